@@ -10,6 +10,8 @@ mkdir -p /run/b /mnt
 export BCACHED_NOTES=/run/b BCACHED_STATE=/run/b BCACHED_CONTROL=/run/b/control.sock
 bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb
 serve() {
+	# What the one before has said is not what this one says.
+	: > /tmp/out; : > /tmp/log
 	bcached serve --cache /dev/vda --backing /dev/vdb --export dev --stop-timeout 1s > /tmp/out 2> /tmp/log &
 	server=$!
 	wait_for 60 grep -q '^ready' /tmp/out || { cat /tmp/log; return 1; }
@@ -42,7 +44,7 @@ umount /mnt
 dd if=/tmp/data of=$device bs=64k seek=3000 count=100 conv=notrunc 2>/dev/null
 bcached stop $volume
 wait_for 20 unused
-test ! -L $link
+wait_for 20 test ! -L $link
 bcached add $volume
 wait_for 20 test -L $link
 device=$(readlink $link)

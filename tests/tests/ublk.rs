@@ -130,6 +130,8 @@ fn a_volume_of_the_daemon_is_a_block_device_that_outlives_it() -> Outcome {
 export BCACHED_NOTES=/run/b BCACHED_STATE=/run/b BCACHED_CONTROL=/run/b/control.sock
 bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb
 serve() {
+	# What the one before has said is not what this one says.
+	: > /tmp/out; : > /tmp/log
 	bcached serve --cache /dev/vda --backing /dev/vdb --export ublk --stop-timeout 1s > /tmp/out 2> /tmp/log &
 	server=$!
 	wait_for 60 grep -q '^ready' /tmp/out || { cat /tmp/log; return 1; }

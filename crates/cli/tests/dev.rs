@@ -119,7 +119,7 @@ fn a_volume_is_a_block_device_by_what_there_is() {
     );
     done(&daemon, &["remove", "tank"]);
     wait_until("its device goes", || lies_over(&path).is_none());
-    assert!(!link.exists());
+    wait_until("and its link after it", || !link.exists());
     done(&daemon, &["add", "tank"]);
     daemon.wait_for("it comes again", |status| device(status).is_some());
     let (_, path) = device(&daemon.status()).expect("it is there");
