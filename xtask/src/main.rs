@@ -3,7 +3,9 @@
 //! Exit status: 0 when all is well, 1 when not, 2 when the command line is wrong.
 
 mod bench;
+mod callgrind;
 mod coverage;
+mod instructions;
 mod mutants;
 mod tree;
 
@@ -27,6 +29,8 @@ enum Command {
     Mutants(mutants::Args),
     /// Measure this daemon beside other servers, on the same bytes.
     Bench(bench::Args),
+    /// Count the instructions of a request in the engine alone, and the memory of a cached block.
+    Instructions(instructions::Args),
     /// Print which share of the engine's lines a hunt of the simulator comes to.
     Coverage(coverage::Args),
 }
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
     let result: Result<bool> = match cli.command {
         Command::Mutants(args) => mutants::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Instructions(args) => instructions::run(&args),
         Command::Coverage(args) => coverage::run(&args),
     };
     match result {

@@ -11,7 +11,8 @@ use std::path::PathBuf;
 mod cycle;
 
 pub use cycle::{
-    Add, Attach, Cancel, Detach, Flush, Forget, Grow, Import, Release, Remove, Replace, Shrink, Stop, Watch,
+    Add, Attach, Cancel, Detach, Flush, Forget, Grow, Import, Release, Remove, Replace, Shrink, Stop,
+    TakeOver, Watch,
 };
 
 /// Stands for `-C` or `-B` with no device behind it. No argument of a process can hold a NUL, so nobody types it;
@@ -69,6 +70,8 @@ pub enum Command {
     Remove(Remove),
     /// Stop the daemon in order, or serve one volume no more until the next start
     Stop(Stop),
+    /// Go on in the place of the daemon that runs, with its devices and its clients: for a new version
+    TakeOver(TakeOver),
     /// Give up what a cache holds of a volume that is gone, or that lives in the cache alone
     Forget(Forget),
     /// Make a volume as large as its backing device has become

@@ -25,7 +25,6 @@ const TABLE: &[Later] = &[
         by_hand: "make a new backing device with `bcached make --backing` and copy the data",
     },
     Later { verb: "unconvert", by_hand: "copy the volume's data to a plain device" },
-    Later { verb: "take-over", by_hand: "restart `bcached serve`; NBD clients that reconnect see no error" },
 ];
 
 /// The refusal of a first word that is no verb of this version.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, bcached, done, json, refused, requires, run, tool};
+use common::{Daemon, Images, ask, bcached, done, json, refused, requires, run, tool};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,6 +65,16 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Done as soon as nobody uses the device: who has only a look at it, as udev has, or another daemon's `losetup`, is not long about it.
+fn done_unused(daemon: &Daemon, words: &[&str]) {
+    wait_until("nobody has a look", || {
+        let ran = ask(daemon, words);
+        let is_looked_at = ran.exit == 3 && ran.err.contains("process ");
+        assert!(ran.exit == 0 || is_looked_at, "{words:?}: {ran:?}\n{}", daemon.log());
+        !is_looked_at
+    });
+}
+
 /// What lies under a device in the kernel; `None`: it is nobody's, or there is none.
 fn lies_over(device: &Path) -> Option<String> {
     let place = Path::new("/sys/block").join(device.file_name()?);
@@ -117,7 +127,7 @@ fn a_volume_is_a_block_device_by_what_there_is() {
             .args(["if=/dev/zero", "bs=4k", "count=1", "seek=4000", "status=none"])
             .arg(format!("of={name}")),
     );
-    done(&daemon, &["remove", "tank"]);
+    done_unused(&daemon, &["remove", "tank"]);
     wait_until("its device goes", || lies_over(&path).is_none());
     wait_until("and its link after it", || !link.exists());
     done(&daemon, &["add", "tank"]);
@@ -185,6 +195,39 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     assert_eq!((exit, lies_over(&last), lies_over(&new)), (0, None, None), "{log}");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
     assert!(!mounts.contains(images.path("run").to_str().expect("text")), "{mounts}");
+}
+
+/// Whoever uses a device that ends with the daemon keeps another from taking over; unused, it comes anew.
+#[test]
+fn another_daemon_takes_over_and_has_a_device_too() {
+    if !requires("mkfs.ext4") || !requires("mount") {
+        return;
+    }
+    let images = Images::new();
+    images.configure_pair(CACHE_BYTES, BACKING_BYTES, "export = \"dev\"\n");
+    let daemon = Daemon::configured(&images);
+    if !has_a_way(&daemon) {
+        return;
+    }
+    let (by, path) = device(&daemon.status()).expect("it is there");
+    does(tool("mkfs.ext4").arg("-q").arg(&path));
+    let mounted = Mounted::at(&path, images.path("mnt"));
+    std::fs::write(mounted.0.join("file"), DATA).expect("it takes it");
+    if by == "ublk" {
+        done(&daemon, &["take-over"]);
+    } else {
+        refused(&daemon, &["take-over"], 3, "what ends with it is in use: the mount ");
+    }
+    does(tool("umount").arg(&mounted.0));
+    done_unused(&daemon, &["take-over"]);
+    let status = daemon.status();
+    let (again, path) = device(&status).expect("it is there");
+    assert_eq!((&again, std::fs::canonicalize(link_of(&status)).ok().as_ref()), (&by, Some(&path)));
+    let mounted = Mounted::at(&path, images.path("mnt"));
+    assert_eq!(std::fs::read(mounted.0.join("file")).expect("it is there"), DATA);
+    does(tool("umount").arg(&mounted.0));
+    done(&daemon, &["stop"]);
+    assert_eq!(lies_over(&path), None);
 }
 
 /// Grown while it is served, the device is larger; in use at a stop, it ends, and the log says for whom.

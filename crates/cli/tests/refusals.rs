@@ -35,7 +35,7 @@ fn wrong_words() {
 
 #[test]
 fn what_is_to_come_says_what_to_do_by_hand() {
-    for verb in ["salvage", "repair", "convert", "take-over"] {
+    for verb in ["salvage", "repair", "convert"] {
         let ran = refused(&[verb, "x"], 2, "not-in-this-version", "is not in this version; until then: ");
         assert!(ran.out.is_empty(), "{ran:?}");
     }

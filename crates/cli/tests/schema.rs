@@ -292,6 +292,10 @@ fn print_everything(all: &mut All) {
     all.take(&ask(&daemon, &["stop", "--json"]).out);
     all.take(&ask(&daemon, &["stop", "--json"]).out);
     drop(daemon);
+    let daemon = Daemon::start(&images, &["--config", config]);
+    all.take(&ask(&daemon, &["take-over", "--json"]).out);
+    all.take(&ask(&daemon, &["stop", "--json"]).out);
+    drop(daemon);
     std::fs::write(config, "version = 2\n").expect("a file");
     all.take(&bcached(&["config", "check", "--json", "--config", config]).out);
     offline(all, &images, &[&fast, &tank, &pond, &blank]);

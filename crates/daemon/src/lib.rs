@@ -22,6 +22,7 @@ mod engine_failure;
 mod engine_thread;
 mod events;
 pub mod failure;
+mod handing;
 mod log;
 pub mod lost;
 pub mod metrics;

@@ -10,6 +10,7 @@
 
 use crate::channel::{Receiving, Sending};
 use crate::lane::{Lane, Now};
+use crate::left::{Resumed, Right, State};
 use crate::pace::Pace;
 use crate::proto::handshake::{Agreed, Catalog, Encryption, Handshake, Offer, Step};
 use crate::proto::reply::Awaited;
@@ -59,81 +60,129 @@ pub(crate) struct Caller {
     pub(crate) export: Option<String>,
 }
 
-/// Serves a connection to its end.
-pub(crate) fn serve(shared: &Arc<Shared>, socket: &Arc<Socket>, caller: &Caller) -> Result<(), Broken> {
-    let catalog = PeerCatalog { shared, caller, since: Cell::new(Moment::default()) };
-    let mut hands = Hands {
-        shared,
-        socket,
-        caller,
-        source: Source::new(Receiving::Plain(Arc::clone(socket))),
-        sending: Sending::Plain(Arc::clone(socket)),
+/// Serves a connection to its end, or from where another server has left it; what there is to it if yet another one goes on.
+pub(crate) fn serve(
+    shared: &Arc<Shared>,
+    socket: &Arc<Socket>,
+    caller: &Caller,
+    resumed: Option<Resumed>,
+) -> Result<Option<State>, Broken> {
+    let (session, since, claim, source, sending) = match resumed {
+        Some(Resumed { session, since, claim, unread }) => {
+            let source = Source::behind(Receiving::Plain(Arc::clone(socket)), &unread);
+            (session, since, claim, source, Sending::Plain(Arc::clone(socket)))
+        }
+        None => {
+            let catalog = PeerCatalog { shared, caller, since: Cell::new(Moment::default()) };
+            let mut hands = Hands {
+                shared,
+                socket,
+                caller,
+                source: Source::new(Receiving::Plain(Arc::clone(socket))),
+                sending: Sending::Plain(Arc::clone(socket)),
+            };
+            let agreed = match &caller.export {
+                Some(name) => Some(hands.begin_with(name, &catalog)?),
+                None => hands.shake(&catalog)?,
+            };
+            let Some(agreed) = agreed else { return Ok(None) };
+            let Hands { source, sending, .. } = hands;
+            (Session::new(agreed), Some(catalog.since.get()), None, source, sending)
+        }
     };
-    let agreed = match &caller.export {
-        Some(name) => Some(hands.begin_with(name, &catalog)?),
-        None => hands.shake(&catalog)?,
-    };
-    let Some(agreed) = agreed else { return Ok(()) };
-    let Hands { source, sending, .. } = hands;
-    let export = Arc::clone(&agreed.offer.export);
-    let Some(route) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
+    Connection { shared, socket, caller }.transmit(session, (since, claim), source, sending)
+}
 
-    let limits = &shared.limits;
-    // The engine's thread does not decrypt: TLS costs those who want it.
-    let ring = if caller.tls.is_none() { shared.rings.of(export.uuid) } else { None };
-    let lane = ring.as_ref().map(Lane::new);
-    let (requests, replies) = match lane.clone() {
-        Some(lane) => route.connect_with_bell::<Pending>(limits.requests, Arc::new(move || lane.ring())),
-        None => route.connect::<Pending>(limits.requests),
-    };
-    let budget = Arc::new(Budget::new(limits.connection_bytes, Arc::clone(&shared.memory)));
-    let pace = || Pace::new(Arc::clone(&budget), limits.give_way);
-    let writer = Box::new(Writer {
-        shared: Arc::clone(shared),
-        number: caller.number,
-        socket: Arc::clone(socket),
-        sending,
-        replies,
-        structured: agreed.structured,
-        pace: pace(),
-        batch: VecDeque::new(),
-        outgoing: Outgoing::default(),
-    });
-    let its_lane = lane.clone();
-    let writer =
-        shared.spawn(format!("nbd-reply-{}", caller.number), move || writer.run(its_lane.as_deref()))?;
-    if let Some((ring, lane)) = ring.as_ref().zip(lane.as_ref()) {
-        lane.host(ring, socket);
+/// A connection whose volume is known.
+struct Connection<'a> {
+    shared: &'a Arc<Shared>,
+    socket: &'a Arc<Socket>,
+    caller: &'a Caller,
+}
+
+impl Connection<'_> {
+    fn transmit(
+        self,
+        session: Session,
+        (since, claim): (Option<Moment>, Option<Claim>),
+        source: Source,
+        sending: Sending,
+    ) -> Result<Option<State>, Broken> {
+        let Self { shared, socket, caller } = self;
+        let export = Arc::clone(&session.agreed().offer.export);
+        let Some(route) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
+        let limits = &shared.limits;
+        // The engine's thread does not decrypt: TLS costs those who want it.
+        let ring = if caller.tls.is_none() { shared.rings.of(export.uuid) } else { None };
+        let lane = ring.as_ref().map(Lane::new);
+        let (requests, replies) = match lane.clone() {
+            Some(lane) => {
+                shared.is_on(caller.number, &lane);
+                route.connect_with_bell::<Pending>(limits.requests, Arc::new(move || lane.ring()))
+            }
+            None => route.connect::<Pending>(limits.requests),
+        };
+        let budget = Arc::new(Budget::new(limits.connection_bytes, Arc::clone(&shared.memory)));
+        let pace = || Pace::new(Arc::clone(&budget), limits.give_way);
+        let writer = Box::new(Writer {
+            shared: Arc::clone(shared),
+            number: caller.number,
+            socket: Arc::clone(socket),
+            sending,
+            replies,
+            structured: session.agreed().structured,
+            pace: pace(),
+            batch: VecDeque::new(),
+            outgoing: Outgoing::default(),
+        });
+        let its_lane = lane.clone();
+        let writer =
+            shared.spawn(format!("nbd-reply-{}", caller.number), move || writer.run(its_lane.as_deref()))?;
+        if let Some((ring, lane)) = ring.as_ref().zip(lane.as_ref()) {
+            lane.host(ring, socket);
+        }
+        let reader = Box::new(Reader {
+            shared: Arc::clone(shared),
+            source,
+            session,
+            requests,
+            route: route.clone(),
+            pace: pace(),
+            budget,
+            caller: caller.clone(),
+            since,
+            claim,
+        });
+        // However it ends, the writer hears of it.
+        let ending = lane.clone().map(EndsLane);
+        let (reader, result) = reader.run(lane.as_deref());
+        let right = reader.right();
+        let Reader { requests, claim, source, session, .. } = *reader;
+        // Nothing more is asked: the writer ends with the last reply.
+        drop(requests);
+        drop(ending);
+        let has_sent_all = writer.join().unwrap_or_else(|_| {
+            tracing::error!(
+                event = "nbd-connection-failed",
+                connection = caller.number,
+                "the replying thread panicked"
+            );
+            false
+        });
+        // Only now is everything that this connection wrote done.
+        drop(claim);
+        let goes_on = result? == Ended::Here && has_sent_all && lane.is_some() && shared.is_leaving();
+        Ok(goes_on.then(|| State::of(&session, caller, right, source.here())))
     }
-    let reader = Box::new(Reader {
-        shared: Arc::clone(shared),
-        source,
-        session: Session::new(agreed),
-        requests,
-        route: route.clone(),
-        pace: pace(),
-        budget,
-        caller: caller.clone(),
-        since: catalog.since.get(),
-        claim: None,
-    });
-    // However it ends, the writer hears of it.
-    let ending = lane.clone().map(EndsLane);
-    let (reader, result) = reader.run(lane.as_deref());
-    let Reader { requests, claim, .. } = *reader;
-    // Nothing more is asked: the writer ends with the last reply.
-    drop(requests);
-    drop(ending);
-    if writer.join().is_err() {
-        tracing::error!(
-            event = "nbd-connection-failed",
-            connection = caller.number,
-            "the replying thread panicked"
-        );
-    }
-    // Only now is everything that this connection wrote done.
-    drop(claim);
-    result
+}
+
+/// Who has ended a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    /// The client, as it should.
+    There,
+    /// The server: it stops, or leaves.
+    Here,
 }
 
 /// Ends a lane when it is dropped.
@@ -257,15 +306,15 @@ pub(crate) struct Reader {
     /// Of payloads.
     pace: Pace,
     caller: Caller,
-    /// When the connection was established, for the right to write.
-    since: Moment,
+    /// When the connection was established, for the right to write; `None`: somebody else has written since.
+    since: Option<Moment>,
     /// The right to write, once it was needed and given.
     claim: Option<Claim>,
 }
 
 impl Reader {
     /// Runs until the connection ends; `lane` does what needs no waiting.
-    fn run(mut self: Box<Self>, lane: Option<&Lane>) -> (Box<Self>, Result<(), Broken>) {
+    fn run(mut self: Box<Self>, lane: Option<&Lane>) -> (Box<Self>, Result<Ended, Broken>) {
         let stall = self.shared.limits.stall;
         let mut was_large = false;
         while !self.shared.is_stopping() {
@@ -273,16 +322,31 @@ impl Reader {
                 && !(was_large && self.source.await_some(LINGER))
             {
                 self = lane.lend_reader(self, stall);
+                if self.shared.is_leaving() {
+                    break;
+                }
             }
             match self.serve_one() {
                 Ok(Some(bytes)) => {
                     was_large = bytes > SMALL_BYTES_MAX || !self.source.fits(HEADER_BYTES + bytes);
                 }
-                Ok(None) => break,
+                // The end that a server makes of what it cannot leave looks like the client's.
+                Ok(None) => return (self, Ok(Ended::There)),
                 Err(error) => return (self, Err(error)),
             }
         }
-        (self, Ok(()))
+        (self, Ok(Ended::Here))
+    }
+
+    /// How it stands with writing.
+    fn right(&self) -> Right {
+        let volume = self.session.agreed().offer.export.uuid;
+        let writing = self.shared.exports.writing();
+        match self.since {
+            _ if self.claim.is_some() => Right::Has,
+            Some(since) if writing.may_begin(volume, self.caller.peer, since) => Right::MayBegin,
+            _ => Right::Lost,
+        }
     }
 
     /// Waits for a request and for what it needs; how many bytes of payload go either way. `None` when there are no more.
@@ -374,7 +438,8 @@ impl Reader {
         if export.shared || self.claim.is_some() {
             return true;
         }
-        self.claim = self.shared.exports.writing().claim(export.uuid, self.caller.peer, self.since);
+        let Some(since) = self.since else { return false };
+        self.claim = self.shared.exports.writing().claim(export.uuid, self.caller.peer, since);
         if self.claim.is_some() {
             self.shared.writes(self.caller.number);
         }

@@ -5,6 +5,8 @@
 //! **TCP** without TLS has no encryption and no authentication, so any address but a loopback one is refused then unless that
 //! was asked for in so many words.
 
+use crate::left::LeftSocket;
+use bcached_port::socket::inherited::{self, Purpose};
 use bcached_port::socket::{self, At, Passed, SocketError};
 use std::fmt;
 use std::io;
@@ -116,6 +118,18 @@ impl Endpoint {
     }
 }
 
+impl Listening {
+    /// For who listens there next.
+    pub(crate) fn leave(self) -> io::Result<LeftSocket> {
+        let (socket, was_passed) = match self.socket {
+            Socket::Unix(socket) => (socket.leave()?, false),
+            Socket::Tcp(listener) => (listener.into(), false),
+            Socket::Passed(socket) => (socket.as_fd().try_clone_to_owned()?, true),
+        };
+        Ok(LeftSocket { socket, bound: self.bound, was_passed })
+    }
+}
+
 impl From<Place> for Endpoint {
     fn from(place: Place) -> Self {
         Self { place, read_only: false }
@@ -134,10 +148,14 @@ fn reachable(address: SocketAddr, anywhere: bool) -> Result<SocketAddr, ListenEr
 fn listen_tcp(address: SocketAddr, anywhere: bool) -> Result<(Bound, Socket), ListenError> {
     let address = reachable(address, anywhere)?;
     let failed = |step| move |source| ListenError::System { address, step, source };
-    let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => ListenError::InUse(address),
-        _ => failed("bind")(error),
-    })?;
+    let bound = || {
+        TcpListener::bind(address).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => ListenError::InUse(address),
+            _ => failed("bind")(error),
+        })
+    };
+    let inherited = inherited::take_tcp(address, Purpose::Nbd);
+    let listener = inherited.map_or_else(bound, |socket| Ok(socket.into()))?;
     // A connection may be gone again between the poll and the accept, which must then not block.
     listener.set_nonblocking(true).map_err(failed("make it non-blocking"))?;
     let bound = Bound::Tcp(listener.local_addr().map_err(failed("ask for its address"))?);

@@ -48,6 +48,8 @@ pub(crate) struct Lane {
     /// The ring is to look here.
     rung: AtomicBool,
     bell: Bell,
+    /// The reading half is wanted back, whatever it has.
+    is_recalled: AtomicBool,
     /// Nothing more is asked.
     is_ending: AtomicBool,
 }
@@ -60,6 +62,7 @@ impl Lane {
             writer: Place::default(),
             rung: AtomicBool::new(false),
             bell: ring.bell(),
+            is_recalled: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
         })
     }
@@ -95,6 +98,12 @@ impl Lane {
     /// Lends the sending half likewise.
     pub(crate) fn lend_writer(&self, writer: Box<Writer>) -> Box<Writer> {
         self.writer.lend(writer, None, || self.ring())
+    }
+
+    /// The reader has what it has lent back, and keeps it.
+    pub(crate) fn recall(&self) {
+        self.is_recalled.store(true, Ordering::Release);
+        self.ring();
     }
 
     /// The writer keeps what it has from now on, to the end.
@@ -255,6 +264,10 @@ impl Lent {
             self.lane.writer.give_back(writer);
         }
         let lent = self.lane.reader.take();
+        if self.lane.is_recalled.load(Ordering::Acquire) {
+            let wanted = lent.into_iter().chain(self.reader.take());
+            return wanted.for_each(|reader| self.lane.reader.give_back(reader));
+        }
         if lent.is_some() {
             self.reader = lent;
             self.has_more = true;

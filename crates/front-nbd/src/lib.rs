@@ -27,6 +27,8 @@ mod connection;
 mod credentials;
 mod endpoint;
 mod lane;
+mod left;
+mod limits;
 mod newcomer;
 mod pace;
 pub mod proto;
@@ -38,6 +40,8 @@ mod writer;
 
 pub use endpoint::{Bound, Endpoint, ListenError, Place};
 pub use lane::Rings;
+pub use left::{Leaving, Left, LeftSocket, Right, State};
+pub use limits::{Limits, memory};
 pub use newcomer::{Handed, NotHanded};
-pub use server::{Client, Limits, NbdServer, Options, StartError, StillBusy, memory};
+pub use server::{Client, NbdServer, Options, StartError, StillBusy};
 pub use tls::{Part, Tls, TlsError};

@@ -2,6 +2,7 @@
 //! system's own kernel is handed one that needs no handshake.
 
 use crate::connection::{Caller, serve};
+use crate::left::State;
 use crate::proto::handshake::{Offer, transmission_flags};
 use crate::server::{Client, Ending, Live, NbdServer, Shared};
 use crate::socket::Socket;
@@ -25,6 +26,8 @@ pub(crate) struct Newcomer {
     pub(crate) tls: Option<Tls>,
     /// It has this export, and there is no handshake.
     pub(crate) export: Option<String>,
+    /// It came to another server, which has left it.
+    pub(crate) left: Option<State>,
 }
 
 /// A connection whose other end is for who was handed it: requests may be sent at once. Replies are simple ones.
@@ -57,7 +60,7 @@ impl NbdServer {
     /// # Errors
     /// [`NotHanded`]; nothing is left behind then.
     pub fn hand(&self, name: &str) -> Result<Handed, NotHanded> {
-        let export = self.shared.exports.find(name)?;
+        let export = self.shared().exports.find(name)?;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(io::Error::from)?;
         let newcomer = Newcomer {
@@ -67,8 +70,9 @@ impl NbdServer {
             read_only: export.read_only,
             tls: None,
             export: Some(name.to_owned()),
+            left: None,
         };
-        if !self.shared.begin(newcomer)? {
+        if !self.shared().begin(newcomer)? {
             return Err(io::Error::other("all places are taken").into());
         }
         let offer = Offer { read_only: export.read_only, export, multi_conn: true };
@@ -80,15 +84,15 @@ impl NbdServer {
 impl Shared {
     /// Starts its thread. False: there is no place for it, and it has been closed.
     pub(crate) fn begin(self: &Arc<Self>, newcomer: Newcomer) -> io::Result<bool> {
-        let Newcomer { socket, process, address, read_only, tls, export } = newcomer;
+        let Newcomer { socket, process, address, read_only, tls, export, left } = newcomer;
         // Held until the connection is in the table, so that its thread finds it there.
         let mut connections = self.lock();
-        if !connections.make_room(self.limits.connections) {
+        if left.is_none() && !connections.make_room(self.limits.connections) {
             return Ok(false);
         }
         let number = connections.next;
         let peer = process.unwrap_or(Peer::Connection(number));
-        let client = Client {
+        let mut client = Client {
             number,
             peer: address.map_or_else(|| peer.to_string(), |address| address.to_string()),
             export: None,
@@ -97,16 +101,25 @@ impl Shared {
             tls: tls.is_some(),
         };
         let caller = Caller { number, peer, read_only, tls, export };
+        let resumed = left.map(|left| left.resumed(&self.exports, &caller)).transpose();
+        let resumed = resumed.map_err(io::Error::other)?;
+        if let Some(resumed) = &resumed {
+            let Offer { export, read_only, .. } = &resumed.session.agreed().offer;
+            (client.export, client.read_only) = (Some(export.name.clone()), *read_only);
+            client.writing = resumed.claim.is_some();
+        }
         let (shared, served) = (Arc::clone(self), Arc::clone(&socket));
         let thread = self.spawn(format!("nbd-{number}"), move || {
             // Marks the end also of a connection that panics.
-            let _ending = Ending { shared: &shared, number, socket: &served };
-            if let Err(broken) = serve(&shared, &served, &caller) {
-                shared.broke_off(number, &broken);
+            let mut ending = Ending { shared: &shared, number, socket: &served, is_left: false };
+            match serve(&shared, &served, &caller, resumed) {
+                Ok(None) => {}
+                Ok(Some(state)) => ending.is_left = shared.leave(&served, state),
+                Err(broken) => shared.broke_off(number, &broken),
             }
         })?;
         connections.next += 1;
-        connections.live.insert(number, Live { client, socket, thread, done: false, cut: false });
+        connections.live.insert(number, Live { client, socket, lane: None, thread, done: false, cut: false });
         Ok(true)
     }
 }

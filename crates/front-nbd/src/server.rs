@@ -10,10 +10,11 @@
 
 use crate::connection::Broken;
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
-use crate::lane::Rings;
+use crate::lane::{Lane, Rings};
+use crate::left::Left;
+use crate::limits::{Limits, memory, stock_of};
 use crate::newcomer::Newcomer;
 use crate::pace::InTheWay;
-use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::socket::Socket;
 use crate::tls::Tls;
 use bcached_port::{Buffer, ExportTable, Pool, Quiet, Stock};
@@ -43,29 +44,6 @@ pub struct Options {
     pub tls: Option<Tls>,
     /// Where volumes are served, as far as connections can be there.
     pub rings: Rings,
-}
-
-/// What clients may use at most.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Connections at a time. One more takes the place of the oldest that has not chosen its export; if all have, it is
-    /// closed as it comes.
-    pub connections: usize,
-    /// Requests of one connection that are not answered yet.
-    pub requests: usize,
-    /// Bytes of payload that one connection holds in memory, at least 32 MiB: the largest request.
-    pub connection_bytes: u64,
-    /// Bytes of payload that all connections hold in memory, at least 32 MiB; an eighth comes on top for small requests. How
-    /// it is given out: [`bcached_port::budget`].
-    pub total_bytes: u64,
-    /// A connection must have chosen its export by then.
-    pub handshake: Duration,
-    /// A peer that stops in the middle of a request, or reads no replies while some wait, is given up after this; one whose
-    /// payload is not whole by then has a second for each MiB of it on top.
-    pub stall: Duration,
-    /// As long as somebody waits for memory who has none, connections that hold some go when this much time is lost with
-    /// them: they take no replies, or send no payload, or go slower than 256 KiB a second. Who waits has waited as long.
-    pub give_way: Duration,
 }
 
 /// Why a server did not start.
@@ -110,9 +88,9 @@ pub struct Client {
 
 /// A running server. Dropped, it stops without waiting for anybody; see [`NbdServer::shutdown`].
 pub struct NbdServer {
-    pub(crate) shared: Arc<Shared>,
+    shared: Arc<Shared>,
     bound: Vec<Bound>,
-    accepting: Option<JoinHandle<()>>,
+    accepting: Option<JoinHandle<Vec<Listening>>>,
 }
 
 /// What all threads of a server share.
@@ -131,6 +109,8 @@ pub(crate) struct Shared {
     /// Wakes the accepting thread.
     wake: OwnedFd,
     stopping: AtomicBool,
+    /// What is here goes on elsewhere.
+    pub(crate) leaving: AtomicBool,
     /// Nobody is accepted yet.
     closed: AtomicBool,
 }
@@ -139,6 +119,8 @@ pub(crate) struct Shared {
 pub(crate) struct Connections {
     pub(crate) next: u64,
     pub(crate) live: BTreeMap<u64, Live>,
+    /// Those that another server is to go on with.
+    pub(crate) left: Vec<Left>,
     /// Connections cut or closed for want of a place.
     crowded_out: Quiet,
     /// Connections cut because they did not move.
@@ -150,6 +132,8 @@ pub(crate) struct Connections {
 pub(crate) struct Live {
     pub(crate) client: Client,
     pub(crate) socket: Arc<Socket>,
+    /// Its place on the engine's ring.
+    pub(crate) lane: Option<Arc<Lane>>,
     pub(crate) thread: JoinHandle<()>,
     /// The thread is about to return: joining it does not wait.
     pub(crate) done: bool,
@@ -157,60 +141,17 @@ pub(crate) struct Live {
     pub(crate) cut: bool,
 }
 
-/// A connection that holds memory leaves four times as much: a fifth is enough for any depth of queue, and many that keep theirs
-/// leave enough for large requests of others.
-const LEAVES: u64 = 4;
 /// So many connections that have lost their places may not have ended yet; more than these and nobody is accepted until one has. They only wait for their
 /// sockets, which are shut.
 const LEAVING_MAX: usize = 32;
 /// Payloads up to this size are copied where they are, in bytes; larger ones have threads of their own.
 pub(crate) const SMALL_BYTES_MAX: usize = 64 << 10;
-/// Memory of requests that is kept for the next ones, of what all of them may hold.
-const STOCK_PART: u64 = 8;
 /// Stacks of connection threads: a batch of replies is the largest thing on them.
 const STACK_BYTES: usize = 256 << 10;
 /// When descriptors run out, accepting pauses this long instead of spinning.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// After the limit of a shutdown sockets are cut; what ends by that needs no longer than this.
 const CUT_GRACE: Duration = Duration::from_secs(1);
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connections: 256,
-            requests: 128,
-            connection_bytes: u64::from(PAYLOAD_BYTES_MAX),
-            total_bytes: 4 * u64::from(PAYLOAD_BYTES_MAX),
-            handshake: Duration::from_secs(10),
-            stall: Duration::from_secs(60),
-            give_way: Duration::from_secs(5),
-        }
-    }
-}
-
-/// How much memory of past requests is kept.
-fn stock_of(total_bytes: u64) -> usize {
-    usize::try_from(total_bytes / STOCK_PART).unwrap_or(usize::MAX)
-}
-
-impl Limits {
-    fn check(&self) -> Result<(), StartError> {
-        let largest = u64::from(PAYLOAD_BYTES_MAX);
-        if self.connections == 0 || self.requests == 0 {
-            return Err(StartError::Limits("at least one connection with one request"));
-        }
-        if self.connection_bytes < largest || self.total_bytes < largest {
-            return Err(StartError::Limits("the largest request, 32 MiB, must fit in memory"));
-        }
-        Ok(())
-    }
-}
-
-/// Memory of so many bytes for payloads, given out so that a connection that keeps what it has stops nobody else.
-#[must_use]
-pub fn memory(bytes: u64) -> Pool {
-    Pool::new(bytes).leaving(LEAVES)
-}
 
 impl NbdServer {
     /// Listens and serves the table's volumes, also those that are added later.
@@ -251,10 +192,14 @@ impl NbdServer {
             ended: Condvar::new(),
             wake,
             stopping: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             closed: AtomicBool::new(options.closed),
         });
         let accepting = Arc::clone(&shared);
-        let accepting = shared.spawn("nbd-accept".to_owned(), move || accepting.accept(&listening))?;
+        let accepting = shared.spawn("nbd-accept".to_owned(), move || {
+            accepting.accept(&listening);
+            listening
+        })?;
         Ok(Self { shared, bound, accepting: Some(accepting) })
     }
 
@@ -262,6 +207,10 @@ impl NbdServer {
     #[must_use]
     pub fn bound(&self) -> &[Bound] {
         &self.bound
+    }
+
+    pub(crate) const fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Who is connected.
@@ -297,7 +246,7 @@ impl NbdServer {
     /// # Errors
     /// [`StillBusy`] if the engine owes replies even then. Those threads end when it gives them, or goes away.
     pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
-        self.stop_accepting();
+        drop(self.stop_accepting());
         self.shared.for_each_socket(Socket::end_receiving);
         if !self.shared.wait_all_ended(Instant::now() + limit) {
             self.shared.for_each_socket(Socket::end);
@@ -310,20 +259,21 @@ impl NbdServer {
         }
     }
 
-    fn stop_accepting(&mut self) {
+    /// Where it has listened: dropped, those places are nobody's.
+    pub(crate) fn stop_accepting(&mut self) -> Vec<Listening> {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.wake();
-        if let Some(thread) = self.accepting.take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.accepting.take() else { return Vec::new() };
+        thread.join().unwrap_or_else(|_| {
             tracing::error!(event = "nbd-accepting-ended", "the accepting thread panicked");
-        }
+            Vec::new()
+        })
     }
 }
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        self.stop_accepting();
+        drop(self.stop_accepting());
         self.shared.for_each_socket(Socket::end);
     }
 }
@@ -359,11 +309,11 @@ impl Shared {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn spawn(
+    pub(crate) fn spawn<T: Send + 'static>(
         &self,
         name: String,
-        body: impl FnOnce() + Send + 'static,
-    ) -> io::Result<JoinHandle<()>> {
+        body: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<JoinHandle<T>> {
         thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body)
     }
 
@@ -383,6 +333,13 @@ impl Shared {
             client.export = Some(export.to_owned());
             client.read_only = read_only;
         });
+    }
+
+    /// A connection is served on the engine's ring.
+    pub(crate) fn is_on(&self, number: u64, lane: &Arc<Lane>) {
+        if let Some(live) = self.lock().live.get_mut(&number) {
+            live.lane = Some(Arc::clone(lane));
+        }
     }
 
     /// A connection has been given the right to write.
@@ -444,7 +401,7 @@ impl Shared {
         let _: Result<usize, Errno> = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// The accepting thread. Owns the listening sockets: when it ends, they and their files are gone.
+    /// The accepting thread.
     fn accept(self: &Arc<Self>, listening: &[Listening]) {
         let mut pause = false;
         while !self.is_stopping() {
@@ -494,15 +451,22 @@ impl Shared {
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());
         let process = if is_tcp { None } else { socket.peer_process() };
         let tls = if is_tcp { self.tls.lock().unwrap_or_else(PoisonError::into_inner).clone() } else { None };
-        let newcomer =
-            Newcomer { socket, process, address, read_only: listening.read_only, tls, export: None };
+        let newcomer = Newcomer {
+            socket,
+            process,
+            address,
+            read_only: listening.read_only,
+            tls,
+            export: None,
+            left: None,
+        };
         self.begin(newcomer).map(drop).map_err(|error| {
             tracing::warn!(event = "nbd-not-accepted", %error, "could not start a thread for an NBD connection");
         })
     }
 
     /// Joins the threads of connections that have ended.
-    fn reap(&self) {
+    pub(crate) fn reap(&self) {
         let done: Vec<Live> =
             self.lock().live.extract_if(.., |_, live| live.done).map(|(_, live)| live).collect();
         for live in done {
@@ -516,12 +480,13 @@ impl Shared {
         }
     }
 
-    fn for_each_socket(&self, act: impl Fn(&Socket)) {
-        self.lock().live.values().for_each(|live| act(&live.socket));
+    /// For those that have not ended.
+    pub(crate) fn for_each_socket(&self, act: impl Fn(&Socket)) {
+        self.lock().live.values().filter(|live| !live.done).for_each(|live| act(&live.socket));
     }
 
     /// Whether all connections ended before the deadline.
-    fn wait_all_ended(&self, deadline: Instant) -> bool {
+    pub(crate) fn wait_all_ended(&self, deadline: Instant) -> bool {
         let mut connections = self.lock();
         loop {
             if connections.live.values().all(|live| live.done) {
@@ -542,11 +507,15 @@ pub(crate) struct Ending<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) number: u64,
     pub(crate) socket: &'a Socket,
+    /// Somebody else has the socket, too, and goes on with it.
+    pub(crate) is_left: bool,
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        self.socket.end();
+        if !self.is_left {
+            self.socket.end();
+        }
         if let Some(live) = self.shared.lock().live.get_mut(&self.number) {
             live.done = true;
         }

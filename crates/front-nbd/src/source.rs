@@ -37,6 +37,15 @@ impl Source {
         Self { receiving, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0 }
     }
 
+    /// Behind bytes that somebody else has received: at most a buffer full.
+    pub(crate) fn behind(receiving: Receiving, received: &[u8]) -> Self {
+        let mut source = Self::new(receiving);
+        let here = received.len().min(BUFFER_BYTES);
+        source.buffer[..here].copy_from_slice(&received[..here]);
+        source.end = here;
+        source
+    }
+
     /// Goes on with what comes this other way.
     pub(crate) fn go_over_to(&mut self, receiving: Receiving) {
         self.receiving = receiving;

@@ -113,8 +113,8 @@ fn is_large(reply: &Reply) -> bool {
 }
 
 impl Writer {
-    /// Runs until everything is answered; `lane` does what needs no waiting.
-    pub(crate) fn run(mut self: Box<Self>, lane: Option<&Lane>) {
+    /// Runs until everything is answered; `lane` does what needs no waiting. True if all of it has gone out.
+    pub(crate) fn run(mut self: Box<Self>, lane: Option<&Lane>) -> bool {
         let mut is_broken = false;
         loop {
             while !is_broken && !self.batch.is_empty() {
@@ -134,6 +134,7 @@ impl Writer {
         if !is_broken {
             self.sending.say_goodbye();
         }
+        !is_broken
     }
 
     /// Sends the first replies of the batch and drops them, which gives their memory back.

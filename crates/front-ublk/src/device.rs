@@ -96,16 +96,16 @@ enum Found {
 
 impl Device {
     /// Gives `export` a device of the kernel, that of its dead server if there is one, whose requests on `guests`' ring end up at the
-    /// export's route. It has that `number` if one is said. `on_end` is called when the ring is done with the queue.
+    /// export's route. It has that `number` if one is said. The process `former`, if any, counts as dead. `on_end` is called when the ring is done with the queue.
     pub(crate) fn bring(
         export: &Export,
         guests: &Guests,
-        number: Option<u32>,
+        (number, former): (Option<u32>, Option<u32>),
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, DeviceError> {
         let control = open_control()?;
         let identity = identity_of(export);
-        match find(&control, identity)? {
+        match find(&control, identity, former)? {
             Found::Orphan(info) => return Self::take_over(control, info, export, guests, on_end),
             Found::Remains(left) => drop(control.call(Command::DelDev, left, (&[], 0), WITH_IO)?),
             Found::Nothing => {}
@@ -116,7 +116,7 @@ impl Device {
     /// Takes what there is of a volume that nobody serves from the kernel: what waits there fails.
     pub(crate) fn remove_left(export: &Export) -> Result<(), DeviceError> {
         let control = open_control()?;
-        let number = match find(&control, identity_of(export))? {
+        let number = match find(&control, identity_of(export), None)? {
             Found::Nothing => return Ok(()),
             Found::Orphan(info) => info.number,
             Found::Remains(number) => number,
@@ -273,7 +273,7 @@ fn own_process() -> u64 {
 }
 
 /// Looks for a device of that identity.
-fn find(control: &Control, identity: u64) -> Result<Found, DeviceError> {
+fn find(control: &Control, identity: u64, former: Option<u32>) -> Result<Found, DeviceError> {
     let Ok(entries) = std::fs::read_dir(CLASS) else { return Ok(Found::Nothing) };
     let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
     let numbers = entries.flatten().filter_map(|entry| number(entry.file_name().to_str()?));
@@ -293,7 +293,7 @@ fn find(control: &Control, identity: u64) -> Result<Found, DeviceError> {
         return match info.state() {
             State::Dead => Ok(Found::Remains(number)),
             State::Quiesced | State::FailIo => Ok(Found::Orphan(info)),
-            State::Live if is_alive(info.process) => {
+            State::Live if is_alive(info.process) && u32::try_from(info.process).ok() != former => {
                 Err(DeviceError::ServedByOther { number, process: info.process })
             }
             // The driver has not noticed yet.

@@ -28,4 +28,4 @@ pub mod server;
 pub use device::Features;
 pub use error::{ControlError, DeviceError, Unavailable};
 pub use queue::BYTES_MAX;
-pub use server::{DeviceState, Served, UblkServer};
+pub use server::{DeviceState, Leaving, Served, UblkServer};

@@ -47,6 +47,8 @@ pub struct UblkServer {
     devices: Mutex<BTreeMap<String, Entry>>,
     news: News,
     changed: Changed,
+    /// The process whose devices go over to this one while it lives.
+    former: Option<u32>,
 }
 
 struct Entry {
@@ -60,6 +62,8 @@ enum Message {
     Ended(u64),
     /// Away with it; the answer is how that went.
     Remove(Sender<Result<(), DeviceError>>),
+    /// The next server has it: it is let go of as it is when the ring is done with its queue. The answer is dropped then.
+    Leave(Sender<()>),
 }
 
 /// Devices that could not be taken away in time.
@@ -76,10 +80,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl UblkServer {
-    /// Without devices.
+    /// Without devices. Those of the process `former` go over to this one while that lives: it has let go of them, or is about to.
     #[must_use]
-    pub fn new(news: News, changed: Changed) -> Self {
-        Self { devices: Mutex::default(), news, changed }
+    pub fn new(news: News, changed: Changed, former: Option<u32>) -> Self {
+        Self { devices: Mutex::default(), news, changed, former }
     }
 
     /// Gives a volume its device, or tells the one that it has where the volume is served now and how large it is.
@@ -104,6 +108,8 @@ impl UblkServer {
             state: Arc::clone(&state),
             news: Arc::clone(&self.news),
             changed: Arc::clone(&self.changed),
+            former: self.former,
+            leaves: None,
         };
         thread::Builder::new().name(format!("ublk {name}")).spawn(move || life.run(&messages))?;
         devices.insert(name, Entry { tell, state });
@@ -123,6 +129,18 @@ impl UblkServer {
             DeviceState::Here(path) => Some(path),
             DeviceState::Coming | DeviceState::Missing(_) => None,
         }
+    }
+
+    /// Leaves all devices to the next server, with what has been asked of them. It is to be waited for after the engines that serve them
+    /// have ended.
+    pub fn leave(&self) -> Leaving {
+        let entries = std::mem::take(&mut *lock(&self.devices));
+        let left = entries.into_values().map(|entry| {
+            let (answer, answered) = channel();
+            let _told = entry.tell.send(Message::Leave(answer));
+            answered
+        });
+        Leaving(left.collect())
     }
 
     /// Takes the devices of these volumes from the kernel; what they have not answered fails. Waits for that up to `limit`.
@@ -155,6 +173,20 @@ impl UblkServer {
     }
 }
 
+/// Devices that are being let go of.
+#[must_use = "the next server can take them up only then"]
+pub struct Leaving(Vec<Receiver<()>>);
+
+impl Leaving {
+    /// Waits until nobody here has them; false if that takes longer than `limit`.
+    #[must_use]
+    pub fn wait(self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        self.0.iter().all(|gone| gone.recv_timeout(left()) == Err(RecvTimeoutError::Disconnected))
+    }
+}
+
 /// A device's thread.
 struct Life {
     name: String,
@@ -166,6 +198,9 @@ struct Life {
     state: Arc<Mutex<DeviceState>>,
     news: News,
     changed: Changed,
+    former: Option<u32>,
+    /// It is another server's as soon as the ring is done with it.
+    leaves: Option<Sender<()>>,
 }
 
 impl Life {
@@ -182,6 +217,9 @@ impl Life {
                 Ok(Message::Ended(number)) if number == self.number => {
                     // The engine that had it has gone. Whoever serves the volume next is told here, or has been.
                     self.device = None;
+                    if self.leaves.is_some() {
+                        return;
+                    }
                     self.becomes(DeviceState::Coming);
                     self.bring();
                 }
@@ -194,6 +232,8 @@ impl Life {
                     let _heard = answer.send(gone);
                     return;
                 }
+                Ok(Message::Leave(answer)) if self.device.is_some() => self.leaves = Some(answer),
+                Ok(Message::Leave(_)) => return,
                 Err(RecvTimeoutError::Timeout) => self.bring(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -214,7 +254,8 @@ impl Life {
         self.number += 1;
         let (tell, number) = (self.tell.clone(), self.number);
         let on_end = move || drop(tell.send(Message::Ended(number)));
-        match Device::bring(&self.served.export, &self.served.guests, self.served.number, on_end) {
+        let Served { export, guests, number } = &self.served;
+        match Device::bring(export, guests, (*number, self.former), on_end) {
             Ok(device) => {
                 let path = device.path();
                 self.device = Some(device);

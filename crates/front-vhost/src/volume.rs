@@ -57,6 +57,7 @@ struct State {
     is_writing: bool,
     has_ended: bool,
     crowded: Quiet,
+    broken: Quiet,
 }
 
 /// Whoever is connected to a volume.
@@ -78,6 +79,7 @@ impl Control {
             is_writing: false,
             has_ended: false,
             crowded: Quiet::default(),
+            broken: Quiet::default(),
         };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (state, ended) = (Mutex::new(state), Condvar::new());
@@ -248,8 +250,10 @@ fn serve_one(control: &Control, listening: &Listening, stream: UnixStream) {
     };
     tracing::debug!(event = "vhost-connected", volume, "a VMM has come");
     let export: Arc<Export> = export;
-    if let Err(error) = serve(control, listening.as_fd(), &export, stream) {
-        tracing::warn!(event = "vhost-broke-off", volume, %error, "a VMM's connection broke off");
+    if let Err(error) = serve(control, listening.as_fd(), &export, stream)
+        && let Some(count) = control.lock().broken.count()
+    {
+        tracing::warn!(event = "vhost-broke-off", volume, count, %error, "a VMM's connection broke off");
     }
     control.gone();
 }

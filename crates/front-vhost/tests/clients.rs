@@ -3,34 +3,23 @@
 mod support;
 
 use bcached_front_vhost::{Limits, Options, ServeError, StartError, StillBusy, VhostServer, VolumeOptions};
-use bcached_port::ram::{Ram, Verdict};
+use bcached_port::ram::Ram;
 use bcached_port::socket::SocketError;
-use bcached_port::{ExportTable, Operation, Route};
+use bcached_port::{ExportTable, Route};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use support::guest::{Ask, Guest, IN, OK, OUT};
+use support::guest::{Guest, OK};
 use support::vmm::{EVENT_IDX, USUAL, Vmm, region};
 use support::{
-    LIMIT, Served, TANK, TANK_SECTORS, pattern, serve, serve_with, tank, volume_options, wait_until,
+    LIMIT, Served, TANK, TANK_SECTORS, holding, pattern, serve, tank, volume_options, wait_until, write,
 };
 use vhost::VhostBackend as _;
 use vhost::vhost_user::{FrontendReqHandler, VhostUserFrontend as _, VhostUserFrontendReqHandlerMut};
-
-/// A hook that holds what it is told to, and counts.
-fn holding(limits: Limits) -> (Served, Arc<AtomicBool>, Arc<AtomicU64>) {
-    let (hold, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let (holds, counts) = (Arc::clone(&hold), Arc::clone(&seen));
-    let hook = move |_, _: &Operation| {
-        counts.fetch_add(1, Ordering::SeqCst);
-        if holds.load(Ordering::SeqCst) { Verdict::Hold } else { Verdict::Serve }
-    };
-    (serve_with(limits, Box::new(hook)), hold, seen)
-}
 
 /// A guest with so many queues whose disk is the tank, and its VMM.
 fn running(served: &Served, queues: u16) -> (Guest, Vmm) {
@@ -38,10 +27,6 @@ fn running(served: &Served, queues: u16) -> (Guest, Vmm) {
     let mut vmm = Vmm::connect(&served.socket("tank"));
     vmm.run(&mut guest, USUAL);
     (guest, vmm)
-}
-
-fn write(sector: u64, content: &[u8]) -> Ask<'_> {
-    Ask { kind: OUT, sector, out: content, into: 0 }
 }
 
 #[test]
@@ -66,48 +51,6 @@ fn a_guest_goes_on_however_often_its_vmm_connects_again() {
         vmm.kill();
     }
     served.wait_for_clients(0);
-}
-
-/// The requests of a VMM that was killed are carried out, its memory is let go of with the last of them, and nobody waits.
-#[test]
-fn a_killed_vmm_leaves_nothing_behind_and_the_next_is_served_at_once() {
-    let (served, hold, seen) = holding(Limits::default());
-    let (mut guest, vmm) = running(&served, 1);
-    hold.store(true, Ordering::SeqCst);
-    let content = pattern(4096, 1);
-    for n in 0..10 {
-        guest.queues[0].send(&write(8 * n, &content));
-    }
-    for n in 0..10 {
-        guest.queues[0].send(&Ask { kind: IN, sector: 8 * n, out: &[], into: 4096 });
-    }
-    wait_until("all requests", || seen.load(Ordering::SeqCst) == 20);
-    let file = guest.file.try_clone().expect("a descriptor");
-    assert_eq!(mappings(&file), 2, "the guest's own, and the server's");
-    hold.store(false, Ordering::SeqCst);
-    vmm.kill();
-    served.wait_for_clients(0);
-    assert_eq!(mappings(&file), 2, "replies are due that go there");
-
-    let mut other = Guest::new(1);
-    let mut vmm = Vmm::connect_again(&served.socket("tank"));
-    vmm.run(&mut other, USUAL);
-    other.queues[0].write(800, &content);
-    assert_eq!(served.server().clients()[0].requests, 20, "they are still under way");
-    served.ram.release();
-    wait_until("their end", || served.server().clients()[0].requests == 0);
-    assert_eq!(served.ram.content(TANK, 0, 8), content, "carried out");
-    wait_until("the mapping's end", || mappings(&file) == 1);
-    assert_eq!(guest.queues[0].try_used(), None, "nobody writes into memory of one that is gone");
-    assert_eq!(other.queues[0].read(800, 4096), content);
-}
-
-/// How often this process has mapped that file.
-fn mappings(file: &fs::File) -> usize {
-    let stat = rustix::fs::fstat(file).expect("open");
-    let inode = format!(" {} ", stat.st_ino);
-    let maps = fs::read_to_string("/proc/self/maps").expect("there is a /proc");
-    maps.lines().filter(|line| line.contains("memfd:guest") && line.contains(&inode)).count()
 }
 
 #[test]

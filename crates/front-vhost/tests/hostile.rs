@@ -2,6 +2,8 @@
 
 mod support;
 
+use bcached_front_vhost::Limits;
+use bcached_port::ram::Verdict;
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
@@ -9,13 +11,16 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use support::guest::{
     DATA, DISCARD, FLUSH, GET_ID, Guest, IN, INDIRECT, IOERR, NEXT, OK, OUT, Queue, SIZE, WRITE, WRITE_ZEROES,
 };
 use support::vmm::{EVENT_IDX, USER, USUAL, Vmm, places, region};
-use support::{LIMIT, Served, TANK_SECTORS, pattern, serve};
+use support::{LIMIT, Served, TANK_SECTORS, pattern, serve, serve_with};
 use vhost::vhost_user::VhostUserFrontend as _;
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight};
 use vhost::{VhostBackend as _, VringConfigData};
 use vm_memory::{Bytes as _, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
@@ -152,10 +157,7 @@ fn available_entries_that_cannot_be_stop_nobody() {
         let queue = &mut guest.queues[0];
         queue.write(0, &[1; 512]);
         let index = GuestAddress(queue.available_ring() + 2);
-        queue
-            .memory
-            .store(queue.available.wrapping_add(garbage), index, std::sync::atomic::Ordering::Release)
-            .expect("memory");
+        queue.memory.store(queue.available.wrapping_add(garbage), index, Ordering::Release).expect("memory");
         queue.kick.write(1).expect("kicks");
         assert_eq!(queue.used_within(Duration::from_millis(20)), None);
         // A head that there is not is passed over.
@@ -388,4 +390,147 @@ proptest! {
         play(&socket, &garbage);
         assert_serves(&socket);
     }
+
+    #[test]
+    fn messages_in_any_order_hurt_nobody(steps in prop::collection::vec(step(), 1..40)) {
+        static SERVED: std::sync::OnceLock<std::sync::Mutex<(Served, Arc<AtomicBool>)>> = std::sync::OnceLock::new();
+        let served = SERVED.get_or_init(|| std::sync::Mutex::new(slow())).lock().expect("no panic");
+        let (served, is_slow) = &*served;
+        let socket = served.socket("tank");
+        is_slow.store(true, Ordering::SeqCst);
+        talk(served, &steps);
+        is_slow.store(false, Ordering::SeqCst);
+        served.ram.release();
+        assert_serves(&socket);
+    }
+}
+
+/// What a VMM and its guest do.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Features(u64),
+    /// Other memory takes the place of all.
+    Memory(bool),
+    Add(bool),
+    Remove(bool),
+    Size(u16),
+    Base(u16),
+    Place(u64),
+    Kick,
+    Call,
+    Enable(bool),
+    Stop,
+    Note(u16),
+    Forget,
+    Configuration(u32, u32),
+    /// The engine answers what it has kept.
+    Answer,
+    /// The guest asks for something.
+    Ask(u32, u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let features = prop::sample::select(vec![USUAL, USUAL | EVENT_IDX, 1 << 32, 0]);
+    let place = prop_oneof![4 => Just(0), 1 => (0..64_u64).prop_map(|n| n << 20), 1 => any::<u64>()];
+    let size = prop_oneof![4 => Just(SIZE), 1 => prop::sample::select(vec![2, 64, 1024]), 1 => any::<u16>()];
+    let kind = prop::sample::select(vec![IN, OUT, FLUSH, DISCARD]);
+    prop_oneof![
+        1 => features.prop_map(Step::Features),
+        1 => any::<bool>().prop_map(Step::Memory),
+        1 => any::<bool>().prop_map(Step::Add),
+        1 => any::<bool>().prop_map(Step::Remove),
+        1 => size.prop_map(Step::Size),
+        1 => prop_oneof![2 => Just(0), 1 => any::<u16>()].prop_map(Step::Base),
+        1 => place.prop_map(Step::Place),
+        3 => Just(Step::Kick),
+        2 => Just(Step::Call),
+        2 => any::<bool>().prop_map(Step::Enable),
+        1 => Just(Step::Stop),
+        1 => (1..5_u16).prop_map(Step::Note),
+        1 => Just(Step::Forget),
+        1 => Just(Step::Answer),
+        1 => (0..100_u32, 0..300_u32).prop_map(|(offset, size)| Step::Configuration(offset, size)),
+        4 => (kind, 0..64_u64).prop_map(|(kind, sector)| Step::Ask(kind, sector)),
+    ]
+}
+
+/// A server whose engine keeps every third request while it is to be slow, and which waits for none of them.
+fn slow() -> (Served, Arc<AtomicBool>) {
+    let (count, is_slow) = (AtomicU64::new(0), Arc::new(AtomicBool::new(false)));
+    let is = Arc::clone(&is_slow);
+    let hook = move |_, _: &bcached_port::Operation| {
+        let keeps = count.fetch_add(1, Ordering::Relaxed) % 3 == 2 && is.load(Ordering::SeqCst);
+        if keeps { Verdict::Hold } else { Verdict::Serve }
+    };
+    let limits = Limits { drain: Duration::from_millis(2), ..Limits::default() };
+    (serve_with(limits, Box::new(hook)), is_slow)
+}
+
+/// Begins as a decent VMM does, then does all of it, whatever is said to that. What ends a connection is followed by a new one.
+fn talk(served: &Served, steps: &[Step]) {
+    let socket = &served.socket("tank");
+    let (mut guest, other) = (Guest::new(1), Guest::new(1));
+    let mut vmm = Vmm::connect_again(socket);
+    vmm.run(&mut guest, USUAL | EVENT_IDX);
+    for step in steps {
+        let memory = |is_other: bool| region(if is_other { &other } else { &guest });
+        let went = match *step {
+            Step::Features(features) => vmm.frontend.set_features(features).is_ok(),
+            Step::Memory(is_other) => vmm.frontend.set_mem_table(&[memory(is_other)]).is_ok(),
+            Step::Add(is_other) => vmm.frontend.add_mem_region(&memory(is_other)).is_ok(),
+            Step::Remove(is_other) => vmm.frontend.remove_mem_region(&memory(is_other)).is_ok(),
+            Step::Size(size) => vmm.frontend.set_vring_num(0, size).is_ok(),
+            Step::Base(base) => vmm.frontend.set_vring_base(0, base).is_ok(),
+            Step::Place(by) => {
+                let usual = places(&guest.queues[0]);
+                let used_ring_addr = usual.used_ring_addr.wrapping_add(by);
+                vmm.frontend.set_vring_addr(0, &VringConfigData { used_ring_addr, ..usual }).is_ok()
+            }
+            Step::Kick => vmm.frontend.set_vring_kick(0, &guest.queues[0].kick).is_ok(),
+            Step::Call => vmm.frontend.set_vring_call(0, &guest.queues[0].call).is_ok(),
+            Step::Enable(is_enabled) => vmm.frontend.set_vring_enable(0, is_enabled).is_ok(),
+            Step::Stop => vmm.frontend.get_vring_base(0).is_ok(),
+            Step::Note(queues) => {
+                let area = vmm.frontend.get_inflight_fd(&VhostUserInflight::new(0, 0, queues, SIZE));
+                area.is_ok_and(|(area, file)| vmm.frontend.set_inflight_fd(&area, file.as_raw_fd()).is_ok())
+            }
+            Step::Forget => {
+                guest.queues[0].reset();
+                true
+            }
+            Step::Answer => {
+                served.ram.release();
+                true
+            }
+            Step::Configuration(offset, size) => {
+                let (flags, wanted) = (VhostUserConfigFlags::empty(), vec![0; size as usize]);
+                // The crate sends nothing that is outside of what it knows.
+                let _told = vmm.frontend.get_config(offset, size, flags, &wanted);
+                true
+            }
+            Step::Ask(kind, sector) => {
+                ask(&mut guest.queues[0], kind, sector);
+                true
+            }
+        };
+        if !went && vmm.frontend.get_queue_num().is_err() {
+            drop(vmm);
+            vmm = Vmm::connect_again(socket);
+        }
+    }
+}
+
+fn ask(queue: &mut Queue, kind: u32, sector: u64) {
+    if !queue.has_room() {
+        queue.reset();
+    }
+    let content = pattern(512, sector);
+    let (out, into) = match kind {
+        OUT => (content.as_slice(), 0),
+        IN => (&[][..], 512),
+        DISCARD => (&content[..16], 0),
+        _ => (&[][..], 0),
+    };
+    queue.submit(&support::guest::Ask { kind, sector, out, into });
+    queue.kick.write(1).expect("kicks");
 }

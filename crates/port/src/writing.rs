@@ -86,23 +86,25 @@ impl Writing {
         })
     }
 
+    /// Whether [`Writing::claim`] would be given.
+    #[must_use]
+    pub fn may_begin(&self, id: Uuid, peer: Peer, since: Moment) -> bool {
+        self.lock().get(&id).is_none_or(|volume| volume.may_begin(peer, since))
+    }
+
     /// Begins to write, for a connection of `peer` that was established at `since`. `None` if another client writes,
     /// or has written since.
     #[must_use]
     pub fn claim(&self, id: Uuid, peer: Peer, since: Moment) -> Option<Claim> {
         let mut volumes = self.lock();
         let volume = volumes.entry(id).or_default();
+        if !volume.may_begin(peer, since) {
+            return None;
+        }
         if volume.last == Some(peer) {
-            // Nobody, or only this client itself, began since.
-            if volume.taken_at > since.0 + 1 {
-                return None;
-            }
             // Others that have looked since it ended do not know what comes now.
             volume.changes += u64::from(volume.connections == 0);
         } else {
-            if volume.connections > 0 || volume.changes != since.0 {
-                return None;
-            }
             volume.changes += 1;
             volume.taken_at = volume.changes;
             volume.last = Some(peer);
@@ -114,6 +116,17 @@ impl Writing {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Volume>> {
         lock(&self.volumes)
+    }
+}
+
+impl Volume {
+    fn may_begin(&self, peer: Peer, since: Moment) -> bool {
+        if self.last == Some(peer) {
+            // Nobody, or only this client itself, began since.
+            self.taken_at <= since.0 + 1
+        } else {
+            self.connections == 0 && self.changes == since.0
+        }
     }
 }
 

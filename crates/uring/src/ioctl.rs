@@ -24,19 +24,44 @@ pub(crate) enum Lock {
     Exclusive,
 }
 
-/// Locks the whole of `file` for as long as this open file description lives. Never waits: `EAGAIN` if another
+/// What of a file is locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// All of it but [`Part::Writing`]: who owns it.
+    All,
+    /// One byte behind the end of the largest file: who writes to it.
+    Writing,
+}
+
+/// The byte that stands for writing.
+const WRITING_AT: libc::off_t = libc::off_t::MAX - 1;
+
+/// Locks a part of `file` for as long as this open file description lives. Never waits: `EAGAIN` if another
 /// description, also of this process, holds a lock in the way.
-pub(crate) fn lock(file: impl AsFd, lock: Lock) -> Result<(), Errno> {
+pub(crate) fn lock(file: impl AsFd, lock: Lock, part: Part) -> Result<(), Errno> {
     let kind = match lock {
         Lock::Shared => libc::F_RDLCK,
         Lock::Exclusive => libc::F_WRLCK,
     };
+    set_lock(file, kind, part)
+}
+
+/// Gives up what this description has locked of that part.
+pub(crate) fn unlock(file: impl AsFd, part: Part) -> Result<(), Errno> {
+    set_lock(file, libc::F_UNLCK, part)
+}
+
+fn set_lock(file: impl AsFd, kind: libc::c_int, part: Part) -> Result<(), Errno> {
     // SAFETY: `flock` is a plain C struct for which all zeroes is a value.
     let mut range: libc::flock = unsafe { core::mem::zeroed() };
     range.l_type = i16::try_from(kind).expect("lock types are small numbers");
     range.l_whence = i16::try_from(libc::SEEK_SET).expect("zero");
+    (range.l_start, range.l_len) = match part {
+        Part::All => (0, WRITING_AT),
+        Part::Writing => (WRITING_AT, 1),
+    };
     // SAFETY: the descriptor is open for the call (`AsFd`), and `F_OFD_SETLK` reads one `flock`, which lives on this
-    // stack frame. A length of 0 means the whole file, and the kernel demands a process id of 0.
+    // stack frame. The kernel demands a process id of 0.
     let result = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
     if result == 0 {
         return Ok(());

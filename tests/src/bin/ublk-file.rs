@@ -61,7 +61,7 @@ fn run(file: &Path) -> Result<(), Box<dyn Error>> {
         DeviceState::Here(path) => println!("here {}", path.display()),
         DeviceState::Missing(why) => println!("missing {why}"),
     });
-    let devices = UblkServer::new(news, std::sync::Arc::new(|| ()));
+    let devices = UblkServer::new(news, std::sync::Arc::new(|| ()), None);
     let guests = driver.guests;
     let serve = move |devices: &UblkServer, sectors| {
         devices.serve(Served { export: export(sectors), guests: guests.clone(), number: None })

@@ -21,6 +21,7 @@ mod serve;
 mod show;
 mod status;
 mod stop;
+mod take_over;
 mod top;
 mod version;
 mod wait;
@@ -54,6 +55,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Add(flags) => jobs::add(&flags),
         Command::Remove(flags) => jobs::remove(&flags),
         Command::Stop(flags) => stop::run(&flags),
+        Command::TakeOver(flags) => take_over::run(&flags),
         Command::Forget(flags) => jobs::forget(&flags),
         Command::Grow(flags) => jobs::grow(&flags),
         Command::Shrink(flags) => jobs::shrink(&flags),

@@ -74,6 +74,27 @@ pub struct Stop {
     pub watch: Watch,
 }
 
+/// `bcached take-over`.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "The daemon starts the program with its own arguments and gives it all it has once that has read the configuration. NBD \
+                        clients and block devices (ublk) notice a pause; virtual machines and NBD clients in TLS connect again. If the \
+                        program cannot serve all that was served, the daemon goes on. Refused while files of a FUSE mount are open."
+)]
+pub struct TakeOver {
+    /// The program that is to go on [default: this one]
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<std::path::PathBuf>,
+    /// How long to wait at most: 30s, 5m, 2h; then it goes on, and the exit status is 6 [default: 3m]
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<String>,
+    /// Check what can be checked and say what would be, but do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    #[command(flatten)]
+    pub control: Control,
+}
+
 /// `bcached forget`.
 #[derive(clap::Args, Debug)]
 #[command(

@@ -2,7 +2,7 @@
 
 use super::socket::connect_now;
 use crate::failure::{Failure, Kind};
-use bcached_port::socket::{Passed, SocketFile};
+use bcached_port::socket::{Passed, SocketFile, inherited};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -64,8 +64,20 @@ impl Bound {
                 _ => {}
             }
         }
+        if let Some(socket) = inherited::take_unix(path) {
+            return Ok(Self { path: path.to_owned(), file: identity(path), listener: socket.into() });
+        }
         remove_stale(path)?;
         Self::listen(path, mode).map_err(|error| cannot(&error))
+    }
+
+    /// For who listens there next, and whether somebody else has bound it: the file stays.
+    ///
+    /// # Errors
+    /// No descriptor is left for it.
+    pub fn leave(mut self) -> io::Result<(OwnedFd, bool)> {
+        let left = self.listener.try_clone()?;
+        Ok((left.into(), self.file.take().is_none()))
     }
 
     /// The file that bind makes takes its mode from the socket: it is never open to anybody else. What the umask has taken away of that is given

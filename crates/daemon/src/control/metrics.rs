@@ -11,8 +11,10 @@ use axum::http::{StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use bcached_port::socket::inherited::{self, Purpose};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Under which names the numbers are told.
@@ -61,7 +63,9 @@ impl Listener {
     /// # Errors
     /// The system refuses.
     pub fn bind(address: SocketAddr) -> Result<Self, Failure> {
-        let bound = TcpListener::bind(address).and_then(|listener| {
+        let inherited = inherited::take_tcp(address, Purpose::Metrics);
+        let bound = inherited.map_or_else(|| TcpListener::bind(address), |socket| Ok(socket.into()));
+        let bound = bound.and_then(|listener| {
             listener.set_nonblocking(true)?;
             tracing::info!(event = "metrics", "metrics: http://{}/metrics", listener.local_addr()?);
             Ok(listener)
@@ -86,13 +90,19 @@ impl Listener {
         self.0.try_clone().map(Self)
     }
 
-    /// Answers, as long as the process lives.
-    pub(super) async fn serve(self, handlers: Arc<Handlers>) {
+    /// For who answers there next.
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.0.into()
+    }
+
+    /// Answers until `end`.
+    pub(super) async fn serve(self, handlers: Arc<Handlers>, end: impl Future<Output = ()> + Send + 'static) {
         let seats = from_fn_with_state(Seats::new(), seated);
         let routes = Router::new().route("/metrics", get(port)).layer(seats).with_state(handlers);
         let served = async {
             let listener = tokio::net::TcpListener::from_std(self.0)?;
-            axum::serve(Few::new(listener, CONNECTIONS_MAX, few::LIMITS), routes).await
+            let served = axum::serve(Few::new(listener, CONNECTIONS_MAX, few::LIMITS), routes);
+            served.with_graceful_shutdown(end).await
         };
         if let Err(error) = served.await {
             tracing::error!(event = "metrics-failed", "nobody answers for metrics any more: {error}");

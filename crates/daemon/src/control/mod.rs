@@ -1,5 +1,5 @@
 //! The control socket: HTTP and JSON on a unix socket that only its owner may open. Beside it is one for its group, too (`monitor.sock`),
-//! on which much can be looked at and nothing changed: what is a `GET` below, but for `/v1/stop` and `/v1/config`.
+//! on which much can be looked at and nothing changed: what is a `GET` below, but for `/v1/stop`, `/v1/take-over` and `/v1/config`.
 //!
 //! ```text
 //!   GET    /v1/status                   the body of `bcached status --json`; with `?full=true` of `--full`, too
@@ -16,6 +16,8 @@
 //!   GET    /v1/events?after=SEQUENCE    of `bcached events`; with `&wait=true` it is answered when there are some, or after some seconds
 //!   POST   /v1/stop                     of `bcached stop`; the request: `stop::Stop`
 //!   GET    /v1/stop                     how far that is: answered when it has ended, or after some seconds
+//!   POST   /v1/take-over                of `bcached take-over`; the request: `take_over::TakeOver`
+//!   GET    /v1/take-over                how far that is, whoever answers; after some seconds if it goes on
 //! ```
 //!
 //! The numbers for Prometheus can be had over TCP, too: `metrics` listens on loopback, for nothing else.
@@ -37,15 +39,18 @@ pub mod numbers;
 pub mod options;
 mod routes;
 mod server;
+mod signals;
 mod socket;
 pub mod status;
 pub mod stop;
+pub mod take_over;
 
 pub(crate) use asked::Work;
 pub(crate) use server::{
     AskBegin, AskCancel, AskChange, AskDifferences, AskEvents, AskExplain, AskJob, AskJobs, AskOptions,
-    AskStatus, AskStop, AskStopped, Control, Handlers, Signal,
+    AskStatus, AskStop, AskStopped, AskTakeOver, AskTakenOver, Control, Handlers, LeftSockets, Signal,
 };
+pub(crate) use signals::Signals;
 
 use crate::failure::{Failure, Kind};
 use crate::sizes::human;

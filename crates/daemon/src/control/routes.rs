@@ -10,6 +10,7 @@ use super::options::{Change, Changed, Options};
 use super::server::Handlers;
 use super::status::Status;
 use super::stop::{Stop, Stopping};
+use super::take_over::{TakeOver, TakingOver};
 use super::{REQUEST_BYTES_MAX, too_long};
 use crate::failure::{Failure, Kind};
 use crate::names::Called;
@@ -95,6 +96,10 @@ impl Answer for Stopping {
     const SCHEMA: &'static str = "bcached.stop";
 }
 
+impl Answer for TakingOver {
+    const SCHEMA: &'static str = "bcached.take-over";
+}
+
 /// What is the same on both sockets.
 fn alike() -> Router<Arc<Handlers>> {
     Router::new()
@@ -144,6 +149,7 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
         .route("/v1/jobs/{number}", get(job).delete(cancel))
         .route("/v1/config/differences", get(differences))
         .route("/v1/stop", get(stopped).post(stop))
+        .route("/v1/take-over", get(taken_over).post(take_over))
         .fallback(nothing_there)
         .method_not_allowed_fallback(nothing_there)
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
@@ -278,6 +284,17 @@ async fn stop(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Sent) ->
 
 async fn stopped(asked: Asked) -> Response {
     asked.answer(move |handlers| (handlers.stopped)()).await
+}
+
+async fn take_over(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Sent) -> Response {
+    match understood::<TakeOver>(body, "send {\"program\": PATH, \"dry_run\": false}") {
+        Ok(take_over) => asked.answer(move |handlers| (handlers.take_over)(take_over, peer.uid)).await,
+        Err(failure) => refused(&failure),
+    }
+}
+
+async fn taken_over(asked: Asked) -> Response {
+    asked.answer(move |handlers| (handlers.taken_over)()).await
 }
 
 impl Asked {

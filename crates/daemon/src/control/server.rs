@@ -1,4 +1,4 @@
-//! The answering side, and signals: one thread with a tokio of its own. Nothing of tokio leaves this file.
+//! The answering side: one thread with a tokio of its own. Nothing of tokio leaves this file.
 
 use super::asked::Work;
 use super::bound::{Bound, monitor_beside};
@@ -12,6 +12,7 @@ use super::options::{Change, Changed, Options};
 use super::routes::{self, Peer};
 use super::status::Status;
 use super::stop::{Stop, Stopping};
+use super::take_over::{TakeOver, TakingOver};
 use crate::failure::Failure;
 use crate::names::Called;
 use crate::options::Scope;
@@ -19,11 +20,12 @@ use bcached_port::socket::Passed;
 use rustix::fs::Mode;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 /// A signal that the supervisor acts on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +71,12 @@ pub type AskStop = Box<dyn Fn(Stop, Option<u32>) -> Result<Stopping, Failure> + 
 /// Says how far a stop is.
 pub type AskStopped = Box<dyn Fn() -> Result<Stopping, Failure> + Send + Sync>;
 
+/// Has another process take over, for that user.
+pub type AskTakeOver = Box<dyn Fn(TakeOver, Option<u32>) -> Result<TakingOver, Failure> + Send + Sync>;
+
+/// Says how far that is.
+pub type AskTakenOver = Box<dyn Fn() -> Result<TakingOver, Failure> + Send + Sync>;
+
 /// What the control thread asks and tells.
 pub struct Handlers {
     /// The status now, on request with what costs more. May take a moment.
@@ -95,8 +103,10 @@ pub struct Handlers {
     pub stop: AskStop,
     /// Waits for the end, for a while.
     pub stopped: AskStopped,
-    /// A signal has come.
-    pub signal: Box<dyn Fn(Signal) + Send + Sync>,
+    /// Waits until another process runs.
+    pub take_over: AskTakeOver,
+    /// Waits for the end, for a while.
+    pub taken_over: AskTakenOver,
 }
 
 /// What the daemon can be asked on.
@@ -106,6 +116,8 @@ pub struct Control {
     /// For its group, too: to look, and to change nothing.
     monitor: Option<Bound>,
     metrics: Option<Listener>,
+    /// Nobody is accepted any more when it is true.
+    ends: watch::Sender<bool>,
 }
 
 impl Control {
@@ -122,7 +134,7 @@ impl Control {
         if let Err(failure) = &monitor {
             tracing::warn!(event = "monitor-failed", "nobody can look only: {failure}");
         }
-        Ok(Self { owner, monitor: monitor.ok(), metrics: None })
+        Ok(Self { owner, monitor: monitor.ok(), metrics: None, ends: watch::channel(false).0 })
     }
 
     /// Where commands are taken.
@@ -140,7 +152,7 @@ impl Control {
         Ok(self)
     }
 
-    /// Starts the thread. It ends with the process.
+    /// Starts the thread. It ends with the process, or some time after [`Control::leave`].
     ///
     /// # Errors
     /// No thread or descriptor to be had.
@@ -150,51 +162,68 @@ impl Control {
         let metrics = self.metrics.as_ref().map(Listener::try_clone).transpose()?;
         spare_descriptors()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        // Signals are caught from here on, not only when the thread first runs.
-        let signals = {
-            let _entered = runtime.enter();
-            // A write beyond the limit of file size raises SIGXFSZ, which ends a process that does not catch it; caught,
-            // it leaves the write with an error, as on a full file system. The handler stays without this stream.
-            drop(signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?);
-            [
-                (signal(SignalKind::terminate())?, Signal::Stop),
-                (signal(SignalKind::interrupt())?, Signal::Stop),
-                (signal(SignalKind::hangup())?, Signal::Reload),
-            ]
-        };
+        let ends = self.ends.subscribe();
         thread::Builder::new().name("control".to_owned()).spawn(move || {
-            for (mut stream, signal) in signals {
-                let told = Arc::clone(&handlers);
-                runtime.spawn(async move {
-                    while stream.recv().await.is_some() {
-                        (told.signal)(signal);
-                    }
-                });
-            }
             if let Some(metrics) = metrics {
-                runtime.spawn(metrics.serve(Arc::clone(&handlers)));
+                runtime.spawn(metrics.serve(Arc::clone(&handlers), end_of(ends.clone())));
             }
             if let Some(monitor) = monitor {
-                runtime.spawn(look(monitor, Arc::clone(&handlers)));
+                runtime.spawn(look(monitor, Arc::clone(&handlers), end_of(ends.clone())));
             }
-            runtime.block_on(answer(owner, handlers));
+            runtime.block_on(answer(owner, handlers, end_of(ends)));
+            // What somebody has asked may wait for a device.
+            runtime.shutdown_background();
         })?;
         Ok(())
     }
+
+    /// Accepts nobody any more, and leaves its sockets to who does next.
+    ///
+    /// # Errors
+    /// No descriptor is left for one.
+    pub fn leave(self) -> io::Result<LeftSockets> {
+        let Self { owner, monitor, metrics, ends } = self;
+        ends.send_replace(true);
+        Ok(LeftSockets {
+            owner: owner.leave()?,
+            monitor: monitor.map(Bound::leave).transpose()?,
+            metrics: metrics.map(|metrics| metrics.try_clone()).transpose()?.map(Listener::into_socket),
+        })
+    }
+}
+
+/// The sockets of a control that has been left. Of those that have a file: whether somebody else has bound them.
+pub struct LeftSockets {
+    /// For everything.
+    pub owner: (OwnedFd, bool),
+    /// For who may only look.
+    pub monitor: Option<(OwnedFd, bool)>,
+    /// For numbers.
+    pub metrics: Option<OwnedFd>,
+}
+
+/// Ready when that has become true, or nobody says so any more.
+async fn end_of(mut ends: watch::Receiver<bool>) {
+    let _or_nobody_is_there = ends.wait_for(|ends| *ends).await;
 }
 
 /// An error where the process has no descriptors left for tokio: for its signals it would panic.
-fn spare_descriptors() -> io::Result<()> {
+pub(super) fn spare_descriptors() -> io::Result<()> {
     /// More than a runtime takes: an epoll with its copy and its waker, and three ends of the signals' socket pair.
     const NEEDED: usize = 8;
     let taken: Result<Vec<_>, _> = (0..NEEDED).map(|_| std::fs::File::open("/dev/null")).collect();
     taken.map(drop)
 }
 
-async fn answer(listener: UnixListener, handlers: Arc<Handlers>) {
+async fn answer(
+    listener: UnixListener,
+    handlers: Arc<Handlers>,
+    end: impl Future<Output = ()> + Send + 'static,
+) {
     let served = async {
         let service = routes::router(handlers).into_make_service_with_connect_info::<Peer>();
-        axum::serve(tokio::net::UnixListener::from_std(listener)?, service).await
+        let listener = tokio::net::UnixListener::from_std(listener)?;
+        axum::serve(listener, service).with_graceful_shutdown(end).await
     };
     if let Err(error) = served.await {
         tracing::error!(event = "control-failed", "the control socket failed: {error}");
@@ -204,10 +233,15 @@ async fn answer(listener: UnixListener, handlers: Arc<Handlers>) {
 /// Connections of those who may only look: descriptors are for volumes first.
 const LOOKING_MAX: usize = 16;
 
-async fn look(listener: UnixListener, handlers: Arc<Handlers>) {
+async fn look(
+    listener: UnixListener,
+    handlers: Arc<Handlers>,
+    end: impl Future<Output = ()> + Send + 'static,
+) {
     let served = async {
         let listener = tokio::net::UnixListener::from_std(listener)?;
-        axum::serve(Few::new(listener, LOOKING_MAX, few::LIMITS), routes::to_look(handlers)).await
+        let served = axum::serve(Few::new(listener, LOOKING_MAX, few::LIMITS), routes::to_look(handlers));
+        served.with_graceful_shutdown(end).await
     };
     if let Err(error) = served.await {
         tracing::error!(event = "monitor-failed", "nobody can look only any more: {error}");

@@ -83,7 +83,8 @@ fn gated(gate: &Arc<Gate>) -> Handlers {
         }),
         stop: Box::new(|_, _| no()),
         stopped: Box::new(no),
-        signal: Box::new(|_| ()),
+        take_over: Box::new(|_, _| no()),
+        taken_over: Box::new(no),
     }
 }
 

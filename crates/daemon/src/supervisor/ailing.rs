@@ -141,15 +141,13 @@ mod tests {
     use crate::config::CommandLine;
     use bcached_engine::{Doing, Error};
     use bcached_env::{DiskId, IoError, IoErrorKind};
-    use std::path::PathBuf;
 
     /// `serve --cache .. --backing ..` ended with the promise to try it again.
     #[test]
     fn only_what_is_tried_again_is_said_to_be() {
         let refused = |strict| {
             let config = crate::supervisor::tests::config(&[]);
-            let mut supervisor =
-                Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"), Vec::new());
+            let mut supervisor = Supervisor::new(CommandLine::default(), super::super::Start::of(config));
             supervisor.strict = strict;
             let failure = Failure::new(Kind::Scarce, "no room").next("make room there");
             match supervisor.cache_refused(0, failure) {
@@ -165,8 +163,7 @@ mod tests {
     #[test]
     fn one_rule_says_what_a_refusal_means_for_a_volume() {
         let config = crate::supervisor::tests::config(&["one"]);
-        let mut supervisor =
-            Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"), Vec::new());
+        let mut supervisor = Supervisor::new(CommandLine::default(), super::super::Start::of(config));
         let meets = |supervisor: &Supervisor, doing, kind| {
             let source = IoError { kind, disk: DiskId(0), sector: 8 };
             supervisor.volume_added(0, Err(Error::Io { doing, source }));

@@ -4,6 +4,8 @@
 //! machine takes some of what nodes would have (`config::ways`).
 
 mod dev;
+mod leaving;
+mod machine;
 mod starting;
 
 use self::dev::{Dev, Devices};
@@ -23,7 +25,6 @@ use bcached_uring::{Guests, Holder, Identity};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,8 +33,6 @@ const RETIRE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What each front end has at least to end in, when others have taken the time for it.
 const EACH_MIN: Duration = Duration::from_secs(1);
-/// How long systemd may take to say whether the machine is going down.
-const ASK_LIMIT: Duration = Duration::from_secs(5);
 
 /// All that run. Clones are the same ones.
 #[derive(Clone, Default)]
@@ -47,6 +46,10 @@ pub struct Fronts {
     sockets: Arc<[Arc<Passed>]>,
     /// The control files that stand beside volumes in a FUSE mount.
     control_files: Arc<OnceLock<Arc<dyn fuse::Tree>>>,
+    /// Clients of another process, which are gone on with.
+    left: Arc<Mutex<Vec<nbd::Left>>>,
+    /// That process.
+    former: Option<u32>,
 }
 
 type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -190,7 +193,7 @@ impl Fronts {
         match way {
             Way::Nbd if running.nbd.is_none() => {
                 // Who has come before the daemon has not come to be told that nothing is there yet.
-                let closed = self.has_sockets() && !running.is_ready;
+                let closed = (self.has_sockets() || self.has_left()) && !running.is_ready;
                 let rings = self.rings.clone();
                 running.nbd = Some(start_nbd(places, (&self.sockets, closed), exports, memory, rings)?);
             }
@@ -216,13 +219,15 @@ impl Fronts {
         Ok(())
     }
 
-    /// All is served that will be by itself: who has waited for that is let in.
-    pub fn open(&self) {
+    /// All is served that will be by itself: who has waited for that is let in. Of clients whom another process has left, how many.
+    pub fn open(&self) -> usize {
         let mut running = self.lock();
         running.is_ready = true;
+        let resumed = self.resume(&running);
         if let Some(nbd) = &running.nbd {
             nbd.open();
         }
+        resumed
     }
 
     /// From now on clients on TCP are shown another certificate, if NBD is served in TLS.
@@ -250,7 +255,8 @@ impl Fronts {
                 tracing::error!(event = "volume-not-exported", "{name}: it is no block device: {why}");
             }
         };
-        Ok(UblkServer::new(Arc::new(news), Arc::new(move || wake.iter().for_each(|wake| wake()))))
+        let changed = Arc::new(move || wake.iter().for_each(|wake| wake()));
+        Ok(UblkServer::new(Arc::new(news), changed, self.former))
     }
 
     /// Before others can find it: nobody else writes to a volume that is to be a block device.
@@ -469,7 +475,7 @@ impl Fronts {
         let (others, names): (Vec<_>, Vec<_>) = names.into_iter().partition(of_dev);
         if let Some(ublk) = ublk.filter(|_| !names.is_empty()) {
             let ublk = Devices::Ublk(ublk);
-            let all_go = machine_stops();
+            let all_go = machine::stops();
             let (go, stay): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
                 // Of one that is being taken over nobody knows who has it.
                 all_go || ublk.path(name).is_some_and(|path| users_of_device(&path).is_empty())
@@ -515,23 +521,6 @@ fn users_of_device(path: &Path) -> Vec<String> {
     let own = std::process::id();
     let others = users.filter(|user| !matches!(user, Holder::Process { id, .. } if *id == own));
     others.map(|user| user.to_string()).collect()
-}
-
-/// Whether systemd is taking the machine down. Where there is none, or it does not answer, no.
-fn machine_stops() -> bool {
-    let mut asked = Command::new("systemctl");
-    asked.arg("is-system-running").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let Ok(mut asked) = asked.spawn() else { return false };
-    let deadline = Instant::now() + ASK_LIMIT;
-    while let Ok(None) = asked.try_wait() {
-        if Instant::now() > deadline {
-            let _is_over = asked.kill();
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    // A word: it fits what a pipe holds.
-    asked.wait_with_output().is_ok_and(|said| said.stdout.starts_with(b"stopping"))
 }
 
 /// An error, and what is behind it.

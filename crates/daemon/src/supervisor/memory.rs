@@ -155,7 +155,7 @@ mod tests {
     use crate::engine_thread::Engine;
     use bcached_engine::Error;
     use bcached_format::Uuid;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
     use std::sync::Arc;
 
     const ALL: usize = 128 << 20;
@@ -164,8 +164,7 @@ mod tests {
     fn two_caches() -> Supervisor {
         let config = crate::supervisor::tests::config(&[]);
         let second = CacheEntry::of(&config.caches[0]);
-        let supervisor =
-            Supervisor::new(CommandLine::default(), config, PathBuf::from("/nonexistent"), Vec::new());
+        let supervisor = Supervisor::new(CommandLine::default(), super::super::Start::of(config));
         let mut shared = supervisor.shared();
         shared.table.caches.push(second);
         shared.table.caches[0].state = opening();

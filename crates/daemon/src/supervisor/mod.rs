@@ -26,6 +26,7 @@ mod flash_size;
 mod forget;
 mod former;
 mod fronts;
+mod hand_over;
 mod health;
 mod import;
 mod jobs;
@@ -59,12 +60,14 @@ mod without;
 mod words;
 
 use crate::config::{CommandLine, Config, WAIT_DEFAULT};
-use crate::control::{Control, Handlers, Signal};
+use crate::control::take_over::{Progress, TakingOver};
+use crate::control::{Control, Handlers, Signal, Signals};
 use crate::descriptors;
 use crate::devices::{BackingDevice, CacheDevice};
 use crate::engine_thread::{Added, Given, News, NotTaken};
 use crate::events;
 use crate::failure::{Failure, Kind};
+use crate::handing::{self, Predecessor, Successor, Taken, Yours};
 use crate::log;
 use crate::notes;
 use crate::owned::OwnedList;
@@ -73,8 +76,8 @@ use crate::sysfs::Sysfs;
 use bcached_engine::Error;
 use bcached_format::{BackingSuperblock, Uuid};
 use bcached_port::ExportTable;
-use bcached_port::socket::Passed;
 use fronts::Fronts;
+use hand_over::{Course, Life};
 use patience::Patience;
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -136,6 +139,8 @@ enum Event {
     Returned(usize, Box<Result<Option<Error>, NotTaken>>),
     /// The same of a cache device; whether something that was not flushed may be gone.
     CacheReturned(usize, Box<Result<bool, Error>>),
+    /// Another process is to take over.
+    HandOver(Box<Successor>),
     /// The engine of this cache has so much memory for nodes from now on, or as much as before.
     NodesChanged(usize, Option<usize>),
 }
@@ -195,17 +200,60 @@ struct Supervisor {
     /// How a stop has ended that somebody asked for.
     ending: ending::Ending,
     fronts: Fronts,
+    /// Whom this process takes over from, until it has.
+    predecessor: Option<Predecessor>,
+    /// What that has left, or this process itself.
+    yours: Yours,
+    /// How far it is that another one takes over, or how it was.
+    course: Course,
+    /// Nobody has been told yet that it is ready.
+    is_first: bool,
     events: Receiver<Event>,
     sender: Sender<Event>,
     started: Instant,
 }
 
-/// Serves what `line` asks for until a signal ends it. Prints `ready` on standard output and tells systemd.
+/// What a life begins with.
+struct Start {
+    config: Config,
+    notes: PathBuf,
+    predecessor: Option<Predecessor>,
+    taken: Taken,
+    /// What is known of the hand-over before.
+    known: TakingOver,
+    is_first: bool,
+}
+
+#[cfg(test)]
+impl Start {
+    /// A process of its own, whose notes lie nowhere.
+    fn of(config: Config) -> Self {
+        Self {
+            config,
+            notes: PathBuf::from("/nonexistent"),
+            predecessor: None,
+            taken: Taken::default(),
+            known: TakingOver::default(),
+            is_first: true,
+        }
+    }
+}
+
+/// Why the loop has ended.
+enum End {
+    /// Somebody wants the daemon to stop.
+    Stops,
+    /// Another process is to take over.
+    HandsOver(Box<Successor>),
+}
+
+/// Serves what `line` asks for until a signal ends it, or another process takes over. Prints `ready` on standard output and tells systemd.
 ///
 /// # Errors
 /// Wrong configuration, before any device is opened; with devices on the command line, the first that cannot be
 /// served; a stop that could not be orderly.
 pub fn serve(line: CommandLine) -> Result<(), Failure> {
+    let predecessor = handing::begun()?;
     let passed = passed::take()?;
     bcached_uring::memory::return_large_blocks();
     log::init();
@@ -213,20 +261,68 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
         Ok(()) => tracing::info!(event = "memory-held", "memory is locked"),
         Err(refused) => tracing::info!(event = "memory-not-held", "memory: {refused}"),
     }
-    let config = Config::load(&line)?;
+    let prepared = prepare(&line);
+    if let (Err(failure), Some(predecessor)) = (&prepared, &predecessor) {
+        predecessor.cannot(failure);
+    }
+    let (config, notes, signals) = prepared?;
+    let taken = match &predecessor {
+        Some(predecessor) => predecessor.take()?,
+        None => Taken { passed, ..Taken::default() },
+    };
+    let is_first = predecessor.is_none();
+    let progress = if is_first { Progress::None } else { Progress::UnderWay };
+    let known = TakingOver { progress, ..TakingOver::default() };
+    let mut start = Start { config, notes, predecessor, taken, known, is_first };
+    loop {
+        let (config, notes) = (start.config.clone(), start.notes.clone());
+        match live(line.clone(), start, &signals)? {
+            Life::Ended(outcome) => return outcome,
+            Life::GoesOn(heritage, failure) => {
+                let known = Course::failed(&failure);
+                let yours = Yours { pid: 0, ..heritage.yours.clone() };
+                let (passed, connections) = heritage.take_back().map_err(|error| {
+                    Failure::new(Kind::Io, "this daemon cannot go on either").why(error.to_string())
+                })?;
+                let taken = Taken { passed, connections, yours };
+                start = Start { config, notes, predecessor: None, taken, known, is_first: false };
+            }
+        }
+    }
+}
+
+/// All that can be refused before anything is touched.
+fn prepare(line: &CommandLine) -> Result<(Config, PathBuf, Signals), Failure> {
+    let config = Config::load(line)?;
     descriptors::provide(&config)?;
     let notes = notes::directory()?;
     if let Some((event, sentence)) = notes::warning(&notes) {
         tracing::warn!(event, "{sentence}");
     }
-    let control =
-        Control::bind(&config.control, passed.control, passed.monitor)?.with_metrics(config.metrics)?;
+    let signals = Signals::catch().map_err(|error| no_thread(&error))?;
+    Ok((config, notes, signals))
+}
+
+fn no_thread(error: &std::io::Error) -> Failure {
+    let failure = Failure::new(Kind::Io, "cannot start the control thread").why(error.to_string());
+    match rustix::io::Errno::from_io_error(error) {
+        Some(rustix::io::Errno::MFILE) => failure.next("allow more open files (`ulimit -n 1024`)"),
+        _ => failure,
+    }
+}
+
+/// From the first socket to the end, or to where another process was to take over and did not.
+fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, Failure> {
+    let (owner, monitor) = (start.taken.passed.control.take(), start.taken.passed.monitor.take());
+    let config = &start.config;
+    let control = Control::bind(&config.control, owner, monitor)?.with_metrics(config.metrics)?;
     // Whoever asks another one asks in vain.
     tracing::info!(event = "control-listening", "commands on {}", control.path().display());
-    let supervisor = Supervisor::new(line, config, notes, passed.nbd);
-    let signals = supervisor.sender.clone();
+    let supervisor = Supervisor::new(line, start);
+    let heard = supervisor.sender.clone();
+    signals.lead_to(move |signal| heard.send(Event::Signal(signal)).is_ok());
     let (shared, fronts) = (Arc::clone(&supervisor.shared), supervisor.fronts.clone());
-    let ending = supervisor.ending.clone();
+    let (ending, course) = (supervisor.ending.clone(), supervisor.course.clone());
     let handlers = Arc::new(Handlers {
         status: report::status_of(Arc::clone(&shared), fronts.clone(), supervisor.started),
         options: options::options_of(Arc::clone(&shared)),
@@ -238,24 +334,26 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
         explain: explain::ask(Arc::clone(&shared)),
         differences: differs::ask(supervisor.sender.clone()),
         events: events::ask(),
+        take_over: hand_over::ask(
+            Arc::clone(&shared),
+            fronts.clone(),
+            course.clone(),
+            supervisor.sender.clone(),
+        ),
+        taken_over: hand_over::taken_over(course),
         stop: ending::stop(shared, fronts, ending.clone(), supervisor.sender.clone()),
         stopped: ending::stopped(ending),
-        signal: Box::new(move |signal| drop(signals.send(Event::Signal(signal)))),
     });
     let numbers = report::numbers_of(Arc::clone(&supervisor.shared), supervisor.started);
     supervisor.fronts.tell_of(Arc::new(Sysfs::new(numbers, Arc::clone(&handlers))));
-    control.start(handlers).map_err(|error| {
-        let failure = Failure::new(Kind::Io, "cannot start the control thread").why(error.to_string());
-        match rustix::io::Errno::from_io_error(&error) {
-            Some(rustix::io::Errno::MFILE) => failure.next("allow more open files (`ulimit -n 1024`)"),
-            _ => failure,
-        }
-    })?;
-    supervisor.run()
+    control.start(handlers).map_err(|error| no_thread(&error))?;
+    Ok(supervisor.run(control))
 }
 
 impl Supervisor {
-    fn new(line: CommandLine, config: Config, notes: PathBuf, nbd: Vec<Arc<Passed>>) -> Self {
+    fn new(line: CommandLine, start: Start) -> Self {
+        let Start { config, notes, predecessor, taken, known, is_first } = start;
+        let Taken { passed, connections, yours } = taken;
         let (sender, events) = mpsc::channel();
         let waker = sender.clone();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
@@ -289,7 +387,12 @@ impl Supervisor {
             })),
             exports: ExportTable::new(),
             ending: ending::Ending::default(),
-            fronts: Fronts::new(Arc::new(move || drop(waker.send(Event::FrontChanged))), nbd),
+            fronts: Fronts::new(Arc::new(move || drop(waker.send(Event::FrontChanged))), passed.nbd)
+                .succeeding(connections, predecessor.as_ref().map(|former| former.pid)),
+            predecessor,
+            yours,
+            course: Course::begin(known),
+            is_first,
             events,
             sender,
             started: Instant::now(),
@@ -297,15 +400,28 @@ impl Supervisor {
     }
 
     /// Whatever can be refused without an engine comes before the first engine starts, because an engine writes.
-    fn run(mut self) -> Result<(), Failure> {
+    fn run(mut self, control: Control) -> Life {
+        let outcome = self.begin().and_then(|()| self.serve_events());
+        match (outcome, self.predecessor.take()) {
+            (Ok(End::HandsOver(successor)), _) => self.hand_over(control, *successor),
+            (Err(failure), Some(predecessor)) => self.give_back(control, &predecessor, failure),
+            (outcome, _) => {
+                let ending = self.ending.clone();
+                let ended = outcome.and(self.stop());
+                ending.tell(&ended);
+                // Its sockets go with it.
+                drop(control);
+                Life::Ended(ended)
+            }
+        }
+    }
+
+    fn begin(&mut self) -> Result<(), Failure> {
         warn_of(&self.config);
         self.name_exports();
         self.start_fronts()?;
-        let outcome = self.claim_devices().and_then(|()| self.advance()).and_then(|()| self.serve_events());
-        let ending = self.ending.clone();
-        let ended = outcome.and(self.stop());
-        ending.tell(&ended);
-        ended
+        self.claim_devices()?;
+        self.advance()
     }
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
@@ -313,9 +429,9 @@ impl Supervisor {
     }
 
     /// Until a signal, or until a device of the command line is refused.
-    fn serve_events(&mut self) -> Result<(), Failure> {
+    fn serve_events(&mut self) -> Result<End, Failure> {
         loop {
-            self.announce_if_ready();
+            self.announce_if_ready()?;
             if self.shared().phase == Phase::Starting {
                 self.extension.tell();
             }
@@ -331,7 +447,8 @@ impl Supervisor {
                 shared.phase == Phase::Starting || shared.table.is_waiting() || is_busy
             };
             match self.events.recv_timeout(if pending { RETRY } else { HEALTH }) {
-                Ok(Event::Signal(Signal::Stop)) => return Ok(()),
+                Ok(Event::Signal(Signal::Stop)) => return Ok(End::Stops),
+                Ok(Event::HandOver(successor)) => return Ok(End::HandsOver(successor)),
                 Ok(Event::Signal(Signal::Reload)) => self.reload(),
                 Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
                 Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,
@@ -414,17 +531,19 @@ impl Supervisor {
         Ok(())
     }
 
-    fn announce_if_ready(&mut self) {
-        let mut shared = self.shared();
+    fn announce_if_ready(&mut self) -> Result<(), Failure> {
+        let shared = self.shared();
         let elapsed = self.started.elapsed();
         let is_settled = shared.table.is_settled(elapsed);
         let are_there = self.fronts.are_settled() || elapsed >= WAIT_DEFAULT;
         if shared.phase != Phase::Starting || !is_settled || !are_there {
-            return;
+            return Ok(());
         }
-        shared.phase = Phase::Ready;
         drop(shared);
-        self.fronts.open();
+        if !self.confirm()? {
+            return Ok(());
+        }
+        self.shared().phase = Phase::Ready;
         self.tell_not_served();
         let engines = self.shared().table.open_engines();
         for (index, engine) in engines {
@@ -434,9 +553,12 @@ impl Supervisor {
         }
         // First: whoever acts on the line below may look at the log.
         tracing::info!(event = "ready", "ready");
-        // Nobody may be reading, which is no reason to stop.
-        let _unread = writeln!(std::io::stdout(), "ready");
+        if self.is_first {
+            // Nobody may be reading, which is no reason to stop.
+            let _unread = writeln!(std::io::stdout(), "ready");
+        }
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        Ok(())
     }
 
     /// Logs, now and then, for what a command line is not `ready` yet: it may be for hours. True if it did.

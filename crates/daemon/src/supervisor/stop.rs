@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(100);
 
 /// How long replies that are due may take to go out.
-const REPLIES_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const REPLIES_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long an engine may take to write what a stop writes: leaves and one journal entry, no dirty data.
 const ENGINE_LIMIT: Duration = Duration::from_secs(30);

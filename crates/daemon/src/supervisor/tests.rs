@@ -7,7 +7,7 @@ mod words;
 
 use super::caches::Openings;
 use super::table::{CacheState, VolumeEntry, VolumeState};
-use super::{Event, Supervisor, report};
+use super::{Event, Start, Supervisor, report};
 use crate::config::{Cache, CommandLine, Config, FrontPlaces, Volume};
 use crate::control::Signal;
 use crate::control::status::{Progress, Volume as VolumeStatus, VolumeFacts};
@@ -59,7 +59,7 @@ pub(super) fn config(volumes: &[&str]) -> Config {
 }
 
 fn supervisor(volumes: &[&str]) -> Supervisor {
-    Supervisor::new(CommandLine::default(), config(volumes), PathBuf::from("/nonexistent"), Vec::new())
+    Supervisor::new(CommandLine::default(), Start::of(config(volumes)))
 }
 
 const SET: Uuid = Uuid([7; 16]);
@@ -137,7 +137,7 @@ fn a_command_line_is_not_ready_before_all_is_served() {
             caches: caches.iter().map(|name| (*name).to_owned()).collect(),
             ..CommandLine::default()
         };
-        let supervisor = Supervisor::new(line, config(&[]), PathBuf::from("/nonexistent"), Vec::new());
+        let supervisor = Supervisor::new(line, Start::of(config(&[])));
         supervisor.shared().table.set_cache(0, opening(std::thread::spawn(|| {})));
         supervisor
     };

@@ -103,7 +103,8 @@ fn handlers() -> Arc<Handlers> {
         events: Box::new(|_, _| no()),
         stop: Box::new(|_, _| no()),
         stopped: Box::new(no),
-        signal: Box::new(|_| ()),
+        take_over: Box::new(|_, _| no()),
+        taken_over: Box::new(no),
     })
 }
 

@@ -139,6 +139,18 @@ impl Session {
         Self { agreed, bytes }
     }
 
+    /// As it was with another server, which had told the client this size.
+    #[must_use]
+    pub const fn resumed(agreed: Agreed, bytes: u64) -> Self {
+        Self { agreed, bytes }
+    }
+
+    /// Size of the export as the client was told, in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// What was agreed on.
     #[must_use]
     pub const fn agreed(&self) -> &Agreed {

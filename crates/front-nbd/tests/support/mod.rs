@@ -8,8 +8,10 @@ pub mod tools;
 pub use ring::Ring;
 
 use bcached_front_nbd::proto::wire::{IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC};
-use bcached_front_nbd::{Bound, Limits, NbdServer, Options, Place, Rings, Tls};
+use bcached_front_nbd::{Bound, LeftSocket, Limits, NbdServer, Options, Place, Rings, Tls};
 use bcached_port::ram::{Hook, Ram, Verdict};
+use bcached_port::socket::Passed;
+use bcached_port::socket::inherited::{self, Purpose};
 use bcached_port::{Export, ExportTable, VolumeId};
 use certificates::Authority;
 use rustls::pki_types::pem::PemObject as _;
@@ -105,6 +107,32 @@ impl Served {
     /// Waits until so many clients are connected.
     pub fn wait_for_clients(&self, count: usize) {
         wait_until("the number of clients", || self.server().clients().len() == count);
+    }
+
+    /// Another server goes on with what this one leaves within `limit`. How many connections have ended.
+    pub fn go_over(&mut self, limit: Duration) -> usize {
+        let left = self.server.take().expect("it runs").leave(limit);
+        for LeftSocket { socket, bound, .. } in left.sockets {
+            let purpose = matches!(bound, Bound::Tcp(_)).then_some(Purpose::Nbd);
+            inherited::keep(purpose, Passed::new(socket).expect("it is listened on"));
+        }
+        let places = [
+            Place::Unix { path: self.path.clone(), group: None },
+            Place::Tcp { address: self.tcp, anywhere: false },
+        ];
+        let (rings, former) = (Rings::default(), std::mem::take(&mut self.exports));
+        for export in former.served() {
+            self.ring.iter().for_each(|ring| rings.insert(export.uuid, ring.guests.clone()));
+            // Another process knows nothing of who has written.
+            self.exports.insert((*export).clone());
+        }
+        let endpoints = places.map(Into::into).to_vec();
+        let options = Options { endpoints, closed: true, limits: Limits::default(), tls: None, rings };
+        let server = NbdServer::start(options, self.exports.clone()).expect("starts");
+        server.resume(left.connections);
+        server.open();
+        self.server = Some(server);
+        left.ended
     }
 }
 

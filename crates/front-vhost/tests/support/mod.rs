@@ -3,12 +3,16 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod guest;
+pub mod held;
 pub mod vmm;
 
 use bcached_front_vhost::{GuestBlock, Limits, Options, VhostServer, VolumeOptions};
 use bcached_port::ram::{Hook, Ram, Verdict};
-use bcached_port::{Export, ExportTable, VolumeId};
+use bcached_port::{Export, ExportTable, Operation, VolumeId};
+use guest::{Ask, OUT};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub const TANK: VolumeId = VolumeId(1);
@@ -92,4 +96,20 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 /// Content that says where it belongs.
 pub fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes as u64).map(|at| (at.wrapping_mul(31) + at / 251 + seed).to_le_bytes()[0]).collect()
+}
+
+/// A hook that holds what it is told to, and counts.
+pub fn holding(limits: Limits) -> (Served, Arc<AtomicBool>, Arc<AtomicU64>) {
+    let (hold, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (holds, counts) = (Arc::clone(&hold), Arc::clone(&seen));
+    let hook = move |_, _: &Operation| {
+        counts.fetch_add(1, Ordering::SeqCst);
+        if holds.load(Ordering::SeqCst) { Verdict::Hold } else { Verdict::Serve }
+    };
+    (serve_with(limits, Box::new(hook)), hold, seen)
+}
+
+/// A write of a guest's.
+pub fn write(sector: u64, content: &[u8]) -> Ask<'_> {
+    Ask { kind: OUT, sector, out: content, into: 0 }
 }

@@ -5,6 +5,7 @@
 //! apart by a lock on the directory, which leaves nothing behind. The file is removed at the end if it is still ours.
 
 mod file;
+pub mod inherited;
 mod passed;
 
 pub use file::SocketFile;
@@ -80,6 +81,9 @@ impl Listening {
         }
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
         let _lock = lock_directory(path)?;
+        if let Some(fd) = inherited::take_unix(path) {
+            return Ok(Self { fd, path: path.to_owned(), file: file_at(path) });
+        }
         remove_stale(path, &address)?;
 
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -107,6 +111,22 @@ impl Listening {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// For another process, which listens there from now on: the file stays.
+    ///
+    /// # Errors
+    /// No descriptor is left for it; nobody listens there any more.
+    pub fn leave(mut self) -> io::Result<OwnedFd> {
+        let left = self.fd.try_clone()?;
+        self.file = None;
+        Ok(left)
+    }
+}
+
+/// Device and inode of the socket that lies there, if one does.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
+    Some((found.dev(), found.ino()))
 }
 
 impl AsFd for Listening {

@@ -35,6 +35,8 @@ pub enum DeviceErrorKind {
     Busy(Vec<Holder>),
     /// This process has it already, perhaps by another path.
     Twice,
+    /// The process that passed it on still writes to it.
+    StillWritten,
     /// No whole block fits.
     Empty,
     /// The device's blocks are larger than the format's. In sectors.
@@ -119,6 +121,7 @@ impl DeviceError {
                 format!("it is in use by {}", names.join(", "))
             }
             DeviceErrorKind::Twice => "this process has opened it already, perhaps by another path".into(),
+            DeviceErrorKind::StillWritten => "the process that passed it on has not done with it".into(),
             DeviceErrorKind::Empty => "it is empty".into(),
             DeviceErrorKind::BlockTooLarge { found, wanted } => format!(
                 "it works in blocks of {} bytes and the format in blocks of {} bytes",
@@ -149,6 +152,7 @@ impl DeviceError {
             }
             DeviceErrorKind::Busy(holders) => holders[0].how_to_release(),
             DeviceErrorKind::Twice => "name each device once".into(),
+            DeviceErrorKind::StillWritten => "wait until its last operations have ended".into(),
             DeviceErrorKind::Empty => "give it a size first".into(),
             DeviceErrorKind::BlockTooLarge { .. } => {
                 "use a device with smaller blocks, or make the set with larger ones".into()
@@ -168,6 +172,6 @@ impl DeviceError {
     /// True if the refusal protects somebody's data rather than reports a fault (exit status 3 instead of 4).
     #[must_use]
     pub const fn is_refusal(&self) -> bool {
-        matches!(self.kind, DeviceErrorKind::Busy(_) | DeviceErrorKind::Twice)
+        matches!(self.kind, DeviceErrorKind::Busy(_) | DeviceErrorKind::Twice | DeviceErrorKind::StillWritten)
     }
 }

@@ -264,6 +264,7 @@ fn processes(is_it: &dyn Fn(Identity) -> bool, counts: impl Fn(&Path) -> bool) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ioctl;
 
     #[test]
     fn the_root_file_system_and_escapes_are_read_from_the_mount_table() {
@@ -294,7 +295,7 @@ mod tests {
         let own = |holder: &Holder| matches!(holder, Holder::Process { id, .. } if *id == std::process::id());
         assert!(find(identity).iter().any(own));
         assert!(!find_lockers(identity).iter().any(own), "it is not locked");
-        crate::ioctl::lock(file.as_file(), crate::ioctl::Lock::Exclusive).expect("nobody else has it");
+        ioctl::lock(file.as_file(), ioctl::Lock::Exclusive, ioctl::Part::All).expect("nobody else has it");
         assert!(find_lockers(identity).iter().any(own));
     }
 }

@@ -12,6 +12,7 @@
 //! `O_DIRECT` is used where the device takes it; where not (tmpfs), everything works through the page cache and
 //! [`Device::is_direct`] says so.
 
+pub mod claim;
 mod error;
 mod holders;
 mod limits;
@@ -23,14 +24,16 @@ pub use error::{DeviceError, DeviceErrorKind};
 pub use holders::Holder;
 pub use presence::Presence;
 
-use crate::ioctl::Lock;
+use crate::ioctl::{Lock, Part};
 use bcached_env::DiskInfo;
+use claim::{Claim, Writing};
 use limits::Limits;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use shrink::Shrunk;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -116,9 +119,11 @@ pub struct Device {
     shrunk: Shrunk,
     /// What the system knew of it when it was opened.
     presence: Presence,
-    /// Holds the lock on the file under a loop device.
+    /// The right to write, before the claim is given up.
     #[allow(dead_code, reason = "held, not used")]
-    beneath: Option<File>,
+    writing: Option<Writing>,
+    #[allow(dead_code, reason = "held, not used")]
+    claim: Option<Arc<Claim>>,
 }
 
 impl Identity {
@@ -170,7 +175,12 @@ impl Device {
         if access == Access::Own && limits::is_read_only(identity) {
             return Err(failed(DeviceErrorKind::ReadOnly));
         }
-        let (file, direct) = open_unless_dying(path, kind, access, identity).map_err(|errno| {
+        let inherited = claim::inherited(identity, access).map_err(failed)?;
+        let opened = match &inherited {
+            Some(claim) => claim.open(),
+            None => open_unless_dying(path, kind, access, identity),
+        };
+        let (file, direct) = opened.map_err(|errno| {
             failed(match errno {
                 Errno::BUSY => busy(holders::find(identity)),
                 Errno::ROFS => DeviceErrorKind::ReadOnly,
@@ -183,10 +193,13 @@ impl Device {
         if classify(&opened).map_err(failed)? != (kind, identity) {
             return Err(failed(DeviceErrorKind::Changed));
         }
-        claim_file(&file, kind, identity, access).map_err(failed)?;
-        let beneath = claim_beneath(identity, access).map_err(failed)?;
+        let claim = match inherited {
+            Some(claim) => Some(claim),
+            None => claim_device(&file, (kind, identity), access).map_err(failed)?,
+        };
+        let writing = may_write(&file, access).map_err(failed)?;
         let limits = Limits::of(&file, identity, direct).map_err(failed)?;
-        Ok(Self { beneath, ..Self::new(path.to_owned(), file, (kind, identity), access, &limits) })
+        Ok(Self { writing, claim, ..Self::new(path.to_owned(), file, (kind, identity), access, &limits) })
     }
 
     fn new(
@@ -220,7 +233,8 @@ impl Device {
             in_memory: file_system == Some(TMPFS),
             shrunk: Shrunk::default(),
             presence: Presence::of(identity),
-            beneath: None,
+            writing: None,
+            claim: None,
         }
     }
 
@@ -466,6 +480,34 @@ fn open_file(path: &Path, kind: DeviceKind, access: Access) -> Result<(File, boo
     }
 }
 
+/// Claims what was opened, for as long as that is kept, unless it is only looked at.
+fn claim_device(
+    file: &File,
+    (kind, identity): (DeviceKind, Identity),
+    access: Access,
+) -> Result<Option<Arc<Claim>>, DeviceErrorKind> {
+    claim_file(file, kind, identity, access)?;
+    let beneath = claim_beneath(identity, access)?;
+    if access == Access::Look {
+        return Ok(None);
+    }
+    let same = file.try_clone().map_err(|error| {
+        DeviceErrorKind::from_errno("keep", Errno::from_io_error(&error).unwrap_or(Errno::MFILE))
+    })?;
+    Ok(Some(Claim::new(same, beneath)))
+}
+
+/// The right to write. Who has had it before, and passed the claim on, may be about to end.
+fn may_write(file: &File, access: Access) -> Result<Option<Writing>, DeviceErrorKind> {
+    if access != Access::Own {
+        return Ok(None);
+    }
+    with_patience(|| Writing::of(file), |errno| errno == Errno::AGAIN).map_err(|errno| match errno {
+        Errno::AGAIN => DeviceErrorKind::StillWritten,
+        errno => DeviceErrorKind::from_errno("lock", errno),
+    })
+}
+
 /// Locks a file against other owners, and refuses one that a loop device has.
 fn claim_file(
     file: &File,
@@ -503,7 +545,7 @@ fn lock_unless_dying(file: &File, lock: Lock, identity: Identity) -> Result<(), 
     let is_free_soon = |errno| {
         matches!(errno, Errno::AGAIN | Errno::ACCESS) && holders::are_dying(&holders::find_lockers(identity))
     };
-    with_patience(|| crate::ioctl::lock(file, lock), is_free_soon)
+    with_patience(|| crate::ioctl::lock(file, lock, Part::All), is_free_soon)
 }
 
 /// Tries again while `is_free_soon` says so of the error, for a while. A process that was killed keeps its claims and

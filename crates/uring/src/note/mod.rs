@@ -20,7 +20,7 @@
 
 mod mapping;
 
-use crate::ioctl::Lock;
+use crate::ioctl::{Lock, Part};
 use bcached_env::{Note, NoteRecord};
 use mapping::Mapping;
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
@@ -219,7 +219,7 @@ impl MappedNote {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(NoteError::NotAFile(path.to_owned()));
         }
-        crate::ioctl::lock(&file, Lock::Exclusive).map_err(|errno| match errno {
+        crate::ioctl::lock(&file, Lock::Exclusive, Part::All).map_err(|errno| match errno {
             Errno::AGAIN | Errno::ACCESS => NoteError::InUse(path.to_owned()),
             errno => io("lock")(errno),
         })?;

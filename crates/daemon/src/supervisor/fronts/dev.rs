@@ -80,6 +80,11 @@ impl Dev {
         self.rungs.get(name).copied()
     }
 
+    /// Its device ends with this process.
+    pub(super) fn has_device(&self, name: &str) -> bool {
+        matches!(self.rung(name), Some(Rung::Nbd | Rung::Loop))
+    }
+
     pub(super) fn forget(&mut self, name: &str) {
         self.rungs.remove(name);
     }

@@ -6,9 +6,9 @@ use crate::failure::Failure;
 use crate::supervisor::asking::Looked;
 use crate::supervisor::jobs::{Job, Subject};
 use crate::supervisor::table::{CacheState, VolumeState};
-use crate::supervisor::{Event, Supervisor};
+use crate::supervisor::{Event, Start, Supervisor};
 use bcached_port::NoExport;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const FILES: &str = "version = 1\n[cache.fast]\ndevice = \"/nonexistent/fast\"\n[volume.one]\nbacking = \"/nonexistent/one\"\n";
 
@@ -18,7 +18,7 @@ fn releasing(folder: &Path) -> (Supervisor, u64) {
     std::fs::write(&files, FILES).expect("room");
     let line = CommandLine { config: Some(files), ..CommandLine::default() };
     let config = Config::load(&line).expect("it is right");
-    let supervisor = Supervisor::new(line, config, PathBuf::from("/nonexistent"), Vec::new());
+    let supervisor = Supervisor::new(line, Start::of(config));
     let number = {
         let mut shared = supervisor.shared();
         let thread = std::thread::spawn(|| {});

@@ -1,0 +1,97 @@
+//! `bcached take-over`: this program, or another one, goes on in the place of the daemon that runs, and clients notice a pause.
+
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::{Report, Show};
+use bcached_daemon::config;
+use bcached_daemon::control::client;
+use bcached_daemon::control::take_over::{Progress, TakeOver, TakingOver};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longer than a hand-over may last, whoever it ends with.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Between two questions to which nobody answered, and for how long that is no answer: one process ends, the other answers at once.
+const PAUSE: Duration = Duration::from_millis(20);
+const NOBODY_LIMIT: Duration = Duration::from_secs(2);
+
+/// Has it taken over, and says how that went.
+pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
+    let limit = flags.timeout.as_deref().map(config::time).transpose();
+    let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?.unwrap_or(LIMIT);
+    let until = Instant::now() + limit;
+    let socket = flags.control.socket();
+    let asked = TakeOver { program: program(flags.program.as_deref())?, dry_run: flags.dry_run };
+    let body = serde_json::to_string(&asked)
+        .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
+    let mut now: TakingOver = match client::post(&socket, "/v1/take-over", &body) {
+        Ok(answer) => client::understood(&answer)?,
+        // The other program is read from a disk, perhaps, and reads its configuration.
+        Err(failure) if failure.kind == Kind::TimeLimit => under_way(&socket)?,
+        Err(failure) => return Err(failure),
+    };
+    while now.progress == Progress::UnderWay {
+        if Instant::now() >= until {
+            return Err(Failure::new(
+                Kind::TimeLimit,
+                format!("daemon {} is still being replaced, and that goes on", now.pid),
+            )
+            .next("`bcached status` shows which process answers"));
+        }
+        now = under_way(&socket)?;
+    }
+    if now.progress == Progress::None {
+        return Err(Failure::new(Kind::Io, "the daemon was started anew in between")
+            .why("neither of the two processes has lived to the end of it")
+            .next("its log says why"));
+    }
+    let failure = now.to_failure();
+    let report = Report::of(&now)?;
+    Ok(match failure {
+        Some(failure) => report.failing(failure),
+        None => report,
+    })
+}
+
+/// How far it is, asked of whoever answers by now. The one that was asked before may have gone with the question.
+fn under_way(socket: &Path) -> Result<TakingOver, Failure> {
+    let mut nobody_since = None;
+    loop {
+        match client::get(socket, "/v1/take-over") {
+            Ok(body) => return client::understood(&body),
+            Err(failure) if failure.kind == Kind::NoDaemon => {
+                if nobody_since.get_or_insert_with(Instant::now).elapsed() < NOBODY_LIMIT {
+                    thread::sleep(PAUSE);
+                    continue;
+                }
+                return Err(Failure::new(Kind::Io, "the daemon has ended while it was being replaced")
+                    .why(failure.to_string())
+                    .next("start it: what was flushed is there, as after a kill"));
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+}
+
+/// That which is named, or this one: whole, since the daemon stands elsewhere.
+fn program(named: Option<&Path>) -> Result<PathBuf, Failure> {
+    let found = match named {
+        Some(named) => std::path::absolute(named),
+        None => std::env::current_exe(),
+    };
+    found.map_err(|error| {
+        Failure::new(Kind::Io, "it is not known which program is to take over")
+            .why(error.to_string())
+            .next("name it with --program")
+    })
+}
+
+impl Show for TakingOver {
+    const SCHEMA: &'static str = "bcached.take-over";
+
+    fn text(&self) -> String {
+        Self::text(self)
+    }
+}

@@ -1,0 +1,357 @@
+//! Another process takes over from the daemon while clients work: they notice a pause, whoever is killed in the middle of it.
+
+mod common;
+
+use common::{Daemon, Images, Ran, ask, bcached, done, json, refused};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+/// What takes longer does not end.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Clients, each with a part of the volume for itself.
+const CLIENTS: usize = 3;
+/// Blocks of 4 KiB of each.
+const BLOCKS: usize = 256;
+const BLOCK: usize = 4096;
+
+fn configured() -> Images {
+    let images = Images::new();
+    images.configure_pair(64 * MIB, 20 * MIB, "cache_mode = \"writeback\"\n");
+    std::fs::create_dir(images.path("run")).expect("a folder");
+    images
+}
+
+/// A client of `tank` that can do no more than it must.
+struct Client(UnixStream);
+
+impl Client {
+    fn connect(images: &Images) -> io::Result<Self> {
+        let stream = UnixStream::connect(images.path("run/nbd.sock"))?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_write_timeout(Some(LIMIT))?;
+        let mut client = Self(stream);
+        client.receive(18)?;
+        let name = b"tank";
+        let length = u32::try_from(name.len() + 6).expect("short");
+        let mut hello = 3_u32.to_be_bytes().to_vec();
+        hello.extend(0x4948_4156_454F_5054_u64.to_be_bytes());
+        hello.extend(7_u32.to_be_bytes());
+        hello.extend(length.to_be_bytes());
+        hello.extend(4_u32.to_be_bytes());
+        hello.extend(name);
+        hello.extend([0, 0]);
+        client.0.write_all(&hello)?;
+        loop {
+            let reply = client.receive(20)?;
+            let word = |at: usize| u32::from_be_bytes(reply[at..at + 4].try_into().expect("of that length"));
+            client.receive(word(16) as usize)?;
+            match word(12) {
+                1 => return Ok(client),
+                3 => {}
+                other => return Err(io::Error::other(format!("refused with {other:#x}"))),
+            }
+        }
+    }
+
+    fn receive(&mut self, bytes: usize) -> io::Result<Vec<u8>> {
+        let mut received = vec![0; bytes];
+        self.0.read_exact(&mut received)?;
+        Ok(received)
+    }
+
+    fn ask(&mut self, command: u16, block: usize, payload: &[u8]) -> io::Result<()> {
+        let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+        request.extend([0, 0]);
+        request.extend(command.to_be_bytes());
+        request.extend(7_u64.to_be_bytes());
+        request.extend((block as u64 * BLOCK as u64).to_be_bytes());
+        request.extend(u32::try_from(BLOCK).expect("small").to_be_bytes());
+        request.extend(payload);
+        self.0.write_all(&request)?;
+        let reply = self.receive(16)?;
+        assert_eq!(reply[4..8], [0; 4], "no error is ever answered");
+        Ok(())
+    }
+
+    fn write(&mut self, block: usize, value: u32) -> io::Result<()> {
+        self.ask(1, block, &value.to_le_bytes().repeat(BLOCK / 4))
+    }
+
+    fn read(&mut self, block: usize) -> io::Result<u32> {
+        self.ask(0, block, &[])?;
+        let bytes = self.receive(BLOCK)?;
+        let value = u32::from_le_bytes(bytes[..4].try_into().expect("of that length"));
+        assert!(bytes.chunks(4).all(|word| word == value.to_le_bytes()), "block {block} is in pieces");
+        Ok(value)
+    }
+}
+
+/// What a client has written, and what has been answered.
+#[derive(Clone)]
+struct Model {
+    first: usize,
+    values: Vec<u32>,
+    /// Asked for and not answered.
+    doubt: Option<(usize, u32)>,
+    last: u32,
+}
+
+impl Model {
+    fn new(part: usize) -> Self {
+        Self { first: part * BLOCKS, values: vec![0; BLOCKS], doubt: None, last: 0 }
+    }
+
+    /// Works until it is told to end, or its daemon has gone.
+    fn work(&mut self, client: &mut Client, ends: &AtomicBool) -> io::Result<()> {
+        while !ends.load(Ordering::SeqCst) {
+            self.last += 1;
+            let block = (self.last as usize * 97) % BLOCKS;
+            self.doubt = Some((block, self.last));
+            client.write(self.first + block, self.last)?;
+            (self.values[block], self.doubt) = (self.last, None);
+            let other = (self.last as usize * 31) % BLOCKS;
+            assert_eq!(client.read(self.first + other)?, self.values[other], "block {other}");
+        }
+        Ok(())
+    }
+
+    /// All that has been answered is there; what was under way is there or not, and stays so.
+    fn check(&mut self, client: &mut Client) {
+        for block in 0..BLOCKS {
+            let found = client.read(self.first + block).expect("it is served");
+            let is_doubtful = self.doubt == Some((block, found));
+            assert!(
+                found == self.values[block] || is_doubtful,
+                "block {block}: {found}, not {}",
+                self.values[block]
+            );
+            self.values[block] = found;
+        }
+        self.doubt = None;
+    }
+}
+
+/// Also when the test fails meanwhile.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Clients work on while `act` runs. How each of them has fared.
+fn at_work<T>(images: &Images, models: &mut [Model], act: impl FnOnce() -> T) -> (T, Vec<io::Result<()>>) {
+    let ends = AtomicBool::new(false);
+    let mut clients: Vec<_> = models.iter().map(|_| Client::connect(images).expect("it is served")).collect();
+    std::thread::scope(|scope| {
+        let ends = &ends;
+        let workers: Vec<_> = models
+            .iter_mut()
+            .zip(&mut clients)
+            .map(|(model, client)| scope.spawn(move || model.work(client, ends)))
+            .collect();
+        let at_last = Ends(ends);
+        std::thread::sleep(Duration::from_millis(100));
+        let done = act();
+        std::thread::sleep(Duration::from_millis(100));
+        drop(at_last);
+        (done, workers.into_iter().map(|worker| worker.join().expect("nothing is lost")).collect())
+    })
+}
+
+fn check_all(images: &Images, models: &mut [Model]) {
+    for model in models {
+        model.check(&mut Client::connect(images).expect("it is served"));
+    }
+}
+
+fn control(images: &Images) -> String {
+    images.path("run/control.sock").to_str().expect("text").to_owned()
+}
+
+/// The process that answers, if one does.
+fn pid(images: &Images) -> Option<i32> {
+    let status = bcached(&["status", "--json", "--control", &control(images)]);
+    let status = (status.exit == 0).then(|| json(&status.out))?;
+    status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok())
+}
+
+/// Whichever process answers for these images at last is ended.
+struct Last<'a>(&'a Images);
+
+impl Drop for Last<'_> {
+    fn drop(&mut self) {
+        if let Some(process) = pid(self.0).and_then(Pid::from_raw) {
+            let _ended_already = kill_process(process, Signal::KILL);
+        }
+    }
+}
+
+fn take_over(images: &Images, words: &[&str]) -> Ran {
+    bcached(&[&["take-over", "--json", "--control", &control(images)], words].concat())
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < LIMIT, "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn clients_notice_a_pause_and_nothing_else() {
+    let images = configured();
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let mut former = daemon.id();
+    let (pauses, fared) = at_work(&images, &mut models, || {
+        let mut pauses = Vec::new();
+        for _ in 0..5 {
+            let ran = take_over(&images, &[]);
+            assert_eq!(ran.exit, 0, "{}\n{}", ran.err, daemon.log());
+            let told = json(&ran.out);
+            assert_eq!(
+                (&told["progress"], told["former_pid"].as_u64()),
+                (&"done".into(), Some(former.into()))
+            );
+            assert_eq!(told["connections"], CLIENTS, "all of them go on: {}", daemon.log());
+            assert_eq!(told["reconnect"], serde_json::json!([]));
+            former = u32::try_from(told["pid"].as_u64().expect("a process")).expect("a number");
+            assert_ne!(former, daemon.id());
+            pauses.push(told["paused_seconds"].as_f64().expect("it is known"));
+        }
+        pauses
+    });
+    println!("pauses: {pauses:?}");
+    fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
+    check_all(&images, &mut models);
+    assert!(done(&daemon, &["stop"]).contains("has stopped"));
+    assert!(
+        !images.path("run/control.sock").exists() && !images.path("run/nbd.sock").exists(),
+        "all goes at last"
+    );
+    let check = bcached(&[
+        "check",
+        images.path("fast").to_str().expect("text"),
+        images.path("tank").to_str().expect("text"),
+    ]);
+    assert_eq!(check.exit, 0, "{}{}", check.out, check.err);
+}
+
+/// A program that is none, one that ends at once, and one that cannot read its configuration: the daemon goes on as if nobody had asked.
+#[test]
+fn who_cannot_take_over_does_not() {
+    let images = configured();
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let config = std::fs::read_to_string(images.path("config.toml")).expect("configured");
+    let (_, fared) = at_work(&images, &mut models, || {
+        refused(
+            &daemon,
+            &["take-over", "--program", "/nowhere/bcached"],
+            2,
+            "no program is /nowhere/bcached",
+        );
+        refused(&daemon, &["take-over", "--program", "/bin/true"], 4, "/bin/true cannot take over");
+        images.configure(&format!("{config}nonsense = 1\n"));
+        refused(&daemon, &["take-over"], 2, "nonsense");
+        images.configure(&config);
+        let planned = json(&ask(&daemon, &["take-over", "--dry-run", "--json"]).out);
+        assert_eq!(planned["progress"], "would-be");
+        assert_eq!(pid(&images).and_then(|pid| u32::try_from(pid).ok()), Some(daemon.id()));
+    });
+    fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
+    check_all(&images, &mut models);
+    drop(daemon);
+}
+
+/// A program that is bcached, and does `before` first.
+fn wrapped(images: &Images, before: &str) -> String {
+    let path = images.path("wrapped");
+    let program = env!("CARGO_BIN_EXE_bcached");
+    std::fs::write(&path, format!("#!/bin/sh\n{before}\nexec {program} \"$@\"\n")).expect("a script");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("ours");
+    path.to_str().expect("text").to_owned()
+}
+
+/// Whoever is killed, and at whichever step: one process goes on with all that was answered, or none is there and the next start finds it.
+fn killed_at_every_step(script: impl Fn(&str) -> String) -> [usize; 3] {
+    let images = configured();
+    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let mut ends = [0; 3];
+    let mut daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    for step in 0_u32..16 {
+        let delay = format!("0.{:03}", step * 4);
+        let program = wrapped(&images, &script(&delay));
+        let (ran, fared) = at_work(&images, &mut models, || {
+            let ran = take_over(&images, &["--program", &program, "--timeout", "50s"]);
+            // Whoever is to be killed is, by then.
+            std::thread::sleep(Duration::from_millis(700));
+            ran
+        });
+        match (ran.exit, pid(&images)) {
+            (_, None) => {
+                ends[0] += 1;
+                let left = daemon.log();
+                daemon.kill();
+                assert!(!left.contains("panicked"), "{left}");
+                daemon = Daemon::configured(&images);
+            }
+            (code, Some(_)) => {
+                ends[if code == 0 { 1 } else { 2 }] += 1;
+                let all = fared.into_iter().collect::<io::Result<Vec<_>>>();
+                assert!(all.is_ok(), "step {step}: a client has noticed: {all:?}\n{}", daemon.log());
+            }
+        }
+        check_all(&images, &mut models);
+    }
+    println!("nobody, the new one, the old one: {ends:?}");
+    ends
+}
+
+#[test]
+fn the_new_one_may_be_killed_at_any_step() {
+    let ends = killed_at_every_step(|delay| format!("(sleep {delay}; kill -9 $$) & "));
+    assert!(ends[2] > 0, "some take-overs have been taken back");
+}
+
+#[test]
+fn the_old_one_may_be_killed_at_any_step() {
+    let ends =
+        killed_at_every_step(|delay| format!("old=$BCACHED_TAKES_OVER; (sleep {delay}; kill -9 $old) & "));
+    assert!(ends[1] > 0, "some have gone on alone");
+}
+
+/// Sets that cannot be opened by the new one: the old one has them back, with its clients.
+#[test]
+fn what_the_new_one_cannot_serve_the_old_one_serves_on() {
+    let images = configured();
+    images.configure_wait("1s");
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    // What is open is read past the page cache, and goes on; its name leads to nothing.
+    let hides = format!("mv {0} {0}.hidden; (sleep 4; mv {0}.hidden {0}) & ", images.path("tank").display());
+    let program = wrapped(&images, &hides);
+    let (ran, fared) = at_work(&images, &mut models, || take_over(&images, &["--program", &program]));
+    assert_eq!(ran.exit, 4, "{}", ran.err);
+    assert!(ran.err.contains("not all is served that was: tank"), "{}\n{}", ran.err, daemon.log());
+    fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
+    wait_until("the file", || Path::new(&images.path("tank")).exists());
+    check_all(&images, &mut models);
+    let again = take_over(&images, &[]);
+    assert_eq!(again.exit, 0, "{}", again.err);
+    check_all(&images, &mut models);
+    drop(daemon);
+}

@@ -1,0 +1,226 @@
+//! The old one's side.
+
+use super::link::{Link, Message, Of, Yours};
+use super::{END_LIMIT, HELLO_LIMIT, PROTOCOL, READY_LIMIT, VARIABLE};
+use crate::control::LeftSockets;
+use crate::failure::{Failure, Kind};
+use bcached_front_nbd as nbd;
+use bcached_port::socket::Passed;
+use bcached_port::socket::inherited::{self, Purpose};
+use bcached_uring::device::claim::{self, Claim};
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Between two looks at a process that ends.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A process that is to take over. Dropped before it has, it is ended.
+pub struct Successor {
+    process: Option<Child>,
+    link: Link,
+}
+
+impl Successor {
+    /// Starts `program` as this process was started, and waits until it has read its configuration.
+    ///
+    /// # Errors
+    /// It cannot be started, or refuses: nothing has changed then.
+    pub fn start(program: &Path) -> Result<Self, Failure> {
+        let cannot = |why: String| {
+            Failure::new(Kind::Io, format!("{} cannot take over", program.display()))
+                .why(why)
+                .next("this daemon goes on; its log and that of the other one say more")
+        };
+        let (link, theirs) = Link::pair().map_err(|error| cannot(error.to_string()))?;
+        let started = Command::new(program)
+            .args(std::env::args_os().skip(1))
+            .env(VARIABLE, std::process::id().to_string())
+            .stdin(Stdio::from(theirs))
+            .spawn();
+        let process = started.map_err(|error| cannot(format!("it cannot be started: {error}")))?;
+        let successor = Self { process: Some(process), link };
+        match successor.link.receive(Instant::now() + HELLO_LIMIT) {
+            Ok(Some((Message::Hello { protocol: PROTOCOL, version }, _))) => {
+                tracing::info!(
+                    event = "successor-started",
+                    "{} (bcached {version}) is to take over",
+                    program.display()
+                );
+                Ok(successor)
+            }
+            Ok(Some((Message::Hello { version, .. }, _))) => {
+                Err(cannot(format!("bcached {version} takes over in another way than this one gives"))
+                    .next("stop this one, and start that"))
+            }
+            Ok(Some((Message::Cannot { failure }, _))) => {
+                Err(refusal(&failure).unwrap_or_else(|| cannot(String::new())))
+            }
+            Ok(Some(_) | None) => Err(cannot("it ended at once, or is no bcached that can".to_owned())),
+            Err(error) => Err(cannot(format!("it says nothing: {error}"))),
+        }
+    }
+
+    /// Gives it all there is, and waits until all of it is served there.
+    ///
+    /// # Errors
+    /// It is not, and that process has ended, or has been ended: what there is is this one's as before.
+    pub fn take(mut self, heritage: &Heritage) -> Result<(), Failure> {
+        match self.pass(heritage) {
+            Ok(()) => {
+                let pid = self.process.as_ref().map_or(0, Child::id);
+                // To systemd this process was the service.
+                let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]);
+                // Who does not hear it sees the end of this process.
+                let _goes_on = self.link.send(&Message::Gone, &[]);
+                self.process = None;
+                Ok(())
+            }
+            Err(failure) => {
+                self.end();
+                Err(failure)
+            }
+        }
+    }
+
+    fn pass(&mut self, heritage: &Heritage) -> Result<(), Failure> {
+        let cannot = |why: String| {
+            Failure::new(Kind::Io, "the process that was to take over could not")
+                .why(why)
+                .next("this daemon goes on; the log says more")
+        };
+        heritage.send(&self.link).map_err(|error| cannot(error.to_string()))?;
+        let deadline = Instant::now() + READY_LIMIT;
+        loop {
+            match self.link.receive(deadline) {
+                // What it has said may be its last words: nobody has served a client since.
+                Ok(Some((Message::Ready, _))) if self.is_alive() => return Ok(()),
+                Ok(Some((Message::Ready, _))) => return Err(cannot("it has ended".to_owned())),
+                Ok(Some((Message::Cannot { failure }, _))) => {
+                    return Err(refusal(&failure).unwrap_or_else(|| cannot("it does not say why".to_owned())));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => return Err(cannot("it has ended".to_owned())),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    return Err(cannot(format!(
+                        "it does not serve everything after {} s",
+                        READY_LIMIT.as_secs()
+                    )));
+                }
+                Err(error) => return Err(cannot(error.to_string())),
+            }
+        }
+    }
+
+    fn is_alive(&mut self) -> bool {
+        self.process.as_mut().is_some_and(|process| matches!(process.try_wait(), Ok(None)))
+    }
+
+    /// Ends the process, and waits until it has: from then on it writes nothing more but what the kernel has of it already.
+    fn end(&mut self) {
+        let Some(mut process) = self.process.take() else { return };
+        let deadline = Instant::now() + END_LIMIT;
+        // One that has said why it cannot is about to end by itself, in order.
+        while Instant::now() < deadline {
+            match process.try_wait() {
+                Ok(Some(_)) => return,
+                Ok(None) => std::thread::sleep(LOOK),
+                Err(_) => break,
+            }
+        }
+        let _has_ended = process.kill();
+        let _status = process.wait();
+    }
+
+    /// The same, at once.
+    fn kill(&mut self) {
+        if let Some(process) = &mut self.process {
+            let _has_ended = process.kill();
+        }
+        self.end();
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn refusal(failure: &serde_json::Value) -> Option<Failure> {
+    Failure::from_json(&serde_json::json!({ "error": failure }))
+}
+
+/// What a daemon leaves: nothing of it is in use.
+pub struct Heritage {
+    /// On all devices.
+    pub claims: Vec<Arc<Claim>>,
+    /// Where it was asked.
+    pub control: LeftSockets,
+    /// Where NBD was, and its clients.
+    pub nbd: Option<nbd::Leaving>,
+    /// What there was.
+    pub yours: Yours,
+    /// Since when clients wait.
+    pub since: Instant,
+}
+
+impl Heritage {
+    fn send(&self, link: &Link) -> io::Result<()> {
+        for claim in &self.claims {
+            link.send(&Message::Claim, &claim.descriptors()?)?;
+        }
+        for (of, socket) in self.sockets() {
+            link.send(&Message::Socket(of), &[socket.as_fd().try_clone_to_owned()?])?;
+        }
+        for left in self.nbd.iter().flat_map(|nbd| &nbd.connections) {
+            let message = Message::Connection(left.state.clone());
+            link.send(&message, &[left.socket.try_clone()?])?;
+        }
+        let paused_seconds = self.since.elapsed().as_secs_f64();
+        link.send(&Message::Yours(Yours { paused_seconds, ..self.yours.clone() }), &[])
+    }
+
+    fn sockets(&self) -> Vec<(Of, &OwnedFd)> {
+        let of = |was_passed: bool, passed: Of| if was_passed { passed } else { Of::Path };
+        let LeftSockets { owner, monitor, metrics } = &self.control;
+        let mut sockets = vec![(of(owner.1, Of::PassedControl), &owner.0)];
+        sockets.extend(monitor.iter().map(|monitor| (of(monitor.1, Of::PassedMonitor), &monitor.0)));
+        sockets.extend(metrics.iter().map(|metrics| (Of::Metrics, metrics)));
+        sockets.extend(self.nbd.iter().flat_map(|nbd| &nbd.sockets).map(|left| {
+            let own = if matches!(left.bound, nbd::Bound::Tcp(_)) { Of::NbdTcp } else { Of::Path };
+            (if left.was_passed { Of::PassedNbd } else { own }, &left.socket)
+        }));
+        sockets
+    }
+
+    /// For this process to go on with, because nobody has taken it.
+    ///
+    /// # Errors
+    /// No descriptors, or what is there is not what it was.
+    pub fn take_back(mut self) -> io::Result<(crate::passed::Sockets, Vec<nbd::Left>)> {
+        claim::inherit(std::mem::take(&mut self.claims))?;
+        let mut passed = crate::passed::Sockets::default();
+        for (of, socket) in self.sockets() {
+            keep(of, socket.try_clone()?, &mut passed)?;
+        }
+        Ok((passed, self.nbd.map_or_else(Vec::new, |nbd| nbd.connections)))
+    }
+}
+
+/// Keeps a socket for who is to listen there.
+pub(super) fn keep(of: Of, socket: OwnedFd, passed: &mut crate::passed::Sockets) -> io::Result<()> {
+    let socket = Passed::new(socket).map_err(io::Error::other)?;
+    match of {
+        Of::Path => inherited::keep(None, socket),
+        Of::NbdTcp => inherited::keep(Some(Purpose::Nbd), socket),
+        Of::Metrics => inherited::keep(Some(Purpose::Metrics), socket),
+        Of::PassedNbd => passed.nbd.push(Arc::new(socket)),
+        Of::PassedControl => passed.control = Some(socket),
+        Of::PassedMonitor => passed.monitor = Some(socket),
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! Another process takes over from this one, or this one has taken over: what the loop has to do with it. The rest is in [`crate::handing`].
+
+use super::fronts::Fronts;
+use super::jobs::user;
+use super::stop::REPLIES_LIMIT;
+use super::table::{VolumeEntry, VolumeState};
+use super::{Event, Phase, Shared, Supervisor};
+use crate::control::take_over::{Progress, TakeOver, TakingOver};
+use crate::control::{AskTakeOver, AskTakenOver, Control};
+use crate::failure::{Failure, Kind};
+use crate::handing::{Heritage, Predecessor, Successor, Yours};
+use bcached_uring::device::claim;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long an answer waits for the end: less than the client waits for it.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// How long block devices may take to be let go of, after their engines have ended.
+const DEVICES_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long clients are kept for a volume that this process served, and that is not to be had at once when it goes on.
+const CLIENTS_LIMIT: Duration = Duration::from_secs(60);
+
+/// How far a hand-over is. Clones are the same one.
+#[derive(Clone)]
+pub struct Course(Arc<(Mutex<TakingOver>, Condvar)>);
+
+impl Course {
+    /// What is known of it when a process, or one that goes on, begins.
+    pub fn begin(known: TakingOver) -> Self {
+        let known = TakingOver { pid: std::process::id(), ..known };
+        Self(Arc::new((Mutex::new(known), Condvar::new())))
+    }
+
+    /// Of a process that was to be replaced, and is not.
+    pub fn failed(failure: &Failure) -> TakingOver {
+        let failure = failure.to_json().get("error").cloned();
+        TakingOver { progress: Progress::Failed, failure, ..TakingOver::default() }
+    }
+
+    fn set(&self, now: TakingOver) {
+        *self.lock() = TakingOver { pid: std::process::id(), ..now };
+        self.0.1.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TakingOver> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the control thread calls for it.
+pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: Sender<Event>) -> AskTakeOver {
+    Box::new(move |asked, uid| {
+        check(&asked, &shared, &fronts)?;
+        let reconnect = fronts.reconnect();
+        let now = |progress| TakingOver {
+            progress,
+            pid: std::process::id(),
+            reconnect: reconnect.clone(),
+            ..TakingOver::default()
+        };
+        if asked.dry_run {
+            return Ok(now(Progress::WouldBe));
+        }
+        {
+            let mut course = course.lock();
+            if course.progress == Progress::UnderWay {
+                return Ok(course.clone());
+            }
+            *course = now(Progress::UnderWay);
+        }
+        tracing::info!(event = "take-over-asked", uid = user(uid), "take over: {}", asked.program.display());
+        let successor = Successor::start(&asked.program);
+        let begun = successor.and_then(|successor| {
+            let gone =
+                |_| Failure::new(Kind::NotFound, "the daemon stops").next("start the other one when it has");
+            events.send(Event::HandOver(Box::new(successor))).map_err(gone)
+        });
+        if let Err(failure) = begun {
+            tracing::error!(event = "take-over-failed", "{failure}");
+            course.set(Course::failed(&failure));
+            return Err(failure);
+        }
+        Ok(now(Progress::UnderWay))
+    })
+}
+
+/// What it calls to hear how far that is.
+pub fn taken_over(course: Course) -> AskTakenOver {
+    Box::new(move || {
+        let is_under_way = |now: &mut TakingOver| now.progress == Progress::UnderWay;
+        let waited = course.0.1.wait_timeout_while(course.lock(), LOOK, is_under_way);
+        let (now, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        Ok(now.clone())
+    })
+}
+
+fn check(asked: &TakeOver, shared: &Mutex<Shared>, fronts: &Fronts) -> Result<(), Failure> {
+    let phase = shared.lock().unwrap_or_else(PoisonError::into_inner).phase;
+    let cannot = |kind, why: String| Failure::new(kind, "nobody can take over from this daemon now").why(why);
+    match phase {
+        Phase::Ready => {}
+        Phase::Starting => {
+            return Err(cannot(Kind::Busy, "it is starting".to_owned()).next("ask again when it is ready"));
+        }
+        Phase::Stopping => {
+            return Err(cannot(Kind::Busy, "it stops".to_owned()).next("start the other one when it has"));
+        }
+    }
+    let program = &asked.program;
+    if !program.is_absolute() || !program.is_file() {
+        let what = format!("no program is {}", program.display());
+        return Err(Failure::new(Kind::Usage, what).next("name its absolute path"));
+    }
+    let users = fronts.users_of_files();
+    if !users.is_empty() {
+        return Err(cannot(Kind::InUse, format!("what ends with it is in use: {}", users.join(", ")))
+            .next("unmount or close that first: a FUSE mount, and a device that is not of ublk, do not survive the daemon"));
+    }
+    Ok(())
+}
+
+/// How a process has ended, or that it goes on.
+pub enum Life {
+    Ended(Result<(), Failure>),
+    /// Another one was to take over and has not, for this reason.
+    GoesOn(Box<Heritage>, Failure),
+}
+
+impl Supervisor {
+    /// Another process has all there is from now on, unless it cannot.
+    pub(super) fn hand_over(self, control: Control, successor: Successor) -> Life {
+        tracing::info!(event = "handing-over", "another process takes over");
+        let (heritage, left) = match self.leave(control) {
+            Ok(left) => left,
+            Err(failure) => return Life::Ended(Err(failure)),
+        };
+        match left.and_then(|()| successor.take(&heritage)) {
+            Ok(()) => {
+                tracing::info!(event = "handed-over", "another process has taken over");
+                Life::Ended(Ok(()))
+            }
+            Err(failure) => {
+                tracing::error!(event = "take-over-failed", "{failure}");
+                Life::GoesOn(Box::new(heritage), failure)
+            }
+        }
+    }
+
+    /// This process was to take over and cannot: the other one goes on with what this one leaves as it was.
+    pub(super) fn give_back(self, control: Control, predecessor: &Predecessor, failure: Failure) -> Life {
+        tracing::error!(event = "take-over-failed", "{failure}");
+        let _left = self.leave(control);
+        predecessor.cannot(&failure);
+        Life::Ended(Err(failure))
+    }
+
+    /// Ends everything here, and takes nothing away from anybody. Second: whether the sets have been closed.
+    fn leave(mut self, control: Control) -> Result<(Heritage, Result<(), Failure>), Failure> {
+        let since = Instant::now();
+        let entries = {
+            let mut shared = self.shared();
+            shared.phase = Phase::Stopping;
+            shared.table.volumes.clone()
+        };
+        let served = entries
+            .iter()
+            .filter(|entry| matches!(entry.state, VolumeState::Served(_)))
+            .map(|entry| entry.display_name().to_owned());
+        let (served, reconnect) = (served.collect(), self.fronts.reconnect());
+        let claims = claim::live();
+        let control = control.leave().map_err(|error| {
+            Failure::new(Kind::Io, "the control socket cannot be left").why(error.to_string())
+        })?;
+        // Who waits for a volume that moves would wait for ever.
+        entries.iter().for_each(|entry| self.let_clients_go(entry));
+        let fronts = self.fronts.leave(REPLIES_LIMIT);
+        self.strict = false;
+        let mut closed = self.stop_engines();
+        if !fronts.ublk.is_none_or(|ublk| ublk.wait(DEVICES_LIMIT)) {
+            closed = closed.and(Err(Failure::new(Kind::Io, "a block device is not let go of")));
+        }
+        let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
+        let yours = Yours { served, version, pid, reconnect, ..Yours::default() };
+        Ok((Heritage { claims, control, nbd: fronts.nbd, yours, since }, closed))
+    }
+
+    /// Everything is served that is going to be: then the process before is told so, and this one goes on with its clients. False if
+    /// clients of this one itself, whom nobody has taken over, wait for something that may still come.
+    ///
+    /// # Errors
+    /// What the process before served is not all served here.
+    pub(super) fn confirm(&mut self) -> Result<bool, Failure> {
+        let missing: Vec<_> = {
+            let shared = self.shared();
+            let is_served = |name: &String| {
+                let is_it = |entry: &VolumeEntry| {
+                    entry.display_name() == name && matches!(entry.state, VolumeState::Served(_))
+                };
+                shared.table.volumes.iter().any(is_it)
+            };
+            self.yours.served.iter().filter(|name| !is_served(name)).cloned().collect()
+        };
+        if self.predecessor.is_some() && !missing.is_empty() {
+            let told = self.shared().table.not_served_yet();
+            return Err(Failure::new(
+                Kind::Io,
+                format!("not all is served that was: {}", missing.join(", ")),
+            )
+            .why(told.join("; ")));
+        }
+        if self.predecessor.is_none() && !missing.is_empty() && self.started.elapsed() < CLIENTS_LIMIT {
+            return Ok(false);
+        }
+        if let Some(predecessor) = self.predecessor.take() {
+            predecessor.ready();
+        }
+        let connections = self.fronts.open();
+        if self.yours.pid != 0 {
+            let Yours { version, pid, paused_seconds, reconnect, .. } = std::mem::take(&mut self.yours);
+            let paused_seconds = paused_seconds + self.started.elapsed().as_secs_f64();
+            tracing::info!(
+                event = "taken-over",
+                "taken over from process {pid} (bcached {version}): clients have waited for {paused_seconds:.3} s, and {connections} NBD connections go on"
+            );
+            self.course.set(TakingOver {
+                progress: Progress::Done,
+                former_pid: Some(pid),
+                former_version: Some(version),
+                paused_seconds: Some(paused_seconds),
+                connections,
+                reconnect,
+                ..TakingOver::default()
+            });
+        }
+        claim::settle();
+        bcached_port::socket::inherited::settle();
+        Ok(true)
+    }
+}

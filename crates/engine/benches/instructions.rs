@@ -1,0 +1,150 @@
+//! What a request of 4 KiB takes in the engine alone, each way that it can go: `cargo xtask instructions` runs this under callgrind, which
+//! counts what runs inside [`callgrind::counted`].
+//!
+//! Each phase prints a line: its name, how many requests were counted, and what they asked of the devices.
+
+mod alone;
+
+use alone::callgrind;
+use alone::devices::{Asked, World};
+use alone::stage::{Kind, Stage, shuffled};
+use bcached_engine::Path;
+use bcached_env::rng::Rng;
+use std::ffi::CString;
+
+const CACHE_BYTES: u64 = 1 << 30;
+const BACKING_BYTES: u64 = 4 << 30;
+/// The backing device's superblock takes some of it.
+const KEPT_BYTES: u64 = 8 << 10;
+/// More blocks than the cache holds.
+const FULL: usize = 290_000;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // `cargo bench` says `--bench` too.
+    let mut words = arguments.iter().map(String::as_str).filter(|word| !word.starts_with("--"));
+    let run = words.next().unwrap_or("all");
+    let depth: usize = words.next().map_or(1, |word| word.parse().expect("a depth"));
+    let mut known = false;
+    for (name, script) in
+        [("hits", hits as fn(&mut Bench)), ("inserts", inserts), ("evictions", evictions), ("idle", idle)]
+    {
+        if run == name || run == "all" {
+            known = true;
+            script(&mut Bench::new(depth));
+        }
+    }
+    assert!(known, "hits, inserts, evictions, idle or all");
+}
+
+/// A set, and what has been asked of it.
+struct Bench {
+    stage: Stage,
+    depth: usize,
+    rng: Rng,
+    /// All blocks of the volume, without an order.
+    blocks: Vec<u32>,
+    /// So many of them have been asked for.
+    used: usize,
+}
+
+impl Bench {
+    fn new(depth: usize) -> Self {
+        let world = World::new(CACHE_BYTES, BACKING_BYTES);
+        let mut rng = Rng::new(7);
+        let blocks = shuffled(BACKING_BYTES - KEPT_BYTES, &mut rng);
+        Self { stage: Stage::new(&world, CACHE_BYTES, BACKING_BYTES), depth, rng, blocks, used: 0 }
+    }
+
+    /// So many blocks that nobody has asked for.
+    fn fresh(&mut self, count: usize) -> Vec<u32> {
+        let from = self.used;
+        self.used += count;
+        self.blocks[from..self.used].to_vec()
+    }
+
+    /// So many of those asked for, any, again and again.
+    fn any(&mut self, among: std::ops::Range<usize>, count: usize) -> Vec<u32> {
+        let pick = |rng: &mut Rng| usize::try_from(rng.below(among.len() as u64)).expect("an index");
+        (0..count).map(|_| self.blocks[among.start + pick(&mut self.rng)]).collect()
+    }
+
+    /// Runs a phase that is counted, of which all but a hundredth must go this way: what finds the cache too full for a moment goes another.
+    fn count(&mut self, name: &str, kind: Kind, blocks: Vec<u32>, way: Path) {
+        let (count, before) = (blocks.len() as u64, (self.stage.asked(), self.went(way)));
+        let label = CString::new(name).expect("a word");
+        callgrind::counted(&label, || self.stage.run(kind, blocks, self.depth));
+        let (asked, went) = (self.stage.asked(), self.went(way) - before.1);
+        assert!(100 * went >= 99 * count, "{name}: {went} of {count} went by {way:?}");
+        println!("phase {name} depth {} requests {count} {}", self.depth, each(before.0, asked, count));
+    }
+
+    fn went(&self, way: Path) -> u64 {
+        self.stage.status().latencies[0].of(way).requests()
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn each(before: Asked, after: Asked, count: u64) -> String {
+    let of = |figure: fn(&Asked) -> u64| (figure(&after) - figure(&before)) as f64 / count as f64;
+    format!(
+        "cache_reads {:.3} cache_writes {:.3} backing_reads {:.3} backing_writes {:.3} flushes {:.4} metadata_bytes {:.1} \
+         waits {:.3} times {:.2}",
+        of(|asked| asked.cache_reads),
+        of(|asked| asked.cache_writes),
+        of(|asked| asked.backing_reads),
+        of(|asked| asked.backing_writes),
+        of(|asked| asked.flushes),
+        of(|asked| asked.metadata_bytes),
+        of(|asked| asked.waits),
+        of(|asked| asked.times),
+    )
+}
+
+/// Misses into free space, then what hits.
+fn hits(bench: &mut Bench) {
+    let warm = bench.fresh(20_000);
+    bench.stage.run(Kind::Read, warm, bench.depth);
+    let blocks = bench.fresh(100_000);
+    bench.count("miss_free", Kind::Read, blocks, Path::ReadMiss);
+    // A fill is a favour: some may not have been done.
+    let warm = bench.blocks[..bench.used].to_vec();
+    bench.stage.run(Kind::Read, warm, 1);
+    let blocks = bench.any(0..120_000, 50_000);
+    bench.count("read_hit_clean", Kind::Read, blocks, Path::ReadHit);
+    let warm = bench.blocks[..10_000].to_vec();
+    bench.stage.run(Kind::Write, warm, bench.depth);
+    let blocks = bench.blocks[10_000..60_000].to_vec();
+    bench.count("write_clean_to_dirty", Kind::Write, blocks, Path::WriteBack);
+    let blocks = bench.any(0..60_000, 50_000);
+    bench.count("read_hit_dirty", Kind::Read, blocks, Path::ReadHit);
+    let warm = bench.any(0..60_000, 20_000);
+    bench.stage.run(Kind::Write, warm, bench.depth);
+    let blocks = bench.any(0..60_000, 200_000);
+    bench.count("write_hit_dirty", Kind::Write, blocks, Path::WriteBack);
+}
+
+/// New blocks into free space.
+fn inserts(bench: &mut Bench) {
+    let warm = bench.fresh(20_000);
+    bench.stage.run(Kind::Write, warm, bench.depth);
+    let blocks = bench.fresh(120_000);
+    bench.count("write_insert_free", Kind::Write, blocks, Path::WriteBack);
+}
+
+/// A cache full of clean data, then what drives that out.
+fn evictions(bench: &mut Bench) {
+    let warm = bench.fresh(FULL);
+    bench.stage.run(Kind::Read, warm, bench.depth);
+    let blocks = bench.fresh(100_000);
+    bench.count("miss_evict", Kind::Read, blocks, Path::ReadMiss);
+    let warm = bench.fresh(10_000);
+    bench.stage.run(Kind::Write, warm, bench.depth);
+    let blocks = bench.fresh(100_000);
+    bench.count("write_insert_evict", Kind::Write, blocks, Path::WriteBack);
+}
+
+/// What counting itself takes: no request at all.
+fn idle(bench: &mut Bench) {
+    bench.count("nothing", Kind::Read, Vec::new(), Path::ReadHit);
+}

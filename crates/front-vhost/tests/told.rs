@@ -1,0 +1,110 @@
+//! What the log says of VMMs that break the protocol: a sentence each, and no more of them than people can read.
+
+mod support;
+
+use rustix::cmsg_space;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::io::{IoSlice, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use support::guest::Guest;
+use support::held::{descriptors, mappings};
+use support::vmm::{USUAL, Vmm};
+use support::{LIMIT, serve, wait_until};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// What was said, by field, from warnings on.
+type Lines = Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>;
+
+struct Listener(Lines);
+
+struct Line(BTreeMap<&'static str, String>);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name(), format!("{value:?}"));
+    }
+}
+
+impl Subscriber for Listener {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(BTreeMap::new());
+        event.record(&mut line);
+        self.0.lock().expect("no panic").push(line.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// Sends the beginning of a message with a descriptor of the guest's memory, and goes.
+fn breaks_off(socket: &Path, guest: &Guest) {
+    let mut stream = UnixStream::connect(socket).expect("somebody listens");
+    // SET_MEM_TABLE, version 1, with 40 bytes to follow; eight of them do.
+    let words = [5_u32, 1, 40, 1, 0];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds = [guest.file.as_fd()];
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+    sendmsg(&stream, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::empty()).expect("is sent");
+    stream.shutdown(std::net::Shutdown::Write).expect("ours");
+    stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
+    let _ended = stream.read_to_end(&mut Vec::new());
+}
+
+/// Says what is no vhost-user, and waits for the end.
+fn babbles(socket: &Path) {
+    let mut stream = UnixStream::connect(socket).expect("somebody listens");
+    stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("is sent");
+    let _ended = stream.read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn who_breaks_the_protocol_is_told_of_once() {
+    let lines = Lines::default();
+    tracing::subscriber::set_global_default(Listener(Arc::clone(&lines))).expect("the first");
+    let served = serve();
+    let socket = served.socket("tank");
+    let guest = Guest::new(1);
+    for _ in 0..20 {
+        breaks_off(&socket, &guest);
+        babbles(&socket);
+    }
+    served.wait_for_clients(0);
+    // The guest's memory and what maps it.
+    assert_eq!((descriptors(&guest.file), mappings(&guest.file)), (2, 1), "nothing is kept of it");
+    wait_until("the line", || !lines.lock().expect("no panic").is_empty());
+    let told = lines.lock().expect("no panic").clone();
+    assert_eq!(told.len(), 1, "{told:#?}");
+    assert_eq!(told[0]["event"], "\"vhost-broke-off\"");
+    assert_eq!((told[0]["volume"].as_str(), told[0]["count"].as_str()), ("\"tank\"", "1"));
+    assert!(told[0]["error"].starts_with("the VMM broke the protocol: "), "{told:#?}");
+
+    // Nobody is any the worse for it.
+    let mut guest = Guest::new(1);
+    let mut vmm = Vmm::connect_again(&socket);
+    vmm.run(&mut guest, USUAL);
+    guest.queues[0].write(0, &[1; 512]);
+}

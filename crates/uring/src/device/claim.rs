@@ -1,0 +1,158 @@
+//! The claims of this process on devices, and how they go to another process.
+//!
+//! A claim is an open file description: `O_EXCL` of a block device, a lock of a file. It lives as long as any descriptor of it, in any
+//! process, so a daemon that another one replaces passes its descriptors on, and nobody else can have the device between the two.
+//!
+//! But then both have the claim, and it does not say who of them may write. That is said by a second lock, of one byte far behind the end,
+//! which belongs to the description that I/O is done through: the process that takes over opens one of its own (by the claim, so that it
+//! is the same device whatever its name says by now) and gets that lock only when the former one has given it up, or is dead **and its
+//! last operation has ended**. So of two processes that both think that a device is theirs, one cannot open it.
+
+use super::{Access, DeviceErrorKind, Identity};
+use crate::ioctl::{self, Lock, Part};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The claim on a device. The last one to be dropped, in any process, lets others have the device.
+#[derive(Debug)]
+pub struct Claim {
+    file: File,
+    /// The lock on the file under a loop device.
+    beneath: Option<File>,
+}
+
+#[derive(Default)]
+struct Claims {
+    /// Of devices that are open, or were.
+    live: Vec<Weak<Claim>>,
+    /// From the process before, for whoever opens the device here.
+    inherited: Vec<(Identity, Arc<Claim>)>,
+}
+
+/// The process has claims as the system sees it; they are found again by what the device is.
+static CLAIMS: Mutex<Claims> = Mutex::new(Claims { live: Vec::new(), inherited: Vec::new() });
+
+impl Claim {
+    pub(super) fn new(file: File, beneath: Option<File>) -> Arc<Self> {
+        let claim = Arc::new(Self { file, beneath });
+        claims().remember(&claim);
+        claim
+    }
+
+    /// From descriptors that another process has passed: that of the device first.
+    ///
+    /// # Errors
+    /// They are none of a device.
+    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> io::Result<Arc<Self>> {
+        let mut descriptors = descriptors.into_iter();
+        let file = descriptors.next().ok_or(io::ErrorKind::InvalidInput)?;
+        let claim = Self { file: file.into(), beneath: descriptors.next().map(File::from) };
+        claim.identity().map(|_| Arc::new(claim))
+    }
+
+    /// The descriptors that make another process have it as well, that of the device first.
+    ///
+    /// # Errors
+    /// None are left.
+    pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        let files = [Some(&self.file), self.beneath.as_ref()].into_iter().flatten();
+        files.map(|file| file.try_clone().map(OwnedFd::from)).collect()
+    }
+
+    fn identity(&self) -> io::Result<Identity> {
+        let stat = rustix::fs::fstat(&self.file)?;
+        super::classify(&stat).map(|(_, identity)| identity).map_err(|_| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// Another description of the device for I/O, which claims nothing, and whether it is `O_DIRECT`.
+    pub(super) fn open(&self) -> Result<(File, bool), Errno> {
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::RDWR;
+        match rustix::fs::open(&path, flags | OFlags::DIRECT, Mode::empty()) {
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                rustix::fs::open(&path, flags, Mode::empty()).map(|file| (file.into(), false))
+            }
+            other => other.map(|file| (file.into(), true)),
+        }
+    }
+}
+
+/// The right to write through a description, for as long as the value lives.
+#[derive(Debug)]
+pub(super) struct Writing(File);
+
+impl Writing {
+    /// Of `file`'s description. `EAGAIN` if another one has it. Where there are no locks there is nothing to pass on either.
+    pub(super) fn of(file: &File) -> Result<Option<Self>, Errno> {
+        match ioctl::lock(file, Lock::Exclusive, Part::Writing) {
+            Ok(()) => file.try_clone().map(|file| Some(Self(file))).map_err(|_| Errno::MFILE),
+            Err(Errno::AGAIN | Errno::ACCESS) => Err(Errno::AGAIN),
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+impl Drop for Writing {
+    /// The claim may live on with the same description.
+    fn drop(&mut self) {
+        let _it_goes_with_the_last_descriptor = ioctl::unlock(&self.0, Part::Writing);
+    }
+}
+
+impl Claims {
+    fn remember(&mut self, claim: &Arc<Claim>) {
+        let new = Arc::downgrade(claim);
+        // One that went to another process and came back is known already.
+        self.live.retain(|live| live.strong_count() > 0 && !live.ptr_eq(&new));
+        self.live.push(new);
+    }
+}
+
+fn claims() -> MutexGuard<'static, Claims> {
+    CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Those of all devices that this process owns now.
+#[must_use]
+pub fn live() -> Vec<Arc<Claim>> {
+    claims().live.iter().filter_map(Weak::upgrade).collect()
+}
+
+/// Has the devices of these opened by them, until [`settle`].
+///
+/// # Errors
+/// One is of no device any more.
+pub fn inherit(passed: Vec<Arc<Claim>>) -> io::Result<()> {
+    let passed = passed.into_iter().map(|claim| Ok((claim.identity()?, claim)));
+    let passed = passed.collect::<io::Result<Vec<_>>>()?;
+    claims().inherited.extend(passed);
+    Ok(())
+}
+
+/// All that were wanted have been opened: the others are given up.
+pub fn settle() {
+    let rest = std::mem::take(&mut claims().inherited);
+    drop(rest);
+}
+
+/// That on a device which is to be opened, if it was inherited.
+///
+/// # Errors
+/// This process has opened the device already.
+pub(super) fn inherited(identity: Identity, access: Access) -> Result<Option<Arc<Claim>>, DeviceErrorKind> {
+    if access != Access::Own {
+        return Ok(None);
+    }
+    let mut claims = claims();
+    let Some((_, claim)) = claims.inherited.iter().find(|(of, _)| *of == identity) else { return Ok(None) };
+    if Arc::strong_count(claim) > 1 {
+        return Err(DeviceErrorKind::Twice);
+    }
+    let claim = Arc::clone(claim);
+    claims.remember(&claim);
+    Ok(Some(claim))
+}

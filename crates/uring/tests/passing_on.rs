@@ -1,0 +1,91 @@
+//! A claim goes to another process, and the right to write after it. What is inherited is the whole process's: one test, one process.
+
+mod common;
+
+use bcached_uring::device::claim::{self, Claim};
+use bcached_uring::{Access, Device, DeviceErrorKind};
+use common::{image, own, skip};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+/// The same claim as another process has it.
+fn passed(claim: &Claim) -> Arc<Claim> {
+    let descriptors = claim.descriptors().expect("some are left");
+    Claim::from_descriptors(descriptors).expect("of a device")
+}
+
+fn refused(path: &Path) -> DeviceErrorKind {
+    Device::open(path, Access::Own).expect_err("somebody has it").kind
+}
+
+/// From the first owner to the second, and to a third: never two of them, and never none.
+fn goes_from_hand_to_hand(path: &Path) {
+    let first = own(path);
+    let [claim] = claim::live().try_into().expect("one device is open");
+
+    // Who has the claim has not the device as long as somebody may write.
+    claim::inherit(vec![passed(&claim)]).expect("it is a device");
+    assert!(matches!(refused(path), DeviceErrorKind::StillWritten));
+    claim::settle();
+
+    drop(first);
+    assert!(
+        matches!(refused(path), DeviceErrorKind::Twice),
+        "whoever does not have the claim finds it claimed"
+    );
+    claim::inherit(vec![passed(&claim)]).expect("it is a device");
+    let second = own(path);
+    assert!(matches!(refused(path), DeviceErrorKind::Twice), "one process has it once");
+    claim::settle();
+    drop(claim);
+    assert!(matches!(refused(path), DeviceErrorKind::Twice), "the second has it alone");
+
+    // Nobody has taken it: it comes back to who had it.
+    let second = (0..2).fold(second, |second, _| {
+        let back = claim::live();
+        assert_eq!(back.len(), 1, "the claim is the second's");
+        drop(second);
+        claim::inherit(back).expect("it is a device");
+        let again = own(path);
+        claim::settle();
+        again
+    });
+
+    let [claim] = claim::live().try_into().expect("the claim is the second's");
+    claim::inherit(vec![passed(&claim)]).expect("it is a device");
+    drop(claim);
+    drop(second);
+    let third = own(path);
+    claim::settle();
+    drop(third);
+    own(path);
+    assert!(claim::live().is_empty(), "nobody has it any more");
+}
+
+#[test]
+fn a_device_is_never_without_an_owner_and_never_has_two() {
+    goes_from_hand_to_hand(image(1 << 20).path());
+
+    let file = image(1 << 20);
+    match Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output() {
+        Ok(output) if output.status.success() => {
+            let device = String::from_utf8(output.stdout).expect("a path");
+            goes_from_hand_to_hand(Path::new(device.trim()));
+            assert!(
+                Command::new("losetup").args(["-d", device.trim()]).status().expect("it is there").success()
+            );
+        }
+        Ok(output) => {
+            skip(&format!("no loop device: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        }
+        Err(error) => skip(&format!("losetup cannot be run: {error}")),
+    }
+}
+
+#[test]
+fn what_is_no_device_is_no_claim() {
+    let (one, _other) = std::os::unix::net::UnixStream::pair().expect("sockets");
+    assert!(Claim::from_descriptors(vec![one.into()]).is_err());
+    assert!(Claim::from_descriptors(Vec::new()).is_err());
+}

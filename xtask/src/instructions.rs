@@ -1,0 +1,208 @@
+//! `cargo xtask instructions`: what a request of 4 KiB takes in the engine alone, counted by callgrind, and the memory that a cached block
+//! takes, beside what Open CAS takes in the same place.
+//!
+//! A count is the same on a busy machine and on an idle one, to a thousandth or so: it can be compared where a time cannot.
+
+use anyhow::{Context as _, Result, bail};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What to count.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Requests in flight, one after the other.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 32])]
+    depths: Vec<usize>,
+    /// Print so many functions of each phase that take the most by themselves.
+    #[arg(long, value_name = "FUNCTIONS", default_value_t = 0)]
+    profile: usize,
+    /// Keep callgrind's files here.
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+    /// Leave the memory out.
+    #[arg(long)]
+    no_memory: bool,
+}
+
+/// A phase, what Open CAS takes for it (its tuned build, no copy), and what we promise. In instructions a request.
+struct Row {
+    phase: &'static str,
+    what: &'static str,
+    open_cas: u64,
+    bound: u64,
+}
+
+/// In the order in which they are printed.
+const ROWS: [Row; 8] = [
+    row("read_hit_clean", "read hit, clean", 2210, 2200),
+    row("read_hit_dirty", "read hit, dirty", 2268, 2200),
+    row("write_hit_dirty", "write over dirty", 2845, 5900),
+    row("write_clean_to_dirty", "write over clean", 5900, 5900),
+    row("write_insert_free", "write of a new block, space is free", 7455, 5900),
+    row("write_insert_evict", "write of a new block, clean ones give way", 8724, 5900),
+    row("miss_free", "miss and fill, space is free", 4655, 5800),
+    row("miss_evict", "miss and fill, clean ones give way", 5808, 5800),
+];
+
+const fn row(phase: &'static str, what: &'static str, open_cas: u64, bound: u64) -> Row {
+    Row { phase, what, open_cas, bound }
+}
+
+/// What the program runs, each of which is a set of its own.
+const RUNS: [&str; 3] = ["hits", "inserts", "evictions"];
+
+/// A phase as it was counted.
+#[derive(Clone)]
+struct Counted {
+    instructions: u64,
+    /// Operations of the devices, and what else the program tells, for each request.
+    asked: BTreeMap<String, f64>,
+}
+
+/// Counts, and prints; false if a bound is not reached.
+pub fn run(args: &Args) -> Result<bool> {
+    if args.depths.contains(&0) {
+        bail!("at least one request in flight");
+    }
+    if !is_there("valgrind") {
+        bail!(
+            "there is no valgrind, which counts instructions; it is in the package of that name: apt-get install valgrind"
+        );
+    }
+    if std::env::consts::ARCH != "x86_64" {
+        bail!("the program tells valgrind what to count on x86_64 only");
+    }
+    let program = bench("instructions")?;
+    let place = tempfile::Builder::new().prefix("bcached-instructions").tempdir()?;
+    let place = args.keep.as_deref().unwrap_or_else(|| place.path());
+    fs::create_dir_all(place).with_context(|| format!("{} cannot be made", place.display()))?;
+    let mut reached = true;
+    for depth in &args.depths {
+        let phases = count(&program, place, *depth, args.profile)?;
+        reached &= print(&phases, *depth);
+    }
+    if !args.no_memory {
+        let status = Command::new(bench("memory")?).stdin(Stdio::null()).status()?;
+        reached &= status.success();
+    }
+    Ok(reached)
+}
+
+fn is_there(program: &str) -> bool {
+    let mut version = Command::new(program);
+    version.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    version.status().is_ok_and(|status| status.success())
+}
+
+/// Builds a program of the engine's benches; where it is.
+fn bench(name: &str) -> Result<PathBuf> {
+    #[derive(Deserialize)]
+    struct Message {
+        executable: Option<PathBuf>,
+    }
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(crate::origin()).args([
+        "bench",
+        "--quiet",
+        "--no-run",
+        "--message-format=json-render-diagnostics",
+        "--package=bcached-engine",
+        "--bench",
+        name,
+    ]);
+    let output =
+        cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("cargo does not start")?;
+    if !output.status.success() {
+        bail!("the bench {name} does not build");
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let built = messages.lines().filter_map(|line| serde_json::from_str::<Message>(line).ok());
+    built.filter_map(|message| message.executable).next_back().context("cargo does not say what it has built")
+}
+
+/// Counts all phases with so many requests in flight.
+fn count(program: &Path, place: &Path, depth: usize, profile: usize) -> Result<BTreeMap<String, Counted>> {
+    let mut phases = BTreeMap::new();
+    for run in RUNS {
+        let file = place.join(format!("{run}.{depth}"));
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(["--quiet", "--tool=callgrind", "--instr-atstart=no"]);
+        valgrind.arg(format!("--callgrind-out-file={}", file.display()));
+        valgrind.arg(program).args([run, &depth.to_string()]);
+        let output = valgrind.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+        if !output.status.success() {
+            bail!("{run} at depth {depth} has failed");
+        }
+        let told = String::from_utf8_lossy(&output.stdout);
+        for (number, line) in told.lines().filter_map(|line| line.strip_prefix("phase ")).enumerate() {
+            let dump = PathBuf::from(format!("{}.{}", file.display(), number + 1));
+            let text = fs::read_to_string(&dump).with_context(|| format!("no {}", dump.display()))?;
+            let (name, counted) = phase(line, &text).with_context(|| format!("no sense in {line:?}"))?;
+            if profile > 0 {
+                crate::callgrind::print(&name, &text, depth, requests(line).unwrap_or(1.0), profile);
+            }
+            phases.insert(name, counted);
+        }
+        eprintln!("{run} at depth {depth}");
+    }
+    Ok(phases)
+}
+
+/// How many requests a line of the program is about.
+fn requests(line: &str) -> Option<f64> {
+    line.split_once(" requests ")?.1.split_whitespace().next()?.parse().ok()
+}
+
+/// Name and counts of a phase, from what the program tells of it and what callgrind has counted.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "instructions a request")]
+fn phase(line: &str, dump: &str) -> Option<(String, Counted)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let total: f64 = dump.lines().find_map(|line| line.strip_prefix("totals: "))?.trim().parse().ok()?;
+    let instructions = (total / requests(line)?).round() as u64;
+    let pairs = words[1..].chunks_exact(2);
+    let asked = pairs.filter_map(|pair| Some((pair[0].to_owned(), pair[1].parse().ok()?))).collect();
+    Some(((*words.first()?).to_owned(), Counted { instructions, asked }))
+}
+
+/// As a table; false if a bound is not reached.
+fn print(phases: &BTreeMap<String, Counted>, depth: usize) -> bool {
+    println!("\n4 KiB at random places, depth {depth}: instructions of the engine for each\n");
+    println!("| | counted | bound | | Open CAS, tuned | writes to the cache device | of metadata, bytes |");
+    println!("|---|---:|---:|---|---:|---:|---:|");
+    let mut reached = true;
+    for row in &ROWS {
+        let Some(counted) = phases.get(row.phase) else { continue };
+        let verdict = if counted.instructions <= row.bound { "met" } else { "**missed**" };
+        reached &= counted.instructions <= row.bound;
+        let asked = |name: &str| counted.asked.get(name).copied().unwrap_or(0.0);
+        println!(
+            "| {} | {} | {} | {verdict} | {} | {:.2} | {:.0} |",
+            row.what,
+            counted.instructions,
+            row.bound,
+            row.open_cas,
+            asked("cache_writes"),
+            asked("metadata_bytes"),
+        );
+    }
+    reached
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_is_what_was_counted_by_how_many_there_were() {
+        let line = "miss_free depth 1 requests 1000 cache_writes 1.002 metadata_bytes 78.3";
+        let (name, counted) =
+            phase(line, "events: Ir\nfn=(1) main\ntotals: 4655499\n").expect("it makes sense");
+        assert_eq!((name.as_str(), counted.instructions), ("miss_free", 4655));
+        assert_eq!(counted.asked["metadata_bytes"], 78.3);
+        assert!(phase(line, "events: Ir\n").is_none(), "nothing was counted");
+        assert!(phase("", "totals: 1\n").is_none());
+    }
+}
