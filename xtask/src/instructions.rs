@@ -103,7 +103,7 @@ fn bench(name: &str) -> Result<PathBuf> {
     struct Message {
         executable: Option<PathBuf>,
     }
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = crate::cargo();
     cargo.current_dir(crate::origin()).args([
         "bench",
         "--quiet",

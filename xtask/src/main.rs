@@ -77,9 +77,14 @@ fn origin() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository")
 }
 
+/// The cargo that runs this.
+fn cargo() -> process::Command {
+    process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
 /// Builds a program of this repository as fast code; where it is.
 fn build(package: &str, program: &str) -> Result<PathBuf> {
-    let mut cargo = process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = self::cargo();
     cargo.current_dir(origin()).args([
         "build",
         "--quiet",
@@ -97,7 +102,7 @@ fn build(package: &str, program: &str) -> Result<PathBuf> {
 
 /// Builds the simulator of `tree`, as fast code, into `target`, in an environment with `variables`; where it is.
 fn build_sim(tree: &Path, target: &Path, variables: &[(&str, impl AsRef<OsStr>)]) -> Result<PathBuf> {
-    let mut cargo = process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = self::cargo();
     cargo.current_dir(tree).arg("build");
     cargo
         .args(["--quiet", "--release", "--package", "bcached-sim", "--bin", "sim", "--target-dir"])

@@ -341,6 +341,7 @@ fn what_the_new_one_cannot_serve_the_old_one_serves_on() {
     let daemon = Daemon::configured(&images);
     let _last = Last(&images);
     let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    done(&daemon, &["set", "tank", "writeback_percent=23"]);
     // What is open is read past the page cache, and goes on; its name leads to nothing.
     let hides = format!("mv {0} {0}.hidden; (sleep 4; mv {0}.hidden {0}) & ", images.path("tank").display());
     let program = wrapped(&images, &hides);
@@ -350,6 +351,8 @@ fn what_the_new_one_cannot_serve_the_old_one_serves_on() {
     fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
     wait_until("the file", || Path::new(&images.path("tank")).exists());
     check_all(&images, &mut models);
+    let option = json(&ask(&daemon, &["get", "tank", "writeback_percent", "--json"]).out);
+    assert_eq!(option["options"][0]["value"], "23", "what was set since the start is still so: {option}");
     let again = take_over(&images, &[]);
     assert_eq!(again.exit, 0, "{}", again.err);
     check_all(&images, &mut models);

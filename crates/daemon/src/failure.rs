@@ -186,7 +186,12 @@ impl Failure {
     /// of the machine. `None` if it is something else.
     #[must_use]
     pub fn from_json(object: &serde_json::Value) -> Option<Self> {
-        let error = object.get("error")?;
+        Self::from_error(object.get("error")?)
+    }
+
+    /// The same from what stands in `error` there.
+    #[must_use]
+    pub fn from_error(error: &serde_json::Value) -> Option<Self> {
         let text = |key: &str| error.get(key).and_then(serde_json::Value::as_str).map(Box::from);
         let kind = error.get("kind").cloned().and_then(|kind| serde_json::from_value(kind).ok());
         let holders = error.get("holders").and_then(serde_json::Value::as_array);
@@ -204,7 +209,13 @@ impl Failure {
     /// The JSON object of the failure.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
-        serde_json::json!({"error": {
+        serde_json::json!({ "error": self.to_error() })
+    }
+
+    /// What stands in `error` there.
+    #[must_use]
+    pub fn to_error(&self) -> serde_json::Value {
+        serde_json::json!({
             "kind": self.kind,
             "exit": self.kind.exit(),
             "what": self.what,
@@ -212,7 +223,7 @@ impl Failure {
             "next": self.next,
             "option": self.option,
             "holders": self.holders,
-        }})
+        })
     }
 }
 

@@ -95,8 +95,6 @@ pub(crate) struct Resumed {
 
 /// How long a client that is about to choose its volume has for that.
 const HANDSHAKES: Duration = Duration::from_secs(1);
-/// After the limit sockets are cut; what ends by that needs no longer than this.
-const CUT_GRACE: Duration = Duration::from_secs(1);
 
 impl NbdServer {
     /// Stops, and leaves what it has to another server. Clients get the replies to what they have asked, up to `limit`, and those who are
@@ -110,11 +108,7 @@ impl NbdServer {
         let mut ended = shared.recall_all();
         if !shared.wait_all_ended(deadline.min(Instant::now() + HANDSHAKES)) {
             shared.end_handshakes();
-            if !shared.wait_all_ended(deadline) {
-                ended += shared.clients_here();
-                shared.for_each_socket(Socket::end);
-                shared.wait_all_ended(Instant::now() + CUT_GRACE);
-            }
+            ended += shared.end_all(deadline);
         }
         let connections = shared.take_left();
         let sockets = listening.into_iter().filter_map(|socket| match socket.leave() {
@@ -223,11 +217,6 @@ impl Shared {
         let connections = self.lock();
         let idle = connections.live.values().filter(|live| live.client.export.is_none());
         idle.for_each(|live| live.socket.end_receiving());
-    }
-
-    /// How many have chosen a volume and have not ended.
-    fn clients_here(&self) -> usize {
-        self.lock().live.values().filter(|live| !live.done && live.client.export.is_some()).count()
     }
 
     fn take_left(&self) -> Vec<Left> {

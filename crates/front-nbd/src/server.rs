@@ -248,10 +248,7 @@ impl NbdServer {
     pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
         drop(self.stop_accepting());
         self.shared.for_each_socket(Socket::end_receiving);
-        if !self.shared.wait_all_ended(Instant::now() + limit) {
-            self.shared.for_each_socket(Socket::end);
-            self.shared.wait_all_ended(Instant::now() + CUT_GRACE);
-        }
+        self.shared.end_all(Instant::now() + limit);
         self.shared.reap();
         match self.shared.lock().live.len() {
             0 => Ok(()),
@@ -466,7 +463,7 @@ impl Shared {
     }
 
     /// Joins the threads of connections that have ended.
-    pub(crate) fn reap(&self) {
+    fn reap(&self) {
         let done: Vec<Live> =
             self.lock().live.extract_if(.., |_, live| live.done).map(|(_, live)| live).collect();
         for live in done {
@@ -481,8 +478,20 @@ impl Shared {
     }
 
     /// For those that have not ended.
-    pub(crate) fn for_each_socket(&self, act: impl Fn(&Socket)) {
+    fn for_each_socket(&self, act: impl Fn(&Socket)) {
         self.lock().live.values().filter(|live| !live.done).for_each(|live| act(&live.socket));
+    }
+
+    /// Waits until the deadline for connections to end, and cuts off those that have not: how many of them have chosen a volume.
+    pub(crate) fn end_all(&self, deadline: Instant) -> usize {
+        if self.wait_all_ended(deadline) {
+            return 0;
+        }
+        let is_here = |live: &&Live| !live.done && live.client.export.is_some();
+        let cut = self.lock().live.values().filter(is_here).count();
+        self.for_each_socket(Socket::end);
+        self.wait_all_ended(Instant::now() + CUT_GRACE);
+        cut
     }
 
     /// Whether all connections ended before the deadline.

@@ -7,7 +7,7 @@ use bcached_front_nbd::Limits;
 use bcached_front_nbd::proto::wire::command;
 use bcached_port::ram::Verdict;
 use std::time::Duration;
-use support::{Client, Served, request, serve, serve_with};
+use support::{Client, request, serve_on_a_ring, serve_with};
 
 /// Numbers that look random, the same each time.
 struct Dice(u64);
@@ -17,15 +17,6 @@ impl Dice {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).expect("31 bits") % end
     }
-}
-
-fn on_a_ring() -> Option<Served> {
-    let served = serve();
-    if served.ring.is_none() {
-        eprintln!("SKIPPED: no io_uring here");
-        return None;
-    }
-    Some(served)
 }
 
 /// Sends in pieces that end anywhere, some of them after a moment.
@@ -49,7 +40,7 @@ fn send_in_pieces(client: &mut Client, bytes: &[u8], dice: &mut Dice) {
 /// Many requests at once, of all sizes, however they are cut: each is carried out once, with the bytes it came with.
 #[test]
 fn sizes_and_cuts_make_no_difference() {
-    let Some(served) = on_a_ring() else { return };
+    let Some(served) = serve_on_a_ring() else { return };
     for seed in 1..=6 {
         let (mut dice, mut client) = (Dice(seed), served.unix());
         client.enter_plainly("tank");
@@ -102,7 +93,7 @@ const REQUESTS: u64 = 120;
 /// Replies that the socket takes only a part of: the rest comes from there on.
 #[test]
 fn replies_that_nobody_takes_for_a_while_are_whole() {
-    let Some(served) = on_a_ring() else { return };
+    let Some(served) = serve_on_a_ring() else { return };
     let mut client = served.unix();
     client.enter_plainly("tank");
     let content: Vec<u8> =
@@ -143,7 +134,7 @@ fn a_part_of_a_request_and_then_nothing_ends_the_connection() {
 /// An engine that goes takes its ring with it; the connection goes on, perhaps to another engine.
 #[test]
 fn without_the_ring_the_threads_go_on() {
-    let Some(mut served) = on_a_ring() else { return };
+    let Some(mut served) = serve_on_a_ring() else { return };
     let mut clients = [served.unix(), served.unix()];
     for client in &mut clients {
         client.enter_plainly("tank");

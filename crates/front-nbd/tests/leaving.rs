@@ -9,18 +9,9 @@ use bcached_port::ram::Verdict;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use support::{Client, LIMIT, Served, request, serve, serve_with, wait_until};
+use support::{Client, LIMIT, request, serve_on_a_ring, serve_with, wait_until};
 
 const EPERM: u32 = 1;
-
-fn on_a_ring() -> Option<Served> {
-    let served = serve();
-    if served.ring.is_none() {
-        eprintln!("SKIPPED: no io_uring here");
-        return None;
-    }
-    Some(served)
-}
 
 /// Writes and reads its own part of the volume, several requests at a time, until told to end. How many rounds that were.
 fn works(mut client: Client, part: usize, ends: &AtomicBool) -> u32 {
@@ -56,7 +47,7 @@ fn works(mut client: Client, part: usize, ends: &AtomicBool) -> u32 {
 
 #[test]
 fn clients_at_work_notice_nothing() {
-    let Some(mut served) = on_a_ring() else { return };
+    let Some(mut served) = serve_on_a_ring() else { return };
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..4)
@@ -82,7 +73,7 @@ fn clients_at_work_notice_nothing() {
 /// A part of a request that has come goes along.
 #[test]
 fn a_request_in_two_pieces_is_one() {
-    let Some(mut served) = on_a_ring() else { return };
+    let Some(mut served) = serve_on_a_ring() else { return };
     let mut client = served.unix();
     client.enter("tank");
     let mut sent = request(command::WRITE, 0, 7, 4096, 512);
@@ -103,7 +94,7 @@ fn a_request_in_two_pieces_is_one() {
 /// Who writes goes on writing, who must not is not let, and who connects meanwhile waits and is not turned away.
 #[test]
 fn the_right_to_write_goes_along() {
-    let Some(mut served) = on_a_ring() else { return };
+    let Some(mut served) = serve_on_a_ring() else { return };
     let [mut early, mut writer, mut other] = [served.tcp(), served.tcp(), served.tcp()];
     for client in [&mut early, &mut writer] {
         client.enter_plainly("tank");
@@ -140,7 +131,7 @@ fn the_right_to_write_goes_along() {
 /// the limit; the others go on.
 #[test]
 fn who_is_not_through_in_time_is_cut_off() {
-    let Some(mut served) = on_a_ring() else { return };
+    let Some(mut served) = serve_on_a_ring() else { return };
     let [mut half, mut deaf, mut idle, mut well] =
         [served.unix(), served.unix(), served.unix(), served.unix()];
     for client in [&mut half, &mut deaf, &mut well] {

@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 /// The same claim as another process has it.
 fn passed(claim: &Claim) -> Arc<Claim> {
-    let descriptors = claim.descriptors().expect("some are left");
-    Claim::from_descriptors(descriptors).expect("of a device")
+    let descriptors =
+        claim.descriptors().into_iter().map(|fd| fd.try_clone_to_owned().expect("some are left"));
+    Claim::from_descriptors(descriptors.collect()).expect("of a device")
 }
 
 fn refused(path: &Path) -> DeviceErrorKind {

@@ -51,8 +51,7 @@ struct Checked {
 /// The answer is no if a start would refuse it; a file that cannot be read is no answer.
 fn check(flags: &flags::ConfigFile) -> Result<Report, Failure> {
     let (config, findings) = Config::findings(&line(flags))?;
-    let failures: Vec<_> =
-        findings.iter().filter_map(|failure| failure.to_json().get("error").cloned()).collect();
+    let failures: Vec<_> = findings.iter().map(Failure::to_error).collect();
     let sound = findings.is_empty();
     let of = |count: usize| if sound { count } else { 0 };
     let warnings = config.warnings().into_iter().map(|(_, sentence)| sentence);

@@ -271,8 +271,7 @@ impl<'a> Watch<'a> {
     }
 
     fn ask(&self, begin: &Begin) -> Result<Job, Failure> {
-        let body = serde_json::to_string(begin)
-            .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
+        let body = client::body(begin)?;
         client::understood(&client::post(&self.socket, "/v1/jobs", &body)?)
     }
 

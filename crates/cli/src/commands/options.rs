@@ -65,8 +65,7 @@ pub fn unset(flags: &flags::Unset) -> Result<Report, Failure> {
 
 fn ask(volume: &str, control: &flags::Control, change: &Change) -> Result<Report, Failure> {
     let socket = control.socket();
-    let body = serde_json::to_string(change)
-        .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
+    let body = client::body(change)?;
     let (_, answer) = of_either(volume, |resource| client::patch(&socket, resource, &body))?;
     let changed: Changed = client::understood(&answer)?;
     Ok(Report::of(&changed)?.warning(changed.notes.clone()))

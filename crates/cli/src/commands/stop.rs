@@ -63,8 +63,7 @@ pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
 }
 
 fn ask(socket: &Path, stop: Stop) -> Result<Stopping, Failure> {
-    let body = serde_json::to_string(&stop)
-        .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
+    let body = client::body(&stop)?;
     client::understood(&client::post(socket, "/v1/stop", &body)?)
 }
 

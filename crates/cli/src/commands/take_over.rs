@@ -24,8 +24,7 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
     let until = Instant::now() + limit;
     let socket = flags.control.socket();
     let asked = TakeOver { program: program(flags.program.as_deref())?, dry_run: flags.dry_run };
-    let body = serde_json::to_string(&asked)
-        .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))?;
+    let body = client::body(&asked)?;
     let mut now: TakingOver = match client::post(&socket, "/v1/take-over", &body) {
         Ok(answer) => client::understood(&answer)?,
         // The other program is read from a disk, perhaps, and reads its configuration.

@@ -7,6 +7,7 @@ use super::socket::connect_now;
 use super::{REQUEST_BYTES_MAX, too_long};
 use crate::failure::{Failure, Kind};
 use rustix::io::Errno;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -69,6 +70,15 @@ pub fn post(socket: &Path, path: &str, body: &str) -> Result<String, Failure> {
 /// As [`get`].
 pub fn delete(socket: &Path, path: &str) -> Result<String, Failure> {
     ask(socket, &Request { method: "DELETE", path, body: "" })
+}
+
+/// The body of a request.
+///
+/// # Errors
+/// It cannot be written as JSON.
+pub fn body(request: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string(request)
+        .map_err(|error| Failure::new(Kind::Io, "could not build the request").why(error.to_string()))
 }
 
 /// `text` as one part of a path.

@@ -250,8 +250,7 @@ impl Job {
     /// Why it has failed.
     #[must_use]
     pub fn to_failure(&self) -> Option<Failure> {
-        let error = self.failure.as_ref()?;
-        Failure::from_json(&serde_json::json!({ "error": error }))
+        Failure::from_error(self.failure.as_ref()?)
     }
 
     /// How far it is, in a line for people.

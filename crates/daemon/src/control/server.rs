@@ -187,7 +187,7 @@ impl Control {
         Ok(LeftSockets {
             owner: owner.leave()?,
             monitor: monitor.map(Bound::leave).transpose()?,
-            metrics: metrics.map(|metrics| metrics.try_clone()).transpose()?.map(Listener::into_socket),
+            metrics: metrics.map(Listener::into_socket),
         })
     }
 }

@@ -67,8 +67,7 @@ impl Stopping {
     /// What could not be stopped in order.
     #[must_use]
     pub fn to_failure(&self) -> Option<Failure> {
-        let error = self.failure.as_ref()?;
-        Failure::from_json(&serde_json::json!({ "error": error }))
+        Failure::from_error(self.failure.as_ref()?)
     }
 
     /// Who is waited for, in a line for people.

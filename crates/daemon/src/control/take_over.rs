@@ -65,8 +65,7 @@ impl TakingOver {
     /// Why it has failed.
     #[must_use]
     pub fn to_failure(&self) -> Option<Failure> {
-        let error = self.failure.as_ref()?;
-        Failure::from_json(&serde_json::json!({ "error": error }))
+        Failure::from_error(self.failure.as_ref()?)
     }
 
     /// Lines for people.

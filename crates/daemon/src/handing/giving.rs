@@ -1,9 +1,11 @@
 //! The old one's side.
 
+use super::Taken;
 use super::link::{Link, Message, Of, Yours};
 use super::{END_LIMIT, HELLO_LIMIT, PROTOCOL, READY_LIMIT, VARIABLE};
 use crate::control::LeftSockets;
 use crate::failure::{Failure, Kind};
+use crate::passed::Sockets;
 use bcached_front_nbd as nbd;
 use bcached_port::socket::Passed;
 use bcached_port::socket::inherited::{self, Purpose};
@@ -57,7 +59,7 @@ impl Successor {
                     .next("stop this one, and start that"))
             }
             Ok(Some((Message::Cannot { failure }, _))) => {
-                Err(refusal(&failure).unwrap_or_else(|| cannot(String::new())))
+                Err(Failure::from_error(&failure).unwrap_or_else(|| cannot(String::new())))
             }
             Ok(Some(_) | None) => Err(cannot("it ended at once, or is no bcached that can".to_owned())),
             Err(error) => Err(cannot(format!("it says nothing: {error}"))),
@@ -100,7 +102,8 @@ impl Successor {
                 Ok(Some((Message::Ready, _))) if self.is_alive() => return Ok(()),
                 Ok(Some((Message::Ready, _))) => return Err(cannot("it has ended".to_owned())),
                 Ok(Some((Message::Cannot { failure }, _))) => {
-                    return Err(refusal(&failure).unwrap_or_else(|| cannot("it does not say why".to_owned())));
+                    return Err(Failure::from_error(&failure)
+                        .unwrap_or_else(|| cannot("it does not say why".to_owned())));
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => return Err(cannot("it has ended".to_owned())),
@@ -150,10 +153,6 @@ impl Drop for Successor {
     }
 }
 
-fn refusal(failure: &serde_json::Value) -> Option<Failure> {
-    Failure::from_json(&serde_json::json!({ "error": failure }))
-}
-
 /// What a daemon leaves: nothing of it is in use.
 pub struct Heritage {
     /// On all devices.
@@ -171,14 +170,14 @@ pub struct Heritage {
 impl Heritage {
     fn send(&self, link: &Link) -> io::Result<()> {
         for claim in &self.claims {
-            link.send(&Message::Claim, &claim.descriptors()?)?;
+            link.send(&Message::Claim, &claim.descriptors())?;
         }
         for (of, socket) in self.sockets() {
-            link.send(&Message::Socket(of), &[socket.as_fd().try_clone_to_owned()?])?;
+            link.send(&Message::Socket(of), &[socket.as_fd()])?;
         }
         for left in self.nbd.iter().flat_map(|nbd| &nbd.connections) {
             let message = Message::Connection(left.state.clone());
-            link.send(&message, &[left.socket.try_clone()?])?;
+            link.send(&message, &[left.socket.as_fd()])?;
         }
         let paused_seconds = self.since.elapsed().as_secs_f64();
         link.send(&Message::Yours(Yours { paused_seconds, ..self.yours.clone() }), &[])
@@ -201,18 +200,19 @@ impl Heritage {
     ///
     /// # Errors
     /// No descriptors, or what is there is not what it was.
-    pub fn take_back(mut self) -> io::Result<(crate::passed::Sockets, Vec<nbd::Left>)> {
+    pub fn take_back(mut self) -> io::Result<Taken> {
         claim::inherit(std::mem::take(&mut self.claims))?;
-        let mut passed = crate::passed::Sockets::default();
+        let mut passed = Sockets::default();
         for (of, socket) in self.sockets() {
             keep(of, socket.try_clone()?, &mut passed)?;
         }
-        Ok((passed, self.nbd.map_or_else(Vec::new, |nbd| nbd.connections)))
+        let connections = self.nbd.map_or_else(Vec::new, |nbd| nbd.connections);
+        Ok(Taken { passed, connections, yours: self.yours })
     }
 }
 
 /// Keeps a socket for who is to listen there.
-pub(super) fn keep(of: Of, socket: OwnedFd, passed: &mut crate::passed::Sockets) -> io::Result<()> {
+pub(super) fn keep(of: Of, socket: OwnedFd, passed: &mut Sockets) -> io::Result<()> {
     let socket = Passed::new(socket).map_err(io::Error::other)?;
     match of {
         Of::Path => inherited::keep(None, socket),

@@ -10,7 +10,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// What one tells the other.
@@ -58,8 +58,6 @@ pub struct Yours {
     pub served: Vec<String>,
     /// The old one's version.
     pub version: String,
-    /// The old one.
-    pub pid: u32,
     /// How long clients have waited by now, in seconds.
     pub paused_seconds: f64,
     /// Who has to connect again.
@@ -99,18 +97,17 @@ impl Link {
         Self(end)
     }
 
-    /// Sends a message, and other names for the descriptors in it.
+    /// Sends a message, and with it other names for these descriptors.
     ///
     /// # Errors
     /// The other one has gone, or does not read.
-    pub fn send(&self, message: &Message, descriptors: &[OwnedFd]) -> io::Result<()> {
+    pub fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = serde_json::to_vec(message)?;
-        let fds: Vec<_> = descriptors.iter().map(|fd| fd.as_fd()).collect();
         let deadline = Instant::now() + SEND_LIMIT;
         loop {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
+            if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             match sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
@@ -183,7 +180,7 @@ mod tests {
         let theirs = Link::of(theirs);
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "precious").unwrap();
-        let fd = || OwnedFd::from(std::fs::File::open(file.path()).unwrap());
+        let fd = file.as_file().as_fd();
         let state = nbd::State {
             volume: "u".to_owned(),
             bytes: 1 << 40,
@@ -195,8 +192,8 @@ mod tests {
             right: nbd::Right::MayBegin,
             unread: vec![255; 32 << 10],
         };
-        ours.send(&Message::Claim, &[fd(), fd()]).unwrap();
-        ours.send(&Message::Connection(state.clone()), &[fd()]).unwrap();
+        ours.send(&Message::Claim, &[fd, fd]).unwrap();
+        ours.send(&Message::Connection(state.clone()), &[fd]).unwrap();
         let (message, descriptors) = theirs.receive(soon()).unwrap().expect("it was sent");
         assert!(matches!(message, Message::Claim));
         assert_eq!(descriptors.len(), 2);

@@ -89,7 +89,7 @@ impl Predecessor {
 
     /// Says why this process cannot go on. The other one takes all of it back when it has ended.
     pub fn cannot(&self, failure: &Failure) {
-        let failure = failure.to_json().get("error").cloned().unwrap_or_default();
+        let failure = failure.to_error();
         // Whoever does not hear it sees the end of this process.
         let _heard = self.link.send(&Message::Cannot { failure }, &[]);
     }

@@ -96,8 +96,7 @@ pub fn stopped(ending: Ending) -> AskStopped {
         })?;
         if let Some(ended) = &told.ended {
             stopping.ended = true;
-            stopping.failure =
-                ended.as_ref().err().and_then(|failure| failure.to_json().get("error").cloned());
+            stopping.failure = ended.as_ref().err().map(Failure::to_error);
             told.is_heard = true;
             rung.notify_all();
         }

@@ -450,18 +450,11 @@ impl Fronts {
         self.let_devices_go(limit);
         let ended = Running { has_ended: true, ..Running::default() };
         let Running { nbd, vhost, fuse, dev, .. } = std::mem::replace(&mut *self.lock(), ended);
-        let cut = |busy: &dyn std::fmt::Display| tracing::warn!(event = "clients-cut", "{busy}");
         if let Some(Err(busy)) = nbd.map(|server| server.shutdown(left())) {
-            cut(&busy);
+            tracing::warn!(event = "clients-cut", "{busy}");
         }
-        // Somebody may be about to take a volume from it.
-        if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(left())) {
-            cut(&format_args!("virtual machines are cut off, with requests: {:?}", busy.volumes));
-        }
-        if let Some(Err(busy)) = fuse.map(|server| server.shutdown(left())) {
-            cut(&busy);
-        }
-        dev.shutdown(left(), cut);
+        end_machines_and_files(vhost, fuse, left);
+        dev.shutdown(left());
     }
 
     /// Block devices that nobody uses go. Those of ublk that are in use stay in the kernel: what is asked of them waits for the next start; but
@@ -495,6 +488,22 @@ impl Fronts {
 
     fn lock(&self) -> MutexGuard<'_, Running> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends what nobody goes on with, each within what is `left` then.
+fn end_machines_and_files(
+    vhost: Option<Arc<VhostServer>>,
+    fuse: Option<FuseServer>,
+    left: impl Fn() -> Duration,
+) {
+    // Somebody may be about to take a volume from it.
+    if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(left())) {
+        let volumes = busy.volumes;
+        tracing::warn!(event = "clients-cut", "virtual machines are cut off, with requests: {volumes:?}");
+    }
+    if let Some(Err(busy)) = fuse.map(|server| server.shutdown(left())) {
+        tracing::warn!(event = "clients-cut", "{busy}");
     }
 }
 

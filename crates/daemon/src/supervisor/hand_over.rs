@@ -4,7 +4,7 @@ use super::fronts::Fronts;
 use super::jobs::user;
 use super::stop::REPLIES_LIMIT;
 use super::table::{VolumeEntry, VolumeState};
-use super::{Event, Phase, Shared, Supervisor};
+use super::{Event, Phase, Shared, Start, Supervisor};
 use crate::control::take_over::{Progress, TakeOver, TakingOver};
 use crate::control::{AskTakeOver, AskTakenOver, Control};
 use crate::failure::{Failure, Kind};
@@ -36,7 +36,7 @@ impl Course {
 
     /// Of a process that was to be replaced, and is not.
     pub fn failed(failure: &Failure) -> TakingOver {
-        let failure = failure.to_json().get("error").cloned();
+        let failure = Some(failure.to_error());
         TakingOver { progress: Progress::Failed, failure, ..TakingOver::default() }
     }
 
@@ -122,17 +122,24 @@ fn check(asked: &TakeOver, shared: &Mutex<Shared>, fronts: &Fronts) -> Result<()
     Ok(())
 }
 
+/// The names of those that are.
+fn served(volumes: &[VolumeEntry]) -> Vec<String> {
+    let are = volumes.iter().filter(|entry| matches!(entry.state, VolumeState::Served(_)));
+    are.map(|entry| entry.display_name().to_owned()).collect()
+}
+
 /// How a process has ended, or that it goes on.
 pub enum Life {
     Ended(Result<(), Failure>),
-    /// Another one was to take over and has not, for this reason.
-    GoesOn(Box<Heritage>, Failure),
+    /// Another one was to take over and has not: what this one goes on with.
+    GoesOn(Box<Start>),
 }
 
 impl Supervisor {
     /// Another process has all there is from now on, unless it cannot.
     pub(super) fn hand_over(self, control: Control, successor: Successor) -> Life {
         tracing::info!(event = "handing-over", "another process takes over");
+        let (config, notes) = (self.config_to_go_on_with(), self.notes.clone());
         let (heritage, left) = match self.leave(control) {
             Ok(left) => left,
             Err(failure) => return Life::Ended(Err(failure)),
@@ -144,7 +151,16 @@ impl Supervisor {
             }
             Err(failure) => {
                 tracing::error!(event = "take-over-failed", "{failure}");
-                Life::GoesOn(Box::new(heritage), failure)
+                let known = Course::failed(&failure);
+                match heritage.take_back() {
+                    Ok(taken) => {
+                        let again = Start { config, notes, predecessor: None, taken, known, is_first: false };
+                        Life::GoesOn(Box::new(again))
+                    }
+                    Err(error) => Life::Ended(Err(
+                        Failure::new(Kind::Io, "this daemon cannot go on either").why(error.to_string())
+                    )),
+                }
             }
         }
     }
@@ -165,11 +181,7 @@ impl Supervisor {
             shared.phase = Phase::Stopping;
             shared.table.volumes.clone()
         };
-        let served = entries
-            .iter()
-            .filter(|entry| matches!(entry.state, VolumeState::Served(_)))
-            .map(|entry| entry.display_name().to_owned());
-        let (served, reconnect) = (served.collect(), self.fronts.reconnect());
+        let (served, reconnect) = (served(&entries), self.fronts.reconnect());
         let claims = claim::live();
         let control = control.leave().map_err(|error| {
             Failure::new(Kind::Io, "the control socket cannot be left").why(error.to_string())
@@ -182,8 +194,8 @@ impl Supervisor {
         if !fronts.ublk.is_none_or(|ublk| ublk.wait(DEVICES_LIMIT)) {
             closed = closed.and(Err(Failure::new(Kind::Io, "a block device is not let go of")));
         }
-        let (version, pid) = (env!("CARGO_PKG_VERSION").to_owned(), std::process::id());
-        let yours = Yours { served, version, pid, reconnect, ..Yours::default() };
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let yours = Yours { served, version, reconnect, paused_seconds: 0.0 };
         Ok((Heritage { claims, control, nbd: fronts.nbd, yours, since }, closed))
     }
 
@@ -193,16 +205,9 @@ impl Supervisor {
     /// # Errors
     /// What the process before served is not all served here.
     pub(super) fn confirm(&mut self) -> Result<bool, Failure> {
-        let missing: Vec<_> = {
-            let shared = self.shared();
-            let is_served = |name: &String| {
-                let is_it = |entry: &VolumeEntry| {
-                    entry.display_name() == name && matches!(entry.state, VolumeState::Served(_))
-                };
-                shared.table.volumes.iter().any(is_it)
-            };
-            self.yours.served.iter().filter(|name| !is_served(name)).cloned().collect()
-        };
+        let served = served(&self.shared().table.volumes);
+        let missing: Vec<_> =
+            self.yours.served.iter().filter(|name| !served.contains(name)).cloned().collect();
         if self.predecessor.is_some() && !missing.is_empty() {
             let told = self.shared().table.not_served_yet();
             return Err(Failure::new(
@@ -214,12 +219,11 @@ impl Supervisor {
         if self.predecessor.is_none() && !missing.is_empty() && self.started.elapsed() < CLIENTS_LIMIT {
             return Ok(false);
         }
-        if let Some(predecessor) = self.predecessor.take() {
-            predecessor.ready();
-        }
+        let former = self.predecessor.take();
+        former.iter().for_each(Predecessor::ready);
         let connections = self.fronts.open();
-        if self.yours.pid != 0 {
-            let Yours { version, pid, paused_seconds, reconnect, .. } = std::mem::take(&mut self.yours);
+        if let Some(Predecessor { pid, .. }) = former {
+            let Yours { version, paused_seconds, reconnect, .. } = std::mem::take(&mut self.yours);
             let paused_seconds = paused_seconds + self.started.elapsed().as_secs_f64();
             tracing::info!(
                 event = "taken-over",

@@ -200,7 +200,7 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
     let taken = job.ended.as_ref().map_or_else(|| job.began.elapsed(), |ended| ended.after);
     shown.elapsed_seconds = taken.as_secs();
     if let Some(Ended { outcome: Err(failure), .. }) = &job.ended {
-        shown.failure = failure.to_json().get("error").cloned();
+        shown.failure = Some(failure.to_error());
     }
     let running = job.engine.as_ref().filter(|_| job.ended.is_none());
     if let Some(status) = running.and_then(Engine::status) {

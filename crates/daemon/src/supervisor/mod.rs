@@ -275,18 +275,9 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     let known = TakingOver { progress, ..TakingOver::default() };
     let mut start = Start { config, notes, predecessor, taken, known, is_first };
     loop {
-        let (config, notes) = (start.config.clone(), start.notes.clone());
         match live(line.clone(), start, &signals)? {
             Life::Ended(outcome) => return outcome,
-            Life::GoesOn(heritage, failure) => {
-                let known = Course::failed(&failure);
-                let yours = Yours { pid: 0, ..heritage.yours.clone() };
-                let (passed, connections) = heritage.take_back().map_err(|error| {
-                    Failure::new(Kind::Io, "this daemon cannot go on either").why(error.to_string())
-                })?;
-                let taken = Taken { passed, connections, yours };
-                start = Start { config, notes, predecessor: None, taken, known, is_first: false };
-            }
+            Life::GoesOn(again) => start = *again,
         }
     }
 }

@@ -62,11 +62,27 @@ impl Supervisor {
             tracing::warn!(event = "reload-kept", "{name} is served until the next start");
         }
         self.shared().stop_timeout = config.stop_timeout;
-        // The rest is what runs.
-        let Config { control, memory_bytes, places, ways, metrics, .. } = (*self.config).clone();
-        self.set_config(Config { control, memory_bytes, places, ways, metrics, ..config });
+        self.set_config(self.within_what_runs(config));
         self.name_exports();
         self.apply_all();
+    }
+
+    /// What the files say, but for what only a start can change.
+    fn within_what_runs(&self, files: Config) -> Config {
+        let Config { control, memory_bytes, places, ways, metrics, .. } = (*self.config).clone();
+        Config { control, memory_bytes, places, ways, metrics, ..files }
+    }
+
+    /// What this process goes on with if nobody takes over from it: what was set and added since the start stands in the files. If they
+    /// cannot be read now it is what it read last.
+    pub(super) fn config_to_go_on_with(&self) -> Config {
+        match self.read_with(None) {
+            Ok(files) => self.within_what_runs(files),
+            Err(failure) => {
+                tracing::warn!(event = "reload-refused", "{failure}");
+                (*self.config).clone()
+            }
+        }
     }
 
     pub(super) fn set_config(&mut self, config: Config) {

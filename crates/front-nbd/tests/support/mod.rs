@@ -46,6 +46,16 @@ pub fn serve() -> Served {
     serve_with(Limits::default(), Box::new(|_, _| Verdict::Serve))
 }
 
+/// The same with its connections on a ring; `None`, with the reason, where there is none.
+pub fn serve_on_a_ring() -> Option<Served> {
+    let served = serve();
+    if served.ring.is_none() {
+        eprintln!("SKIPPED: no io_uring here");
+        return None;
+    }
+    Some(served)
+}
+
 pub fn serve_with(limits: Limits, hook: Hook) -> Served {
     serve_in(None, limits, hook)
 }

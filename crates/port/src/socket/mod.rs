@@ -82,7 +82,7 @@ impl Listening {
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
         let _lock = lock_directory(path)?;
         if let Some(fd) = inherited::take_unix(path) {
-            return Ok(Self { fd, path: path.to_owned(), file: file_at(path) });
+            return Ok(Self { fd, path: path.to_owned(), file: identity_at(path) });
         }
         remove_stale(path, &address)?;
 
@@ -124,9 +124,8 @@ impl Listening {
 }
 
 /// Device and inode of the socket that lies there, if one does.
-fn file_at(path: &Path) -> Option<(u64, u64)> {
-    let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
-    Some((found.dev(), found.ino()))
+fn identity_at(path: &Path) -> Option<(u64, u64)> {
+    SocketFile::just_bound(path).and_then(|file| file.identity()).ok()
 }
 
 impl AsFd for Listening {

@@ -10,11 +10,12 @@
 
 use super::{Access, DeviceErrorKind, Identity};
 use crate::ioctl::{self, Lock, Part};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The claim on a device. The last one to be dropped, in any process, lets others have the device.
@@ -55,12 +56,10 @@ impl Claim {
     }
 
     /// The descriptors that make another process have it as well, that of the device first.
-    ///
-    /// # Errors
-    /// None are left.
-    pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+    #[must_use]
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let files = [Some(&self.file), self.beneath.as_ref()].into_iter().flatten();
-        files.map(|file| file.try_clone().map(OwnedFd::from)).collect()
+        files.map(File::as_fd).collect()
     }
 
     fn identity(&self) -> io::Result<Identity> {
@@ -71,13 +70,7 @@ impl Claim {
     /// Another description of the device for I/O, which claims nothing, and whether it is `O_DIRECT`.
     pub(super) fn open(&self) -> Result<(File, bool), Errno> {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let flags = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::RDWR;
-        match rustix::fs::open(&path, flags | OFlags::DIRECT, Mode::empty()) {
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
-                rustix::fs::open(&path, flags, Mode::empty()).map(|file| (file.into(), false))
-            }
-            other => other.map(|file| (file.into(), true)),
-        }
+        super::open_direct(Path::new(&path), OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::RDWR)
     }
 }
 
@@ -87,7 +80,7 @@ pub(super) struct Writing(File);
 
 impl Writing {
     /// Of `file`'s description. `EAGAIN` if another one has it. Where there are no locks there is nothing to pass on either.
-    pub(super) fn of(file: &File) -> Result<Option<Self>, Errno> {
+    fn of(file: &File) -> Result<Option<Self>, Errno> {
         match ioctl::lock(file, Lock::Exclusive, Part::Writing) {
             Ok(()) => file.try_clone().map(|file| Some(Self(file))).map_err(|_| Errno::MFILE),
             Err(Errno::AGAIN | Errno::ACCESS) => Err(Errno::AGAIN),
@@ -101,6 +94,17 @@ impl Drop for Writing {
     fn drop(&mut self) {
         let _it_goes_with_the_last_descriptor = ioctl::unlock(&self.0, Part::Writing);
     }
+}
+
+/// The right to write. Who has had it before, and passed the claim on, may be about to end.
+pub(super) fn may_write(file: &File, access: Access) -> Result<Option<Writing>, DeviceErrorKind> {
+    if access != Access::Own {
+        return Ok(None);
+    }
+    super::with_patience(|| Writing::of(file), |errno| errno == Errno::AGAIN).map_err(|errno| match errno {
+        Errno::AGAIN => DeviceErrorKind::StillWritten,
+        errno => DeviceErrorKind::from_errno("lock", errno),
+    })
 }
 
 impl Claims {

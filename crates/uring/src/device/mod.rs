@@ -197,7 +197,7 @@ impl Device {
             Some(claim) => Some(claim),
             None => claim_device(&file, (kind, identity), access).map_err(failed)?,
         };
-        let writing = may_write(&file, access).map_err(failed)?;
+        let writing = claim::may_write(&file, access).map_err(failed)?;
         let limits = Limits::of(&file, identity, direct).map_err(failed)?;
         Ok(Self { writing, claim, ..Self::new(path.to_owned(), file, (kind, identity), access, &limits) })
     }
@@ -472,6 +472,11 @@ fn open_file(path: &Path, kind: DeviceKind, access: Access) -> Result<(File, boo
     if kind == DeviceKind::Block && access != Access::Look {
         flags |= OFlags::EXCL;
     }
+    open_direct(path, flags)
+}
+
+/// The same with these flags.
+fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
     match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
         Err(Errno::INVAL | Errno::OPNOTSUPP) => {
             rustix::fs::open(path, flags, Mode::empty()).map(|file| (file.into(), false))
@@ -495,17 +500,6 @@ fn claim_device(
         DeviceErrorKind::from_errno("keep", Errno::from_io_error(&error).unwrap_or(Errno::MFILE))
     })?;
     Ok(Some(Claim::new(same, beneath)))
-}
-
-/// The right to write. Who has had it before, and passed the claim on, may be about to end.
-fn may_write(file: &File, access: Access) -> Result<Option<Writing>, DeviceErrorKind> {
-    if access != Access::Own {
-        return Ok(None);
-    }
-    with_patience(|| Writing::of(file), |errno| errno == Errno::AGAIN).map_err(|errno| match errno {
-        Errno::AGAIN => DeviceErrorKind::StillWritten,
-        errno => DeviceErrorKind::from_errno("lock", errno),
-    })
 }
 
 /// Locks a file against other owners, and refuses one that a loop device has.

@@ -15,7 +15,6 @@ use bcached_front_ublk::server::StillThere;
 use bcached_front_ublk::{DeviceState, UblkServer};
 use bcached_port::{Export, ExportTable, Way, Ways};
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,13 +99,14 @@ impl Dev {
     }
 
     /// Ends the servers; their devices have been taken away.
-    pub(super) fn shutdown(self, left: Duration, cut: impl Fn(&dyn Display)) {
+    pub(super) fn shutdown(self, left: Duration) {
         // Somebody may be about to make a device.
-        if let Some(Err(busy)) = self.nbd.and_then(Arc::into_inner).map(|server| server.shutdown(left)) {
-            cut(&busy);
+        let nbd = self.nbd.and_then(Arc::into_inner).map(|server| server.shutdown(left));
+        if let Some(Err(busy)) = nbd {
+            tracing::warn!(event = "clients-cut", "{busy}");
         }
         if let Some(Err(busy)) = self.fuse.map(|server| server.shutdown(left)) {
-            cut(&busy);
+            tracing::warn!(event = "clients-cut", "{busy}");
         }
     }
 }

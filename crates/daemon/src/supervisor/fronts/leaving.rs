@@ -5,7 +5,7 @@ use bcached_front_nbd as nbd;
 use bcached_front_ublk as ublk;
 use bcached_port::Way;
 use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// What has been left.
@@ -82,17 +82,8 @@ impl Fronts {
         if let Some(ended) = nbd.as_ref().map(|nbd| nbd.ended).filter(|ended| *ended > 0) {
             tracing::warn!(event = "clients-cut", "NBD connections that cannot be gone on with: {ended}");
         }
-        if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(left())) {
-            tracing::warn!(
-                event = "clients-cut",
-                "virtual machines are cut off, with requests: {:?}",
-                busy.volumes
-            );
-        }
-        if let Some(Err(busy)) = fuse.map(|server| server.shutdown(left())) {
-            tracing::warn!(event = "clients-cut", "{busy}");
-        }
-        dev.shutdown(left(), |busy| tracing::warn!(event = "clients-cut", "{busy}"));
+        super::end_machines_and_files(vhost, fuse, left);
+        dev.shutdown(left());
         Left { nbd, ublk: ublk.map(|ublk| ublk.leave()) }
     }
 }
