@@ -19,6 +19,14 @@ serve() {
 	test -n \"$device\" && wait_for 20 test -b $device || { cat /tmp/log; return 1; }
 	sed -n 's/.*\\(its block device comes by .*\\) \\[event.*/\\1/p' /tmp/log
 }
+# Another process goes on, and has a device too; whose name it is is said by its link.
+take_over() {
+	former=$server
+	server=$(bcached take-over | sed -n 's/^daemon \\([0-9]*\\) has taken over.*/\\1/p')
+	test -n \"$server\" && ! test -d /proc/$former || { cat /tmp/log; return 1; }
+	device=$(readlink $link)
+}
+ends() { kill -TERM $server; wait_for 20 test ! -d /proc/$server; }
 unused() { ! ls /sys/block/nbd*/pid 2>/dev/null; }
 serve
 link=$(echo /dev/bcache/by-uuid/*)
@@ -51,10 +59,19 @@ device=$(readlink $link)
 dd if=$device of=/tmp/found bs=64k skip=3000 count=100 2>/dev/null
 dd if=/tmp/data of=/tmp/wanted bs=64k count=100 2>/dev/null
 cmp /tmp/found /tmp/wanted
+# Nobody else takes over while it is in use. Else that has what nobody has flushed.
+mount -t ext4 $link /mnt
+bcached take-over 2>&1 || echo exit $?
+umount /mnt
+dd if=/tmp/data of=$device bs=64k seek=3200 count=100 conv=notrunc 2>/dev/null
+take_over
+dd if=$device of=/tmp/found bs=64k skip=3200 count=100 2>/dev/null
+cmp /tmp/found /tmp/wanted
+bcached status | grep ' (kernel nbd)' > /dev/null
 # Killed with requests under way: the device ends, and the next start makes another.
 ( dd if=/tmp/data of=$device bs=16k seek=4000 oflag=direct conv=notrunc 2>/dev/null || echo dd failed ) &
 writer=$!
-kill -9 $server; wait $server || true
+kill -9 $server; wait_for 20 test ! -d /proc/$server
 wait $writer || true
 wait_for 20 unused
 serve
@@ -130,12 +147,20 @@ test -b $device
 serve
 test $device = $first
 cmp /tmp/data /mnt/a
+# Mounted and written to while another process takes over: it is the same device.
+( dd if=/tmp/data of=/mnt/b bs=16k conv=fsync 2>/dev/null || echo dd failed ) &
+writer=$!
+take_over
+test $device = $first
+test $link -ef $device
+wait $writer
+cmp /tmp/data /mnt/b
 umount /mnt
 bcached stop $volume
 wait_for 20 test ! -e $device
 bcached add $volume
 wait_for 20 test -L $link
-kill -TERM $server; wait $server
+ends
 test ! -L $link
 test -z \"$(ls /sys/class/ublk-char)\"
 unused

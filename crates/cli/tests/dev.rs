@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, ask, bcached, done, json, refused, requires, run, tool};
+use common::{Daemon, Images, Last, ask, bcached, done, json, pid, refused, requires, run, tool, wrapped};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -209,6 +209,7 @@ fn another_daemon_takes_over_and_has_a_device_too() {
     if !has_a_way(&daemon) {
         return;
     }
+    let _last = Last(&images);
     let (by, path) = device(&daemon.status()).expect("it is there");
     does(tool("mkfs.ext4").arg("-q").arg(&path));
     let mounted = Mounted::at(&path, images.path("mnt"));
@@ -219,6 +220,18 @@ fn another_daemon_takes_over_and_has_a_device_too() {
         refused(&daemon, &["take-over"], 3, "what ends with it is in use: the mount ");
     }
     does(tool("umount").arg(&mounted.0));
+    if by != "ublk" {
+        // Who comes while the other one reads its configuration: this one is there as before.
+        let has_it = "for n in $(seq 1500); do test -e \"$done\" && exit; sleep 0.02; done";
+        let done = images.path("done");
+        let late = format!("done={}\nexec 3<{}\n({has_it}) &\nexec 3<&-", done.display(), path.display());
+        let program = wrapped(&images, &late);
+        wait_until("nobody has a look", || daemon.status()["clients"].as_array().is_some_and(Vec::is_empty));
+        refused(&daemon, &["take-over", "--program", &program], 3, "what ends with it is in use: process ");
+        assert_eq!(pid(&images).and_then(|pid| u32::try_from(pid).ok()), Some(daemon.id()));
+        assert_eq!(device(&daemon.status()), Some((by.clone(), path)));
+        std::fs::write(done, "").expect("a file");
+    }
     done_unused(&daemon, &["take-over"]);
     let status = daemon.status();
     let (again, path) = device(&status).expect("it is there");
