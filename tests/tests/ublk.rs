@@ -1,13 +1,8 @@
 //! Volumes as block devices of a real kernel: the front end for ublk, on a file, in a guest.
 
 use bcached_tests::failure::Outcome;
-use bcached_tests::guest::{Job, Machine as _};
-use bcached_tests::requires;
-use bcached_tests::uml::built_program;
-use bcached_tests::vm::{Also, Vm};
-use std::time::Duration;
-
-const LIMIT: Duration = Duration::from_secs(300);
+use bcached_tests::vm::Vm;
+use bcached_tests::vm::devices::{self, run_on};
 
 /// Serves `/dev/vda` as a device; what it says goes to `/tmp/said`, what is written to descriptor 3 it obeys.
 const SERVE: &str = "
@@ -24,34 +19,7 @@ serve() {
 ";
 
 fn vm_with(program: &str) -> Option<Vm> {
-    let vm = Vm::find()?;
-    let mkfs = requires::program("mkfs.ext4")?;
-    let modules = vec![
-        "lib/crc16",
-        "arch/x86/crypto/crc32c-intel",
-        "crypto/crc32c_generic",
-        "fs/mbcache",
-        "fs/jbd2/jbd2",
-        "fs/ext4/ext4",
-        "drivers/block/ublk_drv",
-    ];
-    let program = built_program(program).ok()?;
-    Some(vm.with(Also { modules, programs: vec![program, mkfs] }))
-}
-
-/// What the job printed, on disks of such sizes, in MiB.
-fn run_on(vm: &Vm, sizes: &[u64], script: &str) -> Result<Vec<String>, bcached_tests::failure::Failure> {
-    let images: Vec<_> = sizes
-        .iter()
-        .map(|mebibytes| {
-            let image = tempfile::NamedTempFile::new()?;
-            image.as_file().set_len(mebibytes << 20)?;
-            Ok(image)
-        })
-        .collect::<std::io::Result<_>>()?;
-    let paths: Vec<_> = images.iter().map(tempfile::NamedTempFile::path).collect();
-    let job = Job { images: &paths, script, crash_at: None, limit: LIMIT };
-    Ok(vm.run(&job)?.output)
+    devices::vm_with(program, &["drivers/block/ublk_drv"])
 }
 
 fn run(vm: &Vm, script: &str) -> Result<Vec<String>, bcached_tests::failure::Failure> {
@@ -137,6 +105,15 @@ cmp /tmp/direct /mnt/direct
 umount /mnt; mount -t ext4 $device /mnt
 for n in 1 2 3 4 5 6 7 8 9 10 11 12; do md5sum < /mnt/$n; done > /tmp/found
 cmp /tmp/sums /tmp/found
+# One that begins to take it over and comes no further, for want of the node; the next one goes on.
+kill -9 $server; wait $server || true
+node=/dev/ublkc${device#/dev/ublkb}
+mv $node /tmp/node
+( sleep 8; mv /tmp/node $node ) &
+serve
+test $device = $first
+umount /mnt; mount -t ext4 $device /mnt
+cmp /tmp/direct /mnt/direct
 umount /mnt
 kill -9 $server; wait $server || true
 # An orphan is taken over to be removed.

@@ -199,7 +199,7 @@ pub struct Serve {
     /// A backing device to serve, without a configuration; can be repeated. One that belongs to no set is attached
     #[arg(long, value_name = "DEV")]
     pub backing: Vec<String>,
-    /// How volumes are exported: nbd, nbd:/path/to/socket, nbd:127.0.0.1:10809, ublk, vhost-user[:DIR], fuse[:DIR]; can be repeated
+    /// How volumes are exported: nbd, nbd:/path/to/socket, nbd:127.0.0.1:10809, dev, ublk, vhost-user[:DIR], fuse[:DIR]; can be repeated
     #[arg(long, value_name = "WAY")]
     pub export: Vec<String>,
     /// How long a stop waits for clients: 30s, 5m [default: 20s]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, bcached, fill, json, patch, requires, run, tool};
+use common::{Daemon, Images, Loop, bcached, fill, json, patch, requires, run, tool};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -256,4 +256,69 @@ fn doctor_lists_what_holds_the_memory() {
     for name in ["CAP_IPC_LOCK", "CAP_SYS_RESOURCE"] {
         assert!(ran.out.lines().any(|line| line.starts_with(name)), "{name}: {ran:?}");
     }
+}
+
+/// In one screen: which ways there are, and why the others are not.
+#[test]
+fn doctor_fits_a_screen_and_names_every_way() {
+    let images = Images::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+    // What others have left behind is as long as it is.
+    let ran = run(command.arg("doctor").env("BCACHED_NOTES", images.path("none")));
+    assert_eq!(ran.exit, 0, "{ran:?}");
+    assert!(ran.out.lines().count() <= 24, "{}", ran.out);
+    let longest = ran.out.lines().map(|line| line.chars().count()).max();
+    assert!(longest.is_some_and(|longest| longest <= 100), "{}", ran.out);
+    let word = |name: &str| {
+        let line = ran.out.lines().find(|line| line.starts_with(&format!("{name:<26} "))).expect("a line");
+        line[27..].split_whitespace().next().expect("a word").to_owned()
+    };
+    let ways = ["ublk", "nbd", "fuse", "loop", "nbd server", "vhost-user"].map(|name| word(name) == "yes");
+    let [ublk, nbd, fuse, looped, server, vhost] = ways;
+    assert!(server && vhost, "these need nothing: {}", ran.out);
+    assert_eq!(word("dev") == "yes", ublk || nbd || fuse && looped, "{}", ran.out);
+    let machine = json(&bcached(&["doctor", "--json"]).out)["machine"].clone();
+    for item in machine.as_array().expect("items") {
+        let is_driver = ["ublk", "nbd"].iter().any(|name| item["name"] == *name);
+        assert!(!is_driver || item["available"] == true || item["detail"].is_string(), "{item}");
+    }
+    if !std::path::Path::new("/dev/ublk-control").exists() {
+        let mends = machine.as_array().and_then(|all| all.iter().find(|item| item["name"] == "ublk"));
+        let mends = mends.and_then(|item| item["mends"].as_str()).unwrap_or_default();
+        assert!(mends.contains("ublk_drv") || mends.contains("6.5"), "{machine}");
+    }
+}
+
+/// A member of a set that others may take for theirs is fit, and somebody should know.
+#[test]
+fn doctor_finds_the_mark_of_an_assembler() {
+    let images = Images::new();
+    let (cache, backing) = set(&images, "cache", "backing", "tank");
+    let clean = json(&bcached(&["doctor", "--json", &cache, &backing]).out);
+    assert!(
+        clean["devices"].as_array().is_some_and(|all| all.iter().all(|one| one["findings"].is_null())),
+        "{clean}"
+    );
+    patch(&backing, 512, b"LABELONE");
+    let ran = bcached(&["doctor", &cache, &backing]);
+    assert_eq!(ran.exit, 0, "it is fit: {ran:?}");
+    assert!(ran.out.contains("  member: it has the mark of a LVM2_member, too"), "{ran:?}");
+    let told = json(&bcached(&["doctor", "--json", &backing]).out);
+    assert_eq!(told["devices"][0]["findings"][0]["kind"], "member", "{told}");
+}
+
+/// What the kernel tells of a block device is told on.
+#[test]
+fn doctor_tells_what_the_kernel_tells_of_a_block_device() {
+    let images = Images::new();
+    let (cache, _) = set(&images, "cache", "backing", "tank");
+    let Some(device) = Loop::over(&cache) else { return };
+    let told = json(&bcached(&["doctor", "--json", &device.0]).out);
+    let queue = std::path::Path::new("/sys/block").join(device.0.trim_start_matches("/dev/")).join("queue");
+    let says = |name: &str| std::fs::read_to_string(queue.join(name)).expect("readable").trim().to_owned();
+    let one = &told["devices"][0];
+    assert_eq!(one["fit"], true, "{told}");
+    assert_eq!(one["physical_block_bytes"].to_string(), says("physical_block_size"));
+    assert_eq!(one["rotational"], says("rotational") == "1");
+    assert_eq!(one["volatile_cache"], says("write_cache") != "write through");
 }

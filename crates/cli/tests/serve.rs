@@ -218,7 +218,7 @@ fn what_cannot_be_served_is_refused_and_not_written() {
     refuses(&["--cache", "/nonexistent"], &[], 4, "it does not exist");
     refuses(&["--cache", "UUID=12345678-1234-1234-1234-123456789abc"], &[], 4, "no device has the UUID");
     refuses(&["--cache", "UUID=x"], &[], 2, "holds no UUID");
-    refuses(&["--export", "dev", "--cache", c], &[c], 2, "is not in this version");
+    refuses(&["--export", "dev:0", "--cache", c], &[c], 2, "which names them: write dev");
     if !std::path::Path::new("/dev/ublk-control").exists() {
         refuses(&["--export", "ublk", "--cache", c], &[c], 4, "load the module (modprobe ublk_drv");
     }

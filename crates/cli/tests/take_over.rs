@@ -2,10 +2,8 @@
 
 mod common;
 
-use common::{Daemon, Images, Ran, ask, bcached, done, json, refused};
-use rustix::process::{Pid, Signal, kill_process};
+use common::{Daemon, Images, Last, Ran, ask, bcached, control, done, json, pid, refused, wrapped};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -172,28 +170,6 @@ fn check_all(images: &Images, models: &mut [Model]) {
     }
 }
 
-fn control(images: &Images) -> String {
-    images.path("run/control.sock").to_str().expect("text").to_owned()
-}
-
-/// The process that answers, if one does.
-fn pid(images: &Images) -> Option<i32> {
-    let status = bcached(&["status", "--json", "--control", &control(images)]);
-    let status = (status.exit == 0).then(|| json(&status.out))?;
-    status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok())
-}
-
-/// Whichever process answers for these images at last is ended.
-struct Last<'a>(&'a Images);
-
-impl Drop for Last<'_> {
-    fn drop(&mut self) {
-        if let Some(process) = pid(self.0).and_then(Pid::from_raw) {
-            let _ended_already = kill_process(process, Signal::KILL);
-        }
-    }
-}
-
 fn take_over(images: &Images, words: &[&str]) -> Ran {
     bcached(&[&["take-over", "--json", "--control", &control(images)], words].concat())
 }
@@ -273,15 +249,6 @@ fn who_cannot_take_over_does_not() {
     fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
     check_all(&images, &mut models);
     drop(daemon);
-}
-
-/// A program that is bcached, and does `before` first.
-fn wrapped(images: &Images, before: &str) -> String {
-    let path = images.path("wrapped");
-    let program = env!("CARGO_BIN_EXE_bcached");
-    std::fs::write(&path, format!("#!/bin/sh\n{before}\nexec {program} \"$@\"\n")).expect("a script");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("ours");
-    path.to_str().expect("text").to_owned()
 }
 
 /// Whoever is killed, and at whichever step: one process goes on with all that was answered, or none is there and the next start finds it.

@@ -38,6 +38,6 @@ pub mod tree;
 mod volume_file;
 mod workers;
 
-pub use mount::MountError;
+pub use mount::{MountError, absolute, clear_stale};
 pub use server::{Client, FuseServer, Limits, Options, StartError, StillBusy};
 pub use tree::{Entry, Tree};

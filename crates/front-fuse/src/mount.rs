@@ -184,8 +184,11 @@ impl Mount {
     }
 }
 
-/// Without links. Of a dead mount only what lies above it can be asked.
-fn absolute(directory: &Path) -> io::Result<PathBuf> {
+/// The directory without links. Of a dead mount only what lies above it can be asked.
+///
+/// # Errors
+/// There is no such directory, or it cannot be known.
+pub fn absolute(directory: &Path) -> io::Result<PathBuf> {
     if let Ok(path) = directory.canonicalize() {
         return Ok(path);
     }
@@ -196,8 +199,11 @@ fn absolute(directory: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Unmounts what dead daemons have left.
-fn clear_stale(directory: &Path) -> Result<(), MountError> {
+/// Unmounts what dead daemons have left at `directory`, which has no links in it; if there is nothing, nothing is done.
+///
+/// # Errors
+/// It may not be done, or one that lives is there.
+pub fn clear_stale(directory: &Path) -> Result<(), MountError> {
     let system = |source| MountError::System { directory: directory.to_owned(), source };
     for _ in 0..STALE_MAX {
         match mountinfo::top(directory).map_err(system)? {

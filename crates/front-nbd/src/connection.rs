@@ -56,6 +56,8 @@ pub(crate) struct Caller {
     pub(crate) read_only: bool,
     /// It must begin TLS, with this.
     pub(crate) tls: Option<Tls>,
+    /// It has this export without asking, and there is no handshake.
+    pub(crate) export: Option<String>,
 }
 
 /// Serves a connection to its end, or from where another server has left it; what there is to it if yet another one goes on.
@@ -79,7 +81,11 @@ pub(crate) fn serve(
                 source: Source::new(Receiving::Plain(Arc::clone(socket))),
                 sending: Sending::Plain(Arc::clone(socket)),
             };
-            let Some(agreed) = hands.shake(&catalog)? else { return Ok(None) };
+            let agreed = match &caller.export {
+                Some(name) => Some(hands.begin_with(name, &catalog)?),
+                None => hands.shake(&catalog)?,
+            };
+            let Some(agreed) = agreed else { return Ok(None) };
             let Hands { source, sending, .. } = hands;
             (Session::new(agreed), Some(catalog.since.get()), None, source, sending)
         }
@@ -225,6 +231,13 @@ struct Hands<'a> {
 }
 
 impl Hands<'_> {
+    /// Who is on the other side knows what there is to agree on.
+    fn begin_with(&self, name: &str, catalog: &PeerCatalog<'_>) -> Result<Agreed, Broken> {
+        let offer = catalog.offer(name).map_err(|_| Broken::Gone(name.to_owned()))?;
+        self.shared.entered(self.caller.number, &offer.export.name, offer.read_only);
+        Ok(Agreed { offer, structured: false, block_status: false })
+    }
+
     /// `None` when the client hung up properly, or the server is stopping.
     fn shake(&mut self, catalog: &PeerCatalog<'_>) -> Result<Option<Agreed>, Broken> {
         let stall = self.shared.limits.handshake;

@@ -6,9 +6,10 @@
 
 use crate::connection::Caller;
 use crate::endpoint::Bound;
+use crate::newcomer::Newcomer;
 use crate::proto::handshake::{Agreed, Offer};
 use crate::proto::request::Session;
-use crate::server::{Connections, Live, NbdServer, Newcomer, Served, Shared};
+use crate::server::{Connections, Live, NbdServer, Served, Shared};
 use crate::socket::Socket;
 use bcached_port::{Claim, ExportTable, Moment, NoExport};
 use serde::{Deserialize, Serialize};
@@ -142,6 +143,7 @@ impl NbdServer {
                 address,
                 read_only: state.only_looks,
                 tls: None,
+                export: None,
                 left: Some(state),
             };
             if let Err(error) = self.shared().begin(newcomer) {

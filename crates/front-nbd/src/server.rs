@@ -8,16 +8,16 @@
 //! first write, another client is offered the export read-only from then on, and one that connected before is
 //! answered EPERM until it connects again.
 
-use crate::connection::{Broken, Caller, serve};
+use crate::connection::Broken;
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
 use crate::lane::Lane;
-use crate::left::{Leavers, State};
+use crate::left::Leavers;
 use crate::limits::{Limits, memory, stock_of};
+use crate::newcomer::Newcomer;
 use crate::pace::InTheWay;
-use crate::proto::handshake::Offer;
 use crate::socket::Socket;
 use crate::tls::Tls;
-use bcached_port::{Buffer, ExportTable, Peer, Pool, Quiet, Stock};
+use bcached_port::{Buffer, ExportTable, Pool, Quiet, Stock};
 use bcached_uring::Rings;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -116,7 +116,7 @@ pub(crate) struct Shared {
 
 #[derive(Default)]
 pub(crate) struct Connections {
-    next: u64,
+    pub(crate) next: u64,
     pub(crate) live: BTreeMap<u64, Live>,
     /// Once what is here goes on elsewhere.
     pub(crate) leavers: Option<Leavers>,
@@ -126,19 +126,6 @@ pub(crate) struct Connections {
     stuck: Quiet,
     /// Those that did not come to TLS.
     not_encrypted: Quiet,
-}
-
-/// A connection that has just come.
-pub(crate) struct Newcomer {
-    pub(crate) socket: Arc<Socket>,
-    pub(crate) process: Option<Peer>,
-    pub(crate) address: Option<SocketAddr>,
-    /// It has come where one may only look.
-    pub(crate) read_only: bool,
-    /// It must begin TLS.
-    pub(crate) tls: Option<Tls>,
-    /// It came to another server, which has left it.
-    pub(crate) left: Option<State>,
 }
 
 /// How the requests of a connection are served.
@@ -155,11 +142,11 @@ pub(crate) struct Live {
     pub(crate) client: Client,
     pub(crate) socket: Arc<Socket>,
     pub(crate) served: Served,
-    thread: JoinHandle<()>,
+    pub(crate) thread: JoinHandle<()>,
     /// The thread is about to return: joining it does not wait.
     pub(crate) done: bool,
     /// It lost its place to another and will end soon.
-    cut: bool,
+    pub(crate) cut: bool,
 }
 
 /// So many connections that have lost their places may not have ended yet; more than these and nobody is accepted until one has. They only wait for their
@@ -297,7 +284,7 @@ impl Drop for NbdServer {
 
 impl Connections {
     /// Sees to it that there is a place for one more; false if all belong to clients that have chosen their export.
-    fn make_room(&mut self, limit: usize) -> bool {
+    pub(crate) fn make_room(&mut self, limit: usize) -> bool {
         if self.live.values().filter(|live| !live.done && !live.cut).count() < limit {
             return true;
         }
@@ -381,7 +368,7 @@ impl Shared {
     }
 
     /// A connection has broken off. That one could not go over to TLS is for people to mend: a certificate, or a client.
-    fn broke_off(&self, number: u64, broken: &Broken) {
+    pub(crate) fn broke_off(&self, number: u64, broken: &Broken) {
         tracing::debug!(event = "nbd-broke-off", connection = number, error = %broken, "an NBD connection broke off");
         let Broken::Tls(why) = broken else { return };
         let mut connections = self.lock();
@@ -461,52 +448,18 @@ impl Shared {
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());
         let process = if is_tcp { None } else { socket.peer_process() };
         let tls = if is_tcp { self.tls.lock().unwrap_or_else(PoisonError::into_inner).clone() } else { None };
-        let newcomer = Newcomer { socket, process, address, read_only: listening.read_only, tls, left: None };
-        self.begin(newcomer).map_err(|error| {
+        let newcomer = Newcomer {
+            socket,
+            process,
+            address,
+            read_only: listening.read_only,
+            tls,
+            export: None,
+            left: None,
+        };
+        self.begin(newcomer).map(drop).map_err(|error| {
             tracing::warn!(event = "nbd-not-accepted", %error, "could not start a thread for an NBD connection");
         })
-    }
-
-    pub(crate) fn begin(self: &Arc<Self>, newcomer: Newcomer) -> io::Result<()> {
-        let Newcomer { socket, process, address, read_only, tls, left } = newcomer;
-        // Held until the connection is in the table, so that its thread finds it there.
-        let mut connections = self.lock();
-        if left.is_none() && !connections.make_room(self.limits.connections) {
-            return Ok(());
-        }
-        let number = connections.next;
-        let peer = process.unwrap_or(Peer::Connection(number));
-        let mut client = Client {
-            number,
-            peer: address.map_or_else(|| peer.to_string(), |address| address.to_string()),
-            export: None,
-            writing: false,
-            read_only,
-            tls: tls.is_some(),
-        };
-        let caller = Caller { number, peer, read_only, tls };
-        let resumed = left.map(|left| left.resumed(&self.exports, &caller)).transpose();
-        let resumed = resumed.map_err(io::Error::other)?;
-        if let Some(resumed) = &resumed {
-            let Offer { export, read_only, .. } = &resumed.session.agreed().offer;
-            (client.export, client.read_only) = (Some(export.name.clone()), *read_only);
-            client.writing = resumed.claim.is_some();
-        }
-        let (shared, served) = (Arc::clone(self), Arc::clone(&socket));
-        let thread = self.spawn(format!("nbd-{number}"), move || {
-            // Marks the end also of a connection that panics.
-            let mut ending = Ending { shared: &shared, number, socket: &served, is_left: false };
-            match serve(&shared, &served, &caller, resumed) {
-                Ok(None) => {}
-                Ok(Some(state)) => ending.is_left = shared.leave(&served, state),
-                Err(broken) => shared.broke_off(number, &broken),
-            }
-        })?;
-        connections.next += 1;
-        connections
-            .live
-            .insert(number, Live { client, socket, served: Served::NotYet, thread, done: false, cut: false });
-        Ok(())
     }
 
     /// Joins the threads of connections that have ended.
@@ -559,12 +512,12 @@ impl Shared {
 }
 
 /// Says that a connection's thread is about to return.
-struct Ending<'a> {
-    shared: &'a Shared,
-    number: u64,
-    socket: &'a Socket,
+pub(crate) struct Ending<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) number: u64,
+    pub(crate) socket: &'a Socket,
     /// Somebody else has the socket, too, and goes on with it.
-    is_left: bool,
+    pub(crate) is_left: bool,
 }
 
 impl Drop for Ending<'_> {

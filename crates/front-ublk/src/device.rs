@@ -70,7 +70,7 @@ impl Features {
         }
     }
 
-    const fn has(self, feature: u64) -> bool {
+    pub(crate) const fn has(self, feature: u64) -> bool {
         self.0 & feature != 0
     }
 }
@@ -177,15 +177,7 @@ impl Device {
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, DeviceError> {
         let device = Self::of(control, &info, guests);
-        let deadline = Instant::now() + QUIESCE_MAX;
-        while let Err(error) = device.command(Command::StartUserRecovery, (&[], 0), QUICK) {
-            let is_busy =
-                matches!(error, DeviceError::Control(ControlError { why: Errno::BUSY | Errno::INVAL, .. }));
-            if !is_busy || Instant::now() > deadline {
-                return Err(error);
-            }
-            thread::sleep(PAUSE);
-        }
+        device.begin_recovery()?;
         device.host(&info, export, guests, on_end)?;
         device.command(Command::EndUserRecovery, (&[], own_process()), WITH_IO)?;
         // It may have grown since. What the kernel cannot be told is seen when the device is made anew.
@@ -193,6 +185,24 @@ impl Device {
             tracing::warn!(event = "ublk-not-resized", "{}: {error}", device.path().display());
         }
         Ok(device)
+    }
+
+    /// From now on a queue is waited for.
+    fn begin_recovery(&self) -> Result<(), DeviceError> {
+        let deadline = Instant::now() + QUIESCE_MAX;
+        loop {
+            let waits =
+                matches!(info_of(&self.control, self.number)?.state(), State::Quiesced | State::FailIo);
+            let Err(error) = self.command(Command::StartUserRecovery, (&[], 0), QUICK) else { return Ok(()) };
+            match &error {
+                // Somebody has begun that and then ended, or could not go on: the driver does not begin it twice.
+                DeviceError::Control(ControlError { why: Errno::INVAL, .. }) if waits => return Ok(()),
+                DeviceError::Control(ControlError { why: Errno::BUSY | Errno::INVAL, .. })
+                    if Instant::now() < deadline => {}
+                _ => return Err(error),
+            }
+            thread::sleep(PAUSE);
+        }
     }
 
     /// Puts the queue on the ring; its commands are with the kernel soon after.
@@ -278,15 +288,14 @@ fn find(control: &Control, identity: u64, former: Option<u32>) -> Result<Found, 
     let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
     let numbers = entries.flatten().filter_map(|entry| number(entry.file_name().to_str()?));
     for number in numbers {
-        let answer = match control.call(Command::GetDevInfo, number, (&[0; INFO_BYTES], 0), QUICK) {
-            Ok(answer) => answer,
+        let info = match info_of(control, number) {
+            Ok(info) => info,
             // It went in between, or is not for us to see.
             Err(ControlError { why: Errno::NODEV | Errno::INVAL | Errno::ACCESS | Errno::PERM, .. }) => {
                 continue;
             }
             Err(error) => return Err(error.into()),
         };
-        let info = DeviceInfo::from_bytes(&as_info(&answer));
         if info.identity != identity {
             continue;
         }
@@ -306,6 +315,11 @@ fn find(control: &Control, identity: u64, former: Option<u32>) -> Result<Found, 
 /// Our own counts as dead: what of it was served by this process is not any more, or nobody would look for it.
 fn is_alive(process: i32) -> bool {
     u32::try_from(process) != Ok(std::process::id()) && Path::new(&format!("/proc/{process}")).exists()
+}
+
+fn info_of(control: &Control, number: u32) -> Result<DeviceInfo, ControlError> {
+    let answer = control.call(Command::GetDevInfo, number, (&[0; INFO_BYTES], 0), QUICK)?;
+    Ok(DeviceInfo::from_bytes(&as_info(&answer)))
 }
 
 fn as_info(answer: &[u8]) -> [u8; INFO_BYTES] {

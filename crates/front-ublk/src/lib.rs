@@ -5,6 +5,7 @@
 //! | `abi` | the driver's numbers and layouts |
 //! | `control` | commands to the driver, each with a limit |
 //! | `descriptors` | what the driver has put for each request |
+//! | `features` | what the driver can do, in words |
 //! | `queue` | requests and answers, on the ring of the volume's engine |
 //! | `device` | one device, from its making or taking over to its end |
 //! | `server` | the devices of all volumes, a thread for each |
@@ -20,6 +21,7 @@ mod control;
 mod descriptors;
 mod device;
 mod error;
+mod features;
 mod queue;
 pub mod server;
 

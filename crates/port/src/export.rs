@@ -104,6 +104,13 @@ impl ExportTable {
         Self { way: Some(way), ..self.clone() }
     }
 
+    /// The same, for a front end behind which the kernel is: each volume has been claimed for that ([`Peer::Kernel`](crate::Peer::Kernel)) before
+    /// it is to be had there, so who writes through it shuts out nobody else.
+    #[must_use]
+    pub fn by_kernel(&self, way: Way) -> Self {
+        Self { writing: Writing::default(), ..self.by(way) }
+    }
+
     fn shows(&self, export: &Export) -> bool {
         self.way.is_none_or(|way| export.ways.has(way))
     }

@@ -13,6 +13,8 @@ pub enum Way {
     VhostUser,
     /// A file of the FUSE mount.
     Fuse,
+    /// A block device of the kernel, by whatever the machine has for that.
+    Dev,
 }
 
 /// Some of them.
@@ -21,7 +23,7 @@ pub struct Ways(u8);
 
 impl Way {
     /// All there are.
-    pub const ALL: [Self; 4] = [Self::Nbd, Self::Ublk, Self::VhostUser, Self::Fuse];
+    pub const ALL: [Self; 5] = [Self::Nbd, Self::Ublk, Self::VhostUser, Self::Fuse, Self::Dev];
 
     /// As a configuration names it.
     #[must_use]
@@ -31,6 +33,7 @@ impl Way {
             Self::Ublk => "ublk",
             Self::VhostUser => "vhost-user",
             Self::Fuse => "fuse",
+            Self::Dev => "dev",
         }
     }
 
@@ -44,6 +47,12 @@ impl Ways {
     #[must_use]
     pub const fn has(self, way: Way) -> bool {
         self.0 & way.bit() != 0
+    }
+
+    /// The same with one of them in another's place.
+    #[must_use]
+    pub const fn with_instead(self, way: Way, of: Way) -> Self {
+        if self.has(of) { Self(self.0 & !of.bit() | way.bit()) } else { self }
     }
 
     /// In the order of [`Way::ALL`].
@@ -83,11 +92,14 @@ mod tests {
 
     #[test]
     fn ways_are_what_was_put_in() {
-        assert_eq!(Ways::from_iter(Way::ALL).to_string(), "nbd, ublk, vhost-user, fuse");
+        assert_eq!(Ways::from_iter(Way::ALL).to_string(), "nbd, ublk, vhost-user, fuse, dev");
         let some: Ways = [Way::Fuse, Way::Nbd, Way::Fuse].into_iter().collect();
         assert!(some.has(Way::Nbd) && some.has(Way::Fuse) && !some.has(Way::VhostUser));
         assert_eq!(some.iter().collect::<Vec<_>>(), [Way::Nbd, Way::Fuse]);
         assert_eq!(Ways::from(Way::VhostUser).to_string(), "vhost-user");
         assert_eq!(Ways::default().iter().count(), 0);
+        let chosen = [Way::Dev, Way::Nbd].into_iter().collect::<Ways>().with_instead(Way::Ublk, Way::Dev);
+        assert_eq!(chosen.to_string(), "nbd, ublk");
+        assert_eq!(some.with_instead(Way::Ublk, Way::Dev), some, "it was none of these");
     }
 }

@@ -4,6 +4,7 @@
 //! program with its libraries, the job. Images are virtio disks; qemu keeps no cache of its own beyond the host's (`cache=unsafe`), so that a
 //! killed qemu is a crashed guest and nothing else, as in [`crate::uml`].
 
+pub mod devices;
 mod initramfs;
 
 use std::fs;

@@ -5,7 +5,7 @@ use crate::flags;
 use crate::output::{Report, Show};
 use bcached_daemon::control::client;
 use bcached_daemon::control::jobs::Job;
-use bcached_daemon::control::status::{Cache, Status, Volume};
+use bcached_daemon::control::status::{Cache, Exported, Status, Volume};
 use bcached_daemon::sizes::human;
 use serde::Serialize;
 
@@ -49,6 +49,9 @@ struct Line {
     device: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<String>,
+    /// The ways to a volume.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    exports: Vec<Exported>,
     /// What goes on there, how far it is, and what keeps it from going on.
     #[serde(skip_serializing_if = "Option::is_none")]
     work: Option<String>,
@@ -68,6 +71,7 @@ impl Line {
             flash_only: false,
             device: Some(cache.device.clone()),
             uuid: counts.map(|counts| counts.set_uuid.clone()),
+            exports: Vec::new(),
             work: None,
         }
     }
@@ -85,11 +89,23 @@ impl Line {
             flash_only: facts.is_some_and(|facts| facts.flash_only),
             device: volume.backing.clone(),
             uuid: facts.map(|facts| facts.uuid.clone()),
+            exports: volume.exports.clone(),
             work: None,
         }
     }
 
-    fn cells(&self) -> [String; 8] {
+    /// The ways to it: block devices by their names.
+    fn exported(&self) -> String {
+        let way = |export: &Exported| match (export.device(), &export.place) {
+            (Some(device), _) => device,
+            (None, Some(_)) => export.way.clone(),
+            (None, None) => format!("not {}", export.way),
+        };
+        let ways: Vec<_> = self.exports.iter().map(way).collect();
+        if ways.is_empty() { "-".to_owned() } else { ways.join(", ") }
+    }
+
+    fn cells(&self) -> [String; 9] {
         let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human);
         let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
         [
@@ -101,6 +117,7 @@ impl Line {
             text(&self.cache_mode),
             text(&self.cache),
             if self.flash_only { "in its cache alone".to_owned() } else { text(&self.device) },
+            self.exported(),
         ]
     }
 }
@@ -109,11 +126,12 @@ impl Show for List {
     const SCHEMA: &'static str = "bcached.list";
 
     fn text(&self) -> String {
-        let head = ["KIND", "NAME", "STATE", "SIZE", "DIRTY", "MODE", "CACHE", "DEVICE"].map(str::to_owned);
+        let head = ["KIND", "NAME", "STATE", "SIZE", "DIRTY", "MODE", "CACHE", "DEVICE", "EXPORT"]
+            .map(str::to_owned);
         let rows: Vec<_> = std::iter::once(head).chain(self.entries.iter().map(Line::cells)).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths: Vec<_> = (0..8).map(width).collect();
-        let line = |row: &[String; 8]| {
+        let widths: Vec<_> = (0..9).map(width).collect();
+        let line = |row: &[String; 9]| {
             let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
             format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
         };

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::panic, reason = "helpers of tests fail like tests")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -320,6 +321,38 @@ impl Drop for Daemon {
         let _ended_already = self.child.kill();
         let _reaped_already = self.child.wait();
     }
+}
+
+/// Where its daemon listens.
+pub fn control(images: &Images) -> String {
+    images.path("run/control.sock").to_str().expect("text").to_owned()
+}
+
+/// The process that answers, if one does.
+pub fn pid(images: &Images) -> Option<i32> {
+    let status = bcached(&["status", "--json", "--control", &control(images)]);
+    let status = (status.exit == 0).then(|| json(&status.out))?;
+    status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok())
+}
+
+/// Whichever process answers for these images at last is ended.
+pub struct Last<'a>(pub &'a Images);
+
+impl Drop for Last<'_> {
+    fn drop(&mut self) {
+        if let Some(process) = pid(self.0).and_then(rustix::process::Pid::from_raw) {
+            let _ended_already = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// A program that is bcached, and does `before` first.
+pub fn wrapped(images: &Images, before: &str) -> String {
+    let path = images.path("wrapped");
+    let program = env!("CARGO_BIN_EXE_bcached");
+    std::fs::write(&path, format!("#!/bin/sh\n{before}\nexec {program} \"$@\"\n")).expect("a script");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("ours");
+    path.to_str().expect("text").to_owned()
 }
 
 /// `bcached` with `words` at the daemon.

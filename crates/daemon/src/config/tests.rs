@@ -126,8 +126,6 @@ fn what_is_to_come_is_named_as_such() {
     let (kind, sentence) = refused(text);
     assert_eq!(kind, Kind::NotInThisVersion);
     assert!(sentence.starts_with(":3: `group` is not in this version; leave it out"), "{sentence}");
-    let (_, sentence) = refused("version = 1\n[cache.a]\ndevice = \"/x\"\n[defaults]\nexport = \"dev\"\n");
-    assert!(sentence.starts_with(":5: `dev` is not in this version"), "{sentence}");
     let (_, sentence) = refused("version = 1\n[defaults]\ndiscard_passdown = true\n");
     assert!(sentence.contains("until then, discards are passed down to the backing devices"), "{sentence}");
 }
@@ -218,7 +216,7 @@ fn the_command_line_stands_for_itself() {
     let both = CommandLine { config: Some("/etc/x".into()), ..line.clone() };
     assert_eq!(Config::load(&both).expect_err("both").kind, Kind::Usage);
     for (way, kind) in [
-        ("dev", Kind::NotInThisVersion),
+        ("dev:/mnt", Kind::Usage),
         ("nfs", Kind::Usage),
         ("nbd:8.8.8.8:1", Kind::Usage),
         ("fuse:", Kind::Usage),
@@ -237,6 +235,9 @@ fn a_volume_is_to_be_had_by_the_ways_that_are_said() {
     let config = load(text, &[]).expect("a good file");
     let ways: Vec<_> = config.volumes.iter().map(|volume| volume.ways.to_string()).collect();
     assert_eq!(ways, ["vhost-user", "nbd, fuse"]);
+    let dev =
+        load(&text.replace("\"vhost-user\"\n[volume.v]", "\"dev\"\n[volume.v]"), &[]).expect("a good file");
+    assert_eq!((dev.ways, &*dev.places.dev), (Way::Dev.into(), Path::new("/run/x/dev")));
     assert_eq!(config.ways, Way::VhostUser.into());
     let places = &config.places;
     assert_eq!((&*places.vhost_user, &*places.fuse), (Path::new("/run/vm"), Path::new("/run/x/fuse")));

@@ -16,7 +16,8 @@ pub const DISK_BYTES: u64 = 32 << 20;
 pub fn memory_of(ways: Ways) -> u64 {
     let of = |way| match way {
         Way::VhostUser => DISK_BYTES,
-        Way::Ublk => bcached_front_ublk::BYTES_MAX as u64,
+        // By whatever it comes: the most.
+        Way::Ublk | Way::Dev => bcached_front_ublk::BYTES_MAX as u64,
         Way::Nbd | Way::Fuse => 0,
     };
     ways.iter().map(of).sum()
@@ -114,26 +115,16 @@ impl SaidPlaces {
             vhost_user: self.vhost_user.unwrap_or(own.vhost_user),
             fuse: self.fuse.unwrap_or(own.fuse),
             fuse_allow_other: self.fuse_allow_other.unwrap_or(own.fuse_allow_other),
+            dev: own.dev,
         }
     }
 }
 
 /// The way that somebody means.
 fn understood(typed: &str) -> Result<Way, (Kind, String)> {
-    let known = || "write \"nbd\", \"ublk\", \"vhost-user\" or \"fuse\"";
-    if let Some(way) = Way::ALL.into_iter().find(|way| way.word() == typed) {
-        return Ok(way);
-    }
-    match typed {
-        "dev" => Err((
-            Kind::NotInThisVersion,
-            format!(
-                "`{typed}` is not in this version: {}, and attach a device with nbd-client or losetup",
-                known()
-            ),
-        )),
-        _ => Err((Kind::Usage, format!("`{typed}` is not a way to export a volume: {}", known()))),
-    }
+    let known = "write \"dev\", \"nbd\", \"ublk\", \"vhost-user\" or \"fuse\"";
+    let unknown = || (Kind::Usage, format!("`{typed}` is not a way to export a volume: {known}"));
+    Way::ALL.into_iter().find(|way| way.word() == typed).ok_or_else(unknown)
 }
 
 /// Where the front ends are.
@@ -149,6 +140,8 @@ pub struct Places {
     pub fuse: PathBuf,
     /// Others than the daemon's own user may look into that.
     pub fuse_allow_other: bool,
+    /// Where volumes are files for loop devices, if block devices are made so.
+    pub dev: PathBuf,
 }
 
 impl Places {
@@ -161,11 +154,12 @@ impl Places {
             vhost_user: control.with_file_name("vhost-user"),
             fuse: control.with_file_name("fuse"),
             fuse_allow_other: false,
+            dev: control.with_file_name("dev"),
         }
     }
 
     /// What `--export` says, for all volumes: `nbd`, `nbd:/path/to/socket`, `nbd:127.0.0.1:10809`, `vhost-user`, `vhost-user:DIR`,
-    /// `fuse`, `fuse:DIR`, `ublk`.
+    /// `fuse`, `fuse:DIR`, `ublk`, `dev`.
     ///
     /// # Errors
     /// Anything else.
@@ -192,13 +186,13 @@ impl Places {
             (_, Some("")) => return Err(refuse((Kind::Usage, "a directory follows the colon".to_owned()))),
             (Way::VhostUser, Some(place)) => self.vhost_user = place.into(),
             (Way::Fuse, Some(place)) => self.fuse = place.into(),
-            (Way::Ublk, Some(_)) => {
+            (Way::Ublk | Way::Dev, Some(_)) => {
                 return Err(refuse((
                     Kind::Usage,
-                    "its devices are the kernel's, `/dev/ublkbN`: write ublk".to_owned(),
+                    format!("its devices are the kernel's, which names them: write {word}"),
                 )));
             }
-            (Way::Ublk | Way::VhostUser | Way::Fuse, None) => {}
+            (Way::Ublk | Way::VhostUser | Way::Fuse | Way::Dev, None) => {}
         }
         Ok(way)
     }

@@ -283,8 +283,11 @@ pub struct Volume {
 /// A way to a volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Exported {
-    /// `nbd`, `ublk`, `vhost-user` or `fuse`.
+    /// `nbd`, `ublk`, `vhost-user`, `fuse` or `dev`.
     pub way: String,
+    /// What the block device of `dev` is made of: `ublk`, `nbd` or `loop`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
     /// A socket, an address, a device or a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
@@ -294,6 +297,17 @@ pub struct Exported {
 }
 
 impl Exported {
+    /// The block device that it is, and what that is made of; `None`: it is none, or is not there.
+    #[must_use]
+    pub fn device(&self) -> Option<String> {
+        let place = self.place.as_ref().filter(|_| matches!(self.way.as_str(), "ublk" | "dev"))?;
+        Some(match self.by.as_deref() {
+            Some("nbd") => format!("{place} (kernel nbd)"),
+            Some("loop") => format!("{place} (FUSE + loop)"),
+            _ => place.clone(),
+        })
+    }
+
     /// Why it cannot be had that way, in a sentence.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
@@ -395,7 +409,7 @@ pub struct Client {
     /// It has come by TCP, in TLS.
     #[serde(default)]
     pub tls: bool,
-    /// By which front end: `nbd`, `ublk`, `vhost-user` or `fuse`.
+    /// By which front end: `nbd`, `ublk`, `vhost-user`, `fuse` or `dev`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub way: Option<String>,
 }

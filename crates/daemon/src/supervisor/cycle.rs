@@ -250,13 +250,13 @@ impl Supervisor {
 
     /// A volume that its engine gives up loses its clients.
     pub(super) fn check_unused(&self, name: &str, verb: Verb) -> Result<(), Failure> {
+        let cannot = || Failure::new(Kind::InUse, format!("cannot {verb} {name} now"));
         let users = self.fronts.users_of(name);
         if users.is_empty() {
-            return Ok(());
+            return self.fronts.write_out(name).map_err(|why| cannot().why(why).next("ask again"));
         }
-        let mut failure = Failure::new(Kind::InUse, format!("cannot {verb} {name} now"))
-            .why(format!("it is in use by {}", users.join(", ")))
-            .next("disconnect them first");
+        let mut failure =
+            cannot().why(format!("it is in use by {}", users.join(", "))).next("disconnect them first");
         failure.holders = users;
         Err(failure)
     }

@@ -61,7 +61,8 @@ impl Supervisor {
         let route = self.exports.route(name);
         let route = route.filter(|route| route.is_held() || route.leads_to(id, &engine.connector));
         let route = route.unwrap_or_else(|| Route::new(id, &engine.connector));
-        self.fronts.reserve((name, Uuid(info.uuid.0), entry.shared), entry.ways, &self.exports);
+        let ways = self.fronts.decide(name, entry.ways, (&self.config, &self.exports));
+        self.fronts.reserve((name, Uuid(info.uuid.0), entry.shared), ways, &self.exports);
         self.exports.insert(Export {
             name: name.clone(),
             uuid: Uuid(info.uuid.0),
@@ -70,11 +71,11 @@ impl Supervisor {
             block_sectors: u32::try_from(info.block_sectors).expect("blocks are at most a page"),
             read_only: entry.read_only,
             shared: entry.shared,
-            ways: entry.ways,
+            ways,
             served: Some(route.clone()),
         });
         route.lead(id, &engine.connector);
-        self.fronts.publish(name, entry.ways, (&self.exports, &engine.guests));
+        self.fronts.publish(name, ways, (&self.exports, &engine.guests));
         true
     }
 

@@ -3,24 +3,27 @@
 //! Payloads of requests have a quarter of the daemon's memory, which NBD and FUSE share; each block device and each disk of a virtual
 //! machine takes some of what nodes would have (`config::ways`).
 
+mod dev;
 mod leaving;
 mod machine;
+mod starting;
 
+use self::dev::{Dev, Devices};
+use self::starting::{start_fuse, start_vhost};
 use super::links;
-use crate::config::{Address, Certificates, Config, DISK_BYTES, FrontPlaces, Tls};
+use crate::config::{Address, Certificates, Config, FrontPlaces, Tls};
 use crate::failure::{Failure, Kind};
 use crate::sysfs;
-use bcached_front_fuse::{self as fuse, FuseServer, MountError};
+use bcached_front_dev::Rung;
+use bcached_front_fuse::{self as fuse, FuseServer};
 use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer, Place};
 use bcached_front_ublk::{DeviceState, Features, Served, UblkServer, Unavailable};
 use bcached_front_vhost::{self as vhost, VhostServer};
 use bcached_port::socket::{Passed, SocketError};
 use bcached_port::{Claim, ExportTable, Peer, Pool, Uuid, Way, Ways};
-use bcached_uring::{Guests, Identity};
+use bcached_uring::{Guests, Holder, Identity};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
-use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -59,6 +62,8 @@ struct Running {
     vhost: Option<Arc<VhostServer>>,
     fuse: Option<FuseServer>,
     ublk: Option<Arc<UblkServer>>,
+    /// Block devices by what else there is.
+    dev: Dev,
     /// Nobody else writes to a volume that is a block device.
     claims: BTreeMap<String, Option<Claim>>,
     /// Why a volume cannot be had by a way that it is to be had by.
@@ -81,6 +86,45 @@ impl Running {
         }
     }
 
+    /// Where a volume can be had by some way, or why not. `None`: it is about to come.
+    fn place(&self, name: &str, way: Way) -> Option<Result<String, String>> {
+        if let Some(why) = self.refused.get(&(name.to_owned(), way)) {
+            return Some(Err(why.clone()));
+        }
+        let place = match way {
+            Way::Nbd => self.nbd.as_ref()?.bound().first()?.to_string(),
+            Way::Dev if self.dev.is_cut_off(name) => {
+                return Some(Err("somebody has unmounted its file".to_owned()));
+            }
+            Way::Ublk | Way::Dev => match self.device(name)? {
+                DeviceState::Coming => return None,
+                DeviceState::Here(path) => path.display().to_string(),
+                DeviceState::Missing(why) => return Some(Err(why)),
+            },
+            Way::VhostUser => {
+                let vhost = self.vhost.as_ref().filter(|vhost| vhost.serves(name))?;
+                vhost.socket_path(name).display().to_string()
+            }
+            Way::Fuse => {
+                let fuse = self.fuse.as_ref()?;
+                if fuse.has_ended() {
+                    return Some(Err("somebody has unmounted it".to_owned()));
+                }
+                if matches!(name, "." | "..") {
+                    return Some(Err("no file can be called so".to_owned()));
+                }
+                fuse.directory().join("volumes").join(name).display().to_string()
+            }
+        };
+        Some(Ok(place))
+    }
+
+    /// For payloads, of which there are so many bytes at most.
+    fn payloads(&mut self, config: &Config) -> (Arc<Pool>, u64) {
+        let bytes = config.memory_bytes / 4;
+        (Arc::clone(self.memory.get_or_insert_with(|| Arc::new(nbd::memory(bytes)))), bytes)
+    }
+
     /// True if it is being taken away, which is why it cannot be had.
     fn refuse_while_retiring(&mut self, name: &str, way: Way) -> bool {
         let is = self.retiring.contains(&(name.to_owned(), way));
@@ -90,6 +134,14 @@ impl Running {
         }
         is
     }
+}
+
+/// Where a volume can be had by some way, or why not.
+pub struct Had {
+    pub way: Way,
+    /// What a block device is made of, if that was for us to choose.
+    pub by: Option<Rung>,
+    pub place: Result<String, String>,
 }
 
 /// Somebody who uses a volume, or could.
@@ -137,9 +189,7 @@ impl Fronts {
             return Ok(());
         }
         let (places, exports) = (&config.places, exports.by(way));
-        let bytes = config.memory_bytes / 4;
-        let memory = Arc::clone(running.memory.get_or_insert_with(|| Arc::new(nbd::memory(bytes))));
-        let memory = (memory, bytes);
+        let memory = running.payloads(config);
         match way {
             Way::Nbd if running.nbd.is_none() => {
                 // Who has come before the daemon has not come to be told that nothing is there yet.
@@ -152,10 +202,15 @@ impl Fronts {
             }
             Way::Fuse if running.fuse.is_none() => {
                 let trees = self.control_files.get().map(|files| (sysfs::NAME.to_owned(), Arc::clone(files)));
-                running.fuse = Some(start_fuse(places, exports, memory, trees.into_iter().collect())?);
+                running.fuse = Some(start_fuse(
+                    (&places.fuse, places.fuse_allow_other),
+                    exports,
+                    memory,
+                    trees.into_iter().collect(),
+                )?);
             }
             Way::Ublk if running.ublk.is_none() => running.ublk = Some(Arc::new(self.start_ublk(exports)?)),
-            Way::Nbd | Way::Ublk | Way::VhostUser | Way::Fuse => {}
+            Way::Nbd | Way::Ublk | Way::VhostUser | Way::Fuse | Way::Dev => {}
         }
         if matches!(way, Way::Nbd | Way::Fuse) {
             // All volumes are to be had by it.
@@ -207,18 +262,21 @@ impl Fronts {
     /// Before others can find it: nobody else writes to a volume that is to be a block device.
     pub fn reserve(&self, (name, uuid, shared): (&str, Uuid, bool), ways: Ways, exports: &ExportTable) {
         let mut running = self.lock();
-        let is_to_come = ways.has(Way::Ublk) && running.ublk.is_some() && !running.claims.contains_key(name);
-        if !is_to_come || running.refuse_while_retiring(name, Way::Ublk) {
+        let way = if ways.has(Way::Dev) { Way::Dev } else { Way::Ublk };
+        let there_is = match way {
+            Way::Dev => running.dev.rung(name).is_some(),
+            _ => ways.has(Way::Ublk) && running.ublk.is_some(),
+        };
+        if !there_is || running.claims.contains_key(name) || running.refuse_while_retiring(name, way) {
             return;
         }
         let (now, _) = exports.writing().look(uuid, Peer::Kernel);
         let claim = if shared { None } else { exports.writing().claim(uuid, Peer::Kernel, now) };
-        let key = (name.to_owned(), Way::Ublk);
         if shared || claim.is_some() {
-            running.refused.remove(&key);
+            running.refused.remove(&(name.to_owned(), way));
             running.claims.insert(name.to_owned(), claim);
         } else {
-            running.refuse(name, Way::Ublk, "another client writes to it".to_owned());
+            running.refuse(name, way, "another client writes to it".to_owned());
         }
     }
 
@@ -257,7 +315,13 @@ impl Fronts {
 
     fn publish_device(&self, name: &str, exports: &ExportTable, guests: &Guests) {
         let mut running = self.lock();
-        let Some(ublk) = running.ublk.clone().filter(|_| running.claims.contains_key(name)) else { return };
+        if !running.claims.contains_key(name) {
+            return;
+        }
+        if let Some(export) = exports.by(Way::Dev).by_name(name) {
+            return running.serve_dev(export);
+        }
+        let Some(ublk) = running.ublk.clone() else { return };
         let Some(export) = exports.by(Way::Ublk).by_name(name) else { return };
         match ublk.serve(Served { export, guests: guests.clone(), number: None }) {
             Ok(()) => drop(running.refused.remove(&(name.to_owned(), Way::Ublk))),
@@ -268,21 +332,22 @@ impl Fronts {
     /// Whether it is known of each device that is to be there whether it is.
     pub fn are_settled(&self) -> bool {
         let running = self.lock();
-        let Some(ublk) = &running.ublk else { return true };
-        running.claims.keys().all(|name| ublk.state(name) != Some(DeviceState::Coming))
+        running.claims.keys().all(|name| running.device(name) != Some(DeviceState::Coming))
     }
 
     /// A volume is served no more, and does not come back by itself.
     pub fn retire(&self, name: &str) {
         let mut running = self.lock();
         running.refused.retain(|(of, _), _| of != name);
-        let device = running.ublk.clone().zip(running.claims.remove(name));
+        let devices = running.devices_of(name);
+        running.dev.forget(name);
+        let device = devices.zip(running.claims.remove(name));
         let machine = running.vhost.clone().filter(|vhost| vhost.serves(name));
         drop(running);
         let named = name.to_owned();
-        if let Some((ublk, claim)) = device {
-            self.apart((named.clone(), Way::Ublk), move |name| {
-                remove_devices(&ublk, &[name], RETIRE_LIMIT);
+        if let Some((devices, claim)) = device {
+            self.apart((named.clone(), devices.way()), move |name| {
+                remove_devices(&devices, &[name], RETIRE_LIMIT);
                 // Whoever writes by another way finds no device beside.
                 drop(claim);
             });
@@ -316,37 +381,14 @@ impl Fronts {
     }
 
     /// Where a volume can be had, and why not.
-    pub fn places_of(&self, name: &str, ways: Ways) -> Vec<(Way, Result<String, String>)> {
+    pub fn places_of(&self, name: &str, ways: Ways) -> Vec<Had> {
         let running = self.lock();
-        let place = |way| {
-            if let Some(why) = running.refused.get(&(name.to_owned(), way)) {
-                return Some(Err(why.clone()));
-            }
-            let place = match way {
-                Way::Nbd => running.nbd.as_ref()?.bound().first()?.to_string(),
-                Way::Ublk => match running.ublk.as_ref()?.state(name)? {
-                    DeviceState::Coming => return None,
-                    DeviceState::Here(path) => path.display().to_string(),
-                    DeviceState::Missing(why) => return Some(Err(why)),
-                },
-                Way::VhostUser => {
-                    let vhost = running.vhost.as_ref().filter(|vhost| vhost.serves(name))?;
-                    vhost.socket_path(name).display().to_string()
-                }
-                Way::Fuse => {
-                    let fuse = running.fuse.as_ref()?;
-                    if fuse.has_ended() {
-                        return Some(Err("somebody has unmounted it".to_owned()));
-                    }
-                    if matches!(name, "." | "..") {
-                        return Some(Err("no file can be called so".to_owned()));
-                    }
-                    fuse.directory().join("volumes").join(name).display().to_string()
-                }
-            };
-            Some(Ok(place))
+        let had = |way| {
+            let by = if way == Way::Dev { running.dev.rung(name) } else { None };
+            let place = running.place(name, if by == Some(Rung::Ublk) { Way::Ublk } else { way })?;
+            Some(Had { way, by, place })
         };
-        ways.iter().filter_map(|way| Some((way, place(way)?))).collect()
+        ways.iter().filter_map(had).collect()
     }
 
     /// Where NBD is served.
@@ -375,16 +417,14 @@ impl Fronts {
         let fuse = fuse.map(|client| User::of(Way::Fuse, client.peer, client.export, client.writing));
         let mut users: Vec<_> = nbd.chain(vhost).chain(fuse).collect();
         let devices: Vec<_> = {
-            let here = |name: &String| Some((name.clone(), running.ublk.as_ref()?.path(name)?));
+            let here =
+                |name: &String| Some((name.clone(), running.way_of_device(name), running.device_path(name)?));
             running.claims.keys().filter_map(here).collect()
         };
         drop(running);
-        for (name, path) in devices {
-            users.extend(
-                users_of_device(&path)
-                    .into_iter()
-                    .map(|peer| User::of(Way::Ublk, peer, Some(name.clone()), true)),
-            );
+        for (name, way, path) in devices {
+            let its = users_of_device(&path).into_iter();
+            users.extend(its.map(|peer| User::of(way, peer, Some(name.clone()), true)));
         }
         users
     }
@@ -409,33 +449,43 @@ impl Fronts {
         let left = || deadline.saturating_duration_since(Instant::now()).max(EACH_MIN.min(limit));
         self.let_devices_go(limit);
         let ended = Running { has_ended: true, ..Running::default() };
-        let Running { nbd, vhost, fuse, .. } = std::mem::replace(&mut *self.lock(), ended);
+        let Running { nbd, vhost, fuse, ublk, dev, .. } = std::mem::replace(&mut *self.lock(), ended);
+        // Else they would be taken up here again when their engine has ended.
+        let _ends_with_the_process = ublk.map(|ublk| ublk.leave());
         if let Some(Err(busy)) = nbd.map(|server| server.shutdown(left())) {
             tracing::warn!(event = "clients-cut", "{busy}");
         }
         end_machines_and_files(vhost, fuse, left);
+        dev.shutdown(left());
     }
 
-    /// Block devices that nobody uses go. Others stay in the kernel: what is asked of them waits for the next start; but not while the
-    /// machine is shut down, which would wait for ever.
+    /// Block devices that nobody uses go. Those of ublk that are in use stay in the kernel: what is asked of them waits for the next start; but
+    /// not while the machine is shut down, which would wait for ever. Others cannot: who uses them is cut off.
     fn let_devices_go(&self, limit: Duration) {
-        let (ublk, names) = {
+        let (ublk, dev, names) = {
             let running = self.lock();
-            let Some(ublk) = running.ublk.clone().filter(|_| !running.claims.is_empty()) else { return };
-            (ublk, running.claims.keys().cloned().collect::<Vec<_>>())
+            (running.ublk.clone(), running.dev.devices(), running.claims.keys().cloned().collect::<Vec<_>>())
         };
-        let all_go = machine::stops();
-        let (go, stay): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
-            // Of one that is being taken over nobody knows who has it.
-            all_go || ublk.path(name).is_some_and(|path| users_of_device(&path).is_empty())
-        });
-        for name in stay {
-            tracing::warn!(
-                event = "ublk-left",
-                "{name}: its block device is in use, or about to come, and stays: what is asked of it waits until bcached serves it again"
-            );
+        let of_dev = |name: &String| dev.as_ref().is_some_and(|dev| dev.state(name).is_some());
+        let (others, names): (Vec<_>, Vec<_>) = names.into_iter().partition(of_dev);
+        if let Some(ublk) = ublk.filter(|_| !names.is_empty()) {
+            let ublk = Devices::Ublk(ublk);
+            let all_go = machine::stops();
+            let (go, stay): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
+                // Of one that is being taken over nobody knows who has it.
+                all_go || ublk.path(name).is_some_and(|path| users_of_device(&path).is_empty())
+            });
+            for name in stay {
+                tracing::warn!(
+                    event = "ublk-left",
+                    "{name}: its block device is in use, or about to come, and stays: what is asked of it waits until bcached serves it again"
+                );
+            }
+            remove_devices(&ublk, &go, limit);
         }
-        remove_devices(&ublk, &go, limit);
+        if let Some(dev) = dev {
+            dev::cut(dev, &others, limit);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Running> {
@@ -460,17 +510,28 @@ fn end_machines_and_files(
 }
 
 /// Takes these volumes' devices from the kernel, and their links with them.
-fn remove_devices(ublk: &UblkServer, names: &[String], limit: Duration) {
-    let paths: Vec<_> = names.iter().filter_map(|name| ublk.path(name)).collect();
-    match ublk.remove(names, limit) {
-        Ok(()) => paths.iter().for_each(|path| links::remove(path)),
-        Err(still) => tracing::warn!(event = "ublk-not-removed", "{still}"),
+fn remove_devices(devices: &Devices, names: &[String], limit: Duration) {
+    let paths: Vec<_> = names.iter().filter_map(|name| devices.path(name)).collect();
+    let gone = devices.remove(names, limit);
+    if gone.is_ok() || devices.way() == Way::Dev {
+        // A name that is used again must not lead to what is left.
+        paths.iter().for_each(|path| links::remove(path));
+    }
+    match gone {
+        Ok(()) => {}
+        Err(still) if devices.way() == Way::Ublk => {
+            tracing::warn!(event = "ublk-not-removed", "{still}");
+        }
+        Err(still) => tracing::warn!(event = "device-not-removed", "{still}"),
     }
 }
 
-/// Who has the block device: mounts, swap, what stands on it, else processes.
+/// Who has the block device: mounts, swap, what stands on it, else processes other than this one, which may serve it by having it open.
 fn users_of_device(path: &Path) -> Vec<String> {
-    Identity::of(path).map_or_else(Vec::new, Identity::users).iter().map(ToString::to_string).collect()
+    let users = Identity::of(path).map_or_else(Vec::new, Identity::users).into_iter();
+    let own = std::process::id();
+    let others = users.filter(|user| !matches!(user, Holder::Process { id, .. } if *id == own));
+    others.map(|user| user.to_string()).collect()
 }
 
 /// An error, and what is behind it.
@@ -524,67 +585,5 @@ fn start_nbd(
     for bound in server.bound() {
         tracing::info!(event = "nbd-listening", "NBD on {bound}");
     }
-    Ok(server)
-}
-
-/// A directory of ours, which nobody else has to make.
-fn own_directory(path: &Path) -> std::io::Result<()> {
-    match std::fs::DirBuilder::new().mode(0o755).create(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-        other => other,
-    }
-}
-
-const fn kind_of(kind: ErrorKind) -> Kind {
-    match kind {
-        ErrorKind::PermissionDenied => Kind::Permission,
-        ErrorKind::NotFound => Kind::NotFound,
-        _ => Kind::Io,
-    }
-}
-
-fn start_vhost(directory: &Path, exports: ExportTable, rings: vhost::Rings) -> Result<VhostServer, Failure> {
-    let cannot = |kind, why: String| {
-        Failure::new(kind, "cannot serve disks of virtual machines").why(why).option("--export")
-    };
-    let made = own_directory(directory);
-    let limits = vhost::Limits { volume_bytes: DISK_BYTES, ..vhost::Limits::default() };
-    let options = vhost::Options { directory: directory.to_owned(), group: None, limits, rings };
-    let server = VhostServer::start(options, exports).map_err(|error| match (&error, made) {
-        (vhost::StartError::NoDirectory(_), Err(why)) => {
-            cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
-        }
-        (vhost::StartError::NotDirectory(_), _) => cannot(Kind::Usage, sentence(&error)),
-        _ => cannot(Kind::Io, sentence(&error)),
-    })?;
-    tracing::info!(event = "vhost-user-serving", "sockets for virtual machines in {}", directory.display());
-    Ok(server)
-}
-
-fn start_fuse(
-    places: &FrontPlaces,
-    exports: ExportTable,
-    (memory, bytes): (Arc<Pool>, u64),
-    trees: Vec<(String, Arc<dyn fuse::Tree>)>,
-) -> Result<FuseServer, Failure> {
-    let directory = &places.fuse;
-    let cannot =
-        |kind, why: String| Failure::new(kind, "cannot mount volumes as files").why(why).option("--export");
-    let made = own_directory(directory);
-    let own = fuse::Limits::default();
-    let limits = fuse::Limits { total_bytes: bytes, file_bytes: own.file_bytes.min(bytes), ..own };
-    let options =
-        fuse::Options { directory: directory.clone(), allow_other: places.fuse_allow_other, limits };
-    let server =
-        FuseServer::start_sharing(options, exports, trees, memory).map_err(|error| match (&error, made) {
-            (_, Err(why)) if !directory.exists() => {
-                cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
-            }
-            (fuse::StartError::Mount(MountError::NotEmpty(_) | MountError::NotDirectory(_)), _) => {
-                cannot(Kind::Usage, sentence(&error))
-            }
-            _ => cannot(Kind::Io, sentence(&error)),
-        })?;
-    tracing::info!(event = "fuse-mounted", "volumes as files in {}/volumes", directory.display());
     Ok(server)
 }

@@ -99,7 +99,6 @@ pub fn taken_over(course: Course) -> AskTakenOver {
 
 fn check(asked: &TakeOver, shared: &Mutex<Shared>, fronts: &Fronts) -> Result<(), Failure> {
     let phase = shared.lock().unwrap_or_else(PoisonError::into_inner).phase;
-    let cannot = |kind, why: String| Failure::new(kind, "nobody can take over from this daemon now").why(why);
     match phase {
         Phase::Ready => {}
         Phase::Starting => {
@@ -114,12 +113,21 @@ fn check(asked: &TakeOver, shared: &Mutex<Shared>, fronts: &Fronts) -> Result<()
         let what = format!("no program is {}", program.display());
         return Err(Failure::new(Kind::Usage, what).next("name its absolute path"));
     }
+    check_unused(fronts)
+}
+
+/// Nobody uses what the other process cannot go on with.
+fn check_unused(fronts: &Fronts) -> Result<(), Failure> {
     let users = fronts.users_of_files();
-    if !users.is_empty() {
-        return Err(cannot(Kind::InUse, format!("files of its FUSE mount are open: {}", users.join(", ")))
-            .next("close them first: the mount does not survive the daemon"));
+    if users.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    Err(cannot(Kind::InUse, format!("what ends with it is in use: {}", users.join(", ")))
+        .next("unmount or close that first: a FUSE mount, and a device that is not of ublk, do not survive the daemon"))
+}
+
+fn cannot(kind: Kind, why: String) -> Failure {
+    Failure::new(kind, "nobody can take over from this daemon now").why(why)
 }
 
 /// The names of those that are.
@@ -136,6 +144,17 @@ pub enum Life {
 }
 
 impl Supervisor {
+    /// Whether what held when that was asked for still does: the other process may have been long about its configuration. If not, who
+    /// asked hears why, and nothing has changed.
+    pub(super) fn may_hand_over(&self) -> bool {
+        let checked = check_unused(&self.fronts);
+        if let Err(failure) = &checked {
+            tracing::error!(event = "take-over-failed", "{failure}");
+            self.course.set(Course::failed(failure));
+        }
+        checked.is_ok()
+    }
+
     /// Another process has all there is from now on, unless it cannot.
     pub(super) fn hand_over(self, control: Control, successor: Successor) -> Life {
         tracing::info!(event = "handing-over", "another process takes over");

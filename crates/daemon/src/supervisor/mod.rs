@@ -439,7 +439,11 @@ impl Supervisor {
             };
             match self.events.recv_timeout(if pending { RETRY } else { HEALTH }) {
                 Ok(Event::Signal(Signal::Stop)) => return Ok(End::Stops),
-                Ok(Event::HandOver(successor)) => return Ok(End::HandsOver(successor)),
+                Ok(Event::HandOver(successor)) if self.may_hand_over() => {
+                    return Ok(End::HandsOver(successor));
+                }
+                // Dropped, it ends.
+                Ok(Event::HandOver(_)) => {}
                 Ok(Event::Signal(Signal::Reload)) => self.reload(),
                 Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
                 Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,

@@ -149,7 +149,8 @@ impl Supervisor {
             })
             .collect();
         if users.is_empty() {
-            return Ok(());
+            let mut written = volumes.iter().map(|(_, entry)| self.fronts.write_out(entry.display_name()));
+            return written.try_for_each(|written| written).map_err(|why| refused(why).next("ask again"));
         }
         let failure =
             refused(format!("clients are connected: {}", users.join(", "))).next("disconnect them first");

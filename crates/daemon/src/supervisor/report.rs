@@ -106,9 +106,10 @@ fn clients(fronts: &Fronts) -> Vec<Client> {
 /// Where the volume can be had, and why not by some way.
 fn exported(fronts: &Fronts, entry: &VolumeEntry) -> Vec<Exported> {
     let places = fronts.places_of(entry.display_name(), entry.ways).into_iter();
-    let exported = places.map(|(way, place)| {
-        let (place, reason) = place.map_or_else(|why| (None, Some(why)), |place| (Some(place), None));
-        Exported { way: way.to_string(), place, reason }
+    let exported = places.map(|had| {
+        let (place, reason) = had.place.map_or_else(|why| (None, Some(why)), |place| (Some(place), None));
+        let by = had.by.map(|by| by.word().to_owned());
+        Exported { way: had.way.to_string(), by, place, reason }
     });
     exported.collect()
 }

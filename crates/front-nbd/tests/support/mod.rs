@@ -165,7 +165,7 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-enum Stream {
+pub enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
@@ -173,7 +173,7 @@ enum Stream {
 
 /// One connection. Reads and writes fail after [`LIMIT`].
 pub struct Client {
-    stream: Stream,
+    pub stream: Stream,
     pub structured: bool,
 }
 

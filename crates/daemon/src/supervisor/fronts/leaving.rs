@@ -54,9 +54,14 @@ impl Fronts {
         told.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Who has files of volumes open: they would be left without.
+    /// Who has files of volumes open, or block devices that do not outlive this process: they would be left without.
     pub fn users_of_files(&self) -> Vec<String> {
-        let users = self.users().into_iter().filter(|user| user.way == Way::Fuse);
+        let ends = |user: &super::User| match (user.way, &user.volume) {
+            (Way::Fuse, _) => true,
+            (Way::Dev, Some(volume)) => self.lock().dev.has_device(volume),
+            _ => false,
+        };
+        let users = self.users().into_iter().filter(ends);
         users.filter_map(|user| Some(format!("{} uses {}", user.peer, user.volume?))).collect()
     }
 
@@ -64,13 +69,21 @@ impl Fronts {
     pub fn leave(&self, limit: Duration) -> Left {
         let deadline = Instant::now() + limit;
         let left = || deadline.saturating_duration_since(Instant::now()).max(super::EACH_MIN.min(limit));
+        let devices = self.lock().dev.devices();
+        if let Some(devices) = devices {
+            // Nobody uses them: the other process makes others.
+            let names: Vec<_> =
+                self.lock().claims.keys().filter(|name| devices.state(name).is_some()).cloned().collect();
+            super::dev::cut(devices, &names, left());
+        }
         let ended = Running { has_ended: true, ..Running::default() };
-        let Running { nbd, vhost, fuse, ublk, .. } = std::mem::replace(&mut *self.lock(), ended);
+        let Running { nbd, vhost, fuse, ublk, dev, .. } = std::mem::replace(&mut *self.lock(), ended);
         let nbd = nbd.map(|server| server.leave(left()));
         if let Some(ended) = nbd.as_ref().map(|nbd| nbd.ended).filter(|ended| *ended > 0) {
             tracing::warn!(event = "clients-cut", "NBD connections that cannot be gone on with: {ended}");
         }
         super::end_machines_and_files(vhost, fuse, left);
+        dev.shutdown(left());
         Left { nbd, ublk: ublk.map(|ublk| ublk.leave()) }
     }
 }

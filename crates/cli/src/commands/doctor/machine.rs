@@ -1,0 +1,65 @@
+//! What else a machine has that serving wants: the ring, capabilities, the kernel's own bcache, what was left behind.
+
+use super::system::System;
+use super::{Item, udev, ways};
+use bcached_daemon::notes;
+use bcached_uring::{Backend, DriverOptions, open_driver};
+
+/// Capabilities that ways of serving need: bit, name, what for.
+const CAPABILITIES: &[(u32, &str, &str)] = &[
+    (21, "CAP_SYS_ADMIN", "ublk and kernel NBD devices, FUSE without fusermount"),
+    (14, "CAP_IPC_LOCK", "locking the cache's memory (or LimitMEMLOCK=infinity)"),
+    (24, "CAP_SYS_RESOURCE", "serving what is mounted here: no waiting of the kernel for bcached"),
+    (1, "CAP_DAC_OVERRIDE", "opening block devices of other users"),
+];
+
+pub(super) fn items(system: &System) -> Vec<Item> {
+    let mut items = vec![io_uring()];
+    items.extend(ways::items(system));
+    items.push(kernel_bcache(system));
+    items.extend(udev::items(system));
+    items.push(notes_left());
+    items.extend(capabilities());
+    items
+}
+
+fn io_uring() -> Item {
+    match open_driver(&DriverOptions::default()) {
+        Ok(opened) if matches!(opened.backend, Backend::Uring { .. }) => {
+            Item::yes("io_uring", opened.backend.to_string())
+        }
+        Ok(opened) => Item::no("io_uring", opened.backend.to_string(), None),
+        Err(error) => Item::no("io_uring", error.to_string(), None),
+    }
+}
+
+/// The kernel's own bcache is no trouble as such; it takes devices that udev offers it.
+fn kernel_bcache(system: &System) -> Item {
+    if system.path("/sys/fs/bcache").exists() {
+        Item::yes("kernel bcache", "loaded: it may hold bcache devices")
+    } else {
+        Item::no("kernel bcache", "not loaded", None)
+    }
+}
+
+/// Acknowledged writes may be nowhere else.
+fn notes_left() -> Item {
+    const NAME: &str = "notes of a killed bcached";
+    let left: Vec<_> = notes::all_left_behind().iter().map(|note| note.display().to_string()).collect();
+    if left.is_empty() {
+        return Item::no(NAME, "none in this user's places", None);
+    }
+    let next = "start bcached with its set once, before a reboot and before anything else uses the devices";
+    Item { mends: Some(next.to_owned()), ..Item::yes(NAME, left.join(", ")) }
+}
+
+fn capabilities() -> Vec<Item> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = line.and_then(|word| u64::from_str_radix(word.trim(), 16).ok()).unwrap_or(0);
+    let item = |(bit, name, purpose): &(u32, &'static str, &'static str)| match effective >> bit & 1 {
+        0 => Item::no(name, *purpose, None),
+        _ => Item::yes(name, *purpose),
+    };
+    CAPABILITIES.iter().map(item).collect()
+}

@@ -1,0 +1,149 @@
+//! `bcached doctor`: what this machine offers, and whether devices are fit to serve. It changes nothing; a device is
+//! claimed for an instant, to find out who holds it.
+//!
+//! | file | what |
+//! |---|---|
+//! | `ways` | the ways to a volume, and what those that are missing want |
+//! | `machine` | what else serving wants of a machine |
+//! | `udev` | rules of udev, and what they do with a device |
+//! | `patient` | a device: what is on it, who has it |
+//! | `hardware` | what the kernel tells of a device, and what of that is bad |
+//! | `system` | where all that is read, below a root that a test has for itself |
+
+mod hardware;
+mod machine;
+mod patient;
+mod system;
+mod udev;
+mod ways;
+
+use self::patient::{Patient, Seen};
+use self::system::System;
+use crate::failure::Failure;
+use crate::flags;
+use crate::output::{Report, Show};
+use serde::Serialize;
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// Where the third column begins, and where lines end.
+const COLUMN: usize = 31;
+const WIDTH: usize = 100;
+
+/// What was looked at.
+#[derive(Serialize)]
+struct Examined {
+    machine: Vec<Item>,
+    devices: Vec<Patient>,
+}
+
+/// Something that a machine may offer.
+#[derive(Serialize)]
+struct Item {
+    name: &'static str,
+    available: bool,
+    detail: Cow<'static, str>,
+    /// What brings it, or what is to be done about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mends: Option<String>,
+}
+
+/// What somebody should know of a device that is fit all the same.
+#[derive(Clone, Serialize)]
+struct Finding {
+    kind: &'static str,
+    text: String,
+}
+
+impl Item {
+    fn yes(name: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { name, available: true, detail: detail.into(), mends: None }
+    }
+
+    fn no(name: &'static str, detail: impl Into<Cow<'static, str>>, mends: Option<String>) -> Self {
+        Self { name, available: false, detail: detail.into(), mends }
+    }
+}
+
+impl Finding {
+    const fn new(kind: &'static str, text: String) -> Self {
+        Self { kind, text }
+    }
+}
+
+/// Looks at the machine and the devices.
+pub fn run(flags: &flags::Doctor) -> Result<Report, Failure> {
+    let system = System::here();
+    let mut seen: Vec<_> = flags.devices.iter().map(|path| Seen::at(path, &system)).collect();
+    patient::compare_roles(&mut seen);
+    let unfit = seen.iter().find_map(|seen| seen.failure.clone());
+    let devices = seen.into_iter().map(|seen| seen.patient).collect();
+    let report = Report::of(&Examined { machine: machine::items(&system), devices })?;
+    Ok(match unfit {
+        // The line of its device has it.
+        Some(failure) => report.failing(failure).telling_failures(),
+        None => report,
+    })
+}
+
+impl Show for Examined {
+    const SCHEMA: &'static str = "bcached.doctor";
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for item in &self.machine {
+            let word = if item.available { "yes" } else { "no" };
+            let head = format!("{:<26} {word:<4}", item.name);
+            let mends = item.mends.as_ref().map_or_else(String::new, |mends| format!(": {mends}"));
+            wrapped(&mut text, &head, &format!("{}{mends}", item.detail));
+        }
+        for patient in &self.devices {
+            let word = if patient.fit { "fit" } else { "not fit" };
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{}: {word}, {}{}", patient.device, patient.detail, patient.measures());
+            for finding in &patient.findings {
+                let _ = writeln!(text, "  {}: {}", finding.kind, finding.text);
+            }
+        }
+        text
+    }
+}
+
+/// `head`, and what is told in lines that fit; a word that is longer than those stays whole.
+fn wrapped(text: &mut String, head: &str, told: &str) {
+    let mut line = format!("{head:<COLUMN$}");
+    let mut is_empty = true;
+    for word in told.split(' ') {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            text.push_str(line.trim_end());
+            text.push('\n');
+            (line, is_empty) = (" ".repeat(COLUMN), true);
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        is_empty = false;
+    }
+    text.push_str(line.trim_end());
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_between_words_and_nothing_is_lost() {
+        let told = "word ".repeat(60);
+        let mut text = String::new();
+        wrapped(&mut text, "a name                     yes ", told.trim());
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines.len() > 3 && lines.iter().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(lines[1..].iter().all(|line| line.starts_with(&" ".repeat(COLUMN))), "{text}");
+        assert_eq!(text.matches("word").count(), 60);
+        let (mut text, long) = (String::new(), "x".repeat(200));
+        wrapped(&mut text, "a name", &format!("{long}: next"));
+        assert!(text.lines().next().is_some_and(|line| line.ends_with(&format!("{long}:"))), "{text}");
+    }
+}

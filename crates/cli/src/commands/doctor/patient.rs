@@ -1,0 +1,269 @@
+//! A device: what is on it, who has it, and what is bad about it.
+
+use super::hardware::Hardware;
+use super::system::System;
+use super::{Finding, udev};
+use crate::device::{self, Access};
+use crate::failure::{Failure, Kind};
+use crate::signatures::{self, Class};
+use crate::sizes::human;
+use crate::superblock::{self, Found, state_name};
+use bcached_daemon::notes;
+use bcached_format::units::bytes_of;
+use bcached_format::{Superblock, Uuid};
+use bcached_uring::{Device, Identity};
+use serde::Serialize;
+use std::path::Path;
+
+/// What is told of one.
+#[derive(Serialize)]
+pub(super) struct Patient {
+    pub(super) device: String,
+    pub(super) fit: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logical_block_bytes: Option<u64>,
+    #[serde(flatten)]
+    facts: Facts,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    direct_io: Option<bool>,
+    holders: Vec<String>,
+    pub(super) detail: String,
+    /// What somebody should know though it is fit.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) findings: Vec<Finding>,
+}
+
+/// Of a block device, as the kernel tells them.
+#[derive(Serialize, Default)]
+struct Facts {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    physical_block_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    minimum_io_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    optimal_io_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rotational: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    volatile_cache: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fua: Option<bool>,
+}
+
+/// A device after a look at it.
+pub(super) struct Seen {
+    pub(super) patient: Patient,
+    /// Why it is not fit.
+    pub(super) failure: Option<Failure>,
+    /// It is to be faster than others, or is one of those; and what set it is of.
+    role: Option<(Role, Uuid)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Cache,
+    Backing,
+}
+
+impl From<&Hardware> for Facts {
+    fn from(hardware: &Hardware) -> Self {
+        Self {
+            physical_block_bytes: hardware.physical_block_bytes,
+            minimum_io_bytes: hardware.minimum_io_bytes,
+            optimal_io_bytes: hardware.optimal_io_bytes,
+            rotational: hardware.is_rotational,
+            volatile_cache: hardware.has_volatile_cache,
+            fua: hardware.has_fua,
+        }
+    }
+}
+
+impl Patient {
+    /// How large it is, and how it is read and written, in a clause.
+    pub(super) fn measures(&self) -> String {
+        let Some((size, direct)) = self.size_bytes.zip(self.direct_io) else { return String::new() };
+        let way = if direct { "direct I/O" } else { "I/O through the page cache" };
+        format!(" ({}, {way})", human(size))
+    }
+}
+
+impl Seen {
+    pub(super) fn at(path: &Path, system: &System) -> Self {
+        let patient = Patient {
+            device: path.display().to_string(),
+            fit: false,
+            size_bytes: None,
+            logical_block_bytes: None,
+            facts: Facts::default(),
+            direct_io: None,
+            holders: Vec::new(),
+            detail: String::new(),
+            findings: Vec::new(),
+        };
+        let mut seen = Self { patient, failure: None, role: None };
+        match seen.examine(path, system) {
+            Ok(detail) => {
+                seen.patient.fit = true;
+                seen.patient.detail = detail;
+            }
+            Err(failure) => {
+                seen.patient.detail = failure.to_string();
+                seen.patient.holders.clone_from(&failure.holders);
+                seen.failure = Some(failure);
+            }
+        }
+        seen
+    }
+
+    fn examine(&mut self, path: &Path, system: &System) -> Result<String, Failure> {
+        let looked = Device::open(path, Access::Look)?;
+        let info = looked.info();
+        let patient = &mut self.patient;
+        patient.size_bytes = Some(bytes_of(info.sectors));
+        patient.logical_block_bytes = Some(bytes_of(info.logical_block_sectors.into()));
+        patient.direct_io = Some(looked.is_direct());
+        let hardware = Identity::of(path).and_then(|identity| Hardware::of(system, identity));
+        patient.facts = hardware.as_ref().map(Facts::from).unwrap_or_default();
+        let found = superblock::read(&looked)?;
+        let superblock = match found {
+            Found::Nothing => {
+                let no_bcache = format!("{} is no bcache device", path.display());
+                return Err(Failure::new(Kind::NotBcache, no_bcache).next("`bcached make` makes it one"));
+            }
+            Found::Unfit(error) => {
+                let kind = Failure::kind_of_superblock(error);
+                let cannot = format!("{} cannot be served", path.display());
+                return Err(Failure::new(kind, cannot).why(error.to_string()));
+            }
+            Found::Sound(superblock) => superblock,
+        };
+        self.role = Some(role_of(&superblock));
+        if let Some(hardware) = &hardware {
+            patient.findings.extend(hardware.findings(&superblock));
+            patient.findings.extend(udev::finding(system, own_uuid(&superblock)));
+        }
+        patient.findings.extend(membership(&looked)?);
+        drop(looked);
+        // Claimed and given back at once: the refusal names the holder.
+        drop(device::open(path, Access::Check)?);
+        Device::may_own(path)?;
+        Ok(describe(&superblock))
+    }
+}
+
+/// Marks of an assembler beside the superblock: it may take the device before anybody else is asked.
+fn membership(device: &Device) -> Result<Vec<Finding>, Failure> {
+    let members = signatures::find(device)?.into_iter().filter_map(|signature| match signature.class {
+        Class::Member { removed_by } => Some((signature.kind, removed_by)),
+        Class::Content => None,
+    });
+    let told = |(kind, removed_by)| {
+        let text = format!(
+            "it has the mark of a {kind}, too, and may be taken for one: `{removed_by}` takes that away, if it is old"
+        );
+        Finding::new("member", text)
+    };
+    Ok(members.map(told).collect())
+}
+
+/// A cache that rotates before a device that does not.
+pub(super) fn compare_roles(all: &mut [Seen]) {
+    let is_rotating = |seen: &Seen| seen.patient.facts.rotational;
+    let quick: Vec<_> = all
+        .iter()
+        .filter(|seen| is_rotating(seen) == Some(false))
+        .filter_map(|seen| Some((seen.role?, seen.patient.device.clone())))
+        .filter_map(|((role, set), device)| (role == Role::Backing).then_some((set, device)))
+        .collect();
+    for seen in all.iter_mut().filter(|seen| is_rotating(seen) == Some(true)) {
+        let Some((Role::Cache, set)) = seen.role else { continue };
+        if let Some((_, device)) = quick.iter().find(|(of, _)| *of == set) {
+            let text = format!(
+                "it rotates, and {device}, which it is to make faster, does not: their roles are swapped; detach the volume, and make them the other way round"
+            );
+            seen.patient.findings.retain(|finding| finding.kind != "rotating-cache");
+            seen.patient.findings.push(Finding::new("swapped-roles", text));
+        }
+    }
+}
+
+fn role_of(superblock: &Superblock) -> (Role, Uuid) {
+    match superblock {
+        Superblock::Cache(cache) => (Role::Cache, cache.set_uuid()),
+        Superblock::Backing(backing) => (Role::Backing, backing.set_uuid()),
+    }
+}
+
+fn own_uuid(superblock: &Superblock) -> Uuid {
+    match superblock {
+        Superblock::Cache(cache) => cache.uuid(),
+        Superblock::Backing(backing) => backing.uuid(),
+    }
+}
+
+fn describe(superblock: &Superblock) -> String {
+    match superblock {
+        Superblock::Cache(cache) => {
+            let note = notes::left_behind(cache.set_uuid()).map_or_else(String::new, |note| {
+                format!(
+                    "; serve it before anything else does: a killed bcached left a note, {}",
+                    note.display()
+                )
+            });
+            format!(
+                "cache of set {}, {} buckets of {}, {}{note}",
+                cache.set_uuid(),
+                cache.buckets(),
+                human(bytes_of(cache.bucket_sectors())),
+                if cache.is_synchronous() { "has been in use" } else { "never started" }
+            )
+        }
+        Superblock::Backing(backing) => format!(
+            "backing device {}, {}, {}, of set {}",
+            backing.uuid(),
+            backing.cache_mode().name(),
+            state_name(backing.state()),
+            backing.set_uuid()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(device: &str, role: Role, rotational: bool) -> Seen {
+        let facts = Facts { rotational: Some(rotational), ..Facts::default() };
+        let patient = Patient {
+            device: device.to_owned(),
+            fit: true,
+            size_bytes: None,
+            logical_block_bytes: None,
+            facts,
+            direct_io: None,
+            holders: Vec::new(),
+            detail: String::new(),
+            findings: vec![Finding::new("rotating-cache", String::new())],
+        };
+        Seen { patient, failure: None, role: Some((role, Uuid([1; 16]))) }
+    }
+
+    #[test]
+    fn a_cache_that_rotates_before_a_quick_device_has_the_wrong_role() {
+        let kinds =
+            |seen: &Seen| seen.patient.findings.iter().map(|finding| finding.kind).collect::<Vec<_>>();
+        let mut all = [seen("/dev/sda", Role::Cache, true), seen("/dev/nvme0n1", Role::Backing, false)];
+        compare_roles(&mut all);
+        assert_eq!(kinds(&all[0]), ["swapped-roles"]);
+        assert!(all[0].patient.findings[0].text.contains("/dev/nvme0n1"));
+        let mut other_set = [seen("/dev/sda", Role::Cache, true), seen("/dev/nvme0n1", Role::Backing, false)];
+        other_set[1].role = Some((Role::Backing, Uuid([2; 16])));
+        compare_roles(&mut other_set);
+        assert_eq!(kinds(&other_set[0]), ["rotating-cache"], "that is nothing to it");
+        let mut right = [seen("/dev/sda", Role::Backing, true), seen("/dev/nvme0n1", Role::Cache, false)];
+        compare_roles(&mut right);
+        assert!(right.iter().all(|seen| !kinds(seen).contains(&"swapped-roles")));
+    }
+}

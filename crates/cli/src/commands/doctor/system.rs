@@ -1,0 +1,120 @@
+//! The system as its files tell of it: modules, sysfs, rules of udev. All below a root, which a test has for itself.
+
+#[cfg(test)]
+use std::path::Path;
+use std::path::PathBuf;
+
+/// Where it is looked.
+pub(super) struct System {
+    root: PathBuf,
+    /// As `uname -r` says it.
+    release: String,
+}
+
+/// Whether a kernel has a module.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Module {
+    /// It is to be loaded.
+    There,
+    /// A part of the kernel.
+    BuiltIn,
+    /// Of this kernel's modules none is called so.
+    Absent,
+    /// The list is not here, as in a container.
+    Unknown,
+}
+
+impl System {
+    /// This machine.
+    pub(super) fn here() -> Self {
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        Self { root: "/".into(), release }
+    }
+
+    #[cfg(test)]
+    pub(super) fn at(root: &Path, release: &str) -> Self {
+        Self { root: root.to_owned(), release: release.to_owned() }
+    }
+
+    pub(super) fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    pub(super) fn release(&self) -> &str {
+        &self.release
+    }
+
+    /// The kernel is at least of that version. What cannot be read is.
+    pub(super) fn is_from(&self, major: u32, minor: u32) -> bool {
+        let mut numbers = self.release.split(|letter: char| !letter.is_ascii_digit()).map(str::parse);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(own_major)), Some(Ok(own_minor))) => (own_major, own_minor) >= (major, minor),
+            _ => true,
+        }
+    }
+
+    pub(super) fn module(&self, name: &str) -> Module {
+        let folder = ["/lib/modules", "/usr/lib/modules"].map(|place| self.path(place).join(&self.release));
+        let listed = |file: &str| {
+            let texts = folder.iter().filter_map(|folder| std::fs::read_to_string(folder.join(file)).ok());
+            texts.map(|text| text.lines().any(|line| is_module(line, name))).next()
+        };
+        match (listed("modules.builtin"), listed("modules.dep").or_else(|| listed("modules.order"))) {
+            (Some(true), _) => Module::BuiltIn,
+            (_, Some(true)) => Module::There,
+            (_, Some(false)) => Module::Absent,
+            (_, None) => Module::Unknown,
+        }
+    }
+
+    /// What brings a module's device.
+    pub(super) fn mends(&self, module: &str) -> String {
+        match self.module(module) {
+            Module::There | Module::Unknown => format!("modprobe {module}"),
+            Module::BuiltIn => "it is a part of this kernel: give this container the device".to_owned(),
+            Module::Absent => format!(
+                "this kernel has no {module}: linux-modules-extra-{} (Ubuntu), kernel-modules-extra (Fedora), or another kernel",
+                self.release
+            ),
+        }
+    }
+}
+
+/// A line of a list of modules: `kernel/drivers/block/ublk_drv.ko.xz: what it needs`.
+fn is_module(line: &str, name: &str) -> bool {
+    let path = line.split_once(':').map_or(line, |(path, _)| path);
+    let file = path.rsplit('/').next().unwrap_or_default();
+    // The kernel takes one for the other.
+    file.split_once(".ko").is_some_and(|(found, _)| found.replace('-', "_") == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_driver_is_mended_by_what_this_kernel_has() {
+        let root = tempfile::tempdir().expect("a folder");
+        let system = System::at(root.path(), "6.8.0-31-generic");
+        assert_eq!(
+            (system.module("ublk_drv"), system.mends("ublk_drv")),
+            (Module::Unknown, "modprobe ublk_drv".into())
+        );
+        let folder = root.path().join("lib/modules/6.8.0-31-generic");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::write(folder.join("modules.builtin"), "kernel/drivers/block/loop.ko\n").expect("a file");
+        let all = "kernel/drivers/block/nbd.ko.zst:\nkernel/drivers/md/dm-mod.ko: kernel/a/ublk_drv.ko\n";
+        std::fs::write(folder.join("modules.dep"), all).expect("a file");
+        let found = ["nbd", "loop", "dm_mod", "ublk_drv"].map(|name| system.module(name));
+        assert_eq!(found, [Module::There, Module::BuiltIn, Module::There, Module::Absent]);
+        assert!(system.mends("ublk_drv").contains("linux-modules-extra-6.8.0-31-generic"));
+        assert_eq!(system.mends("nbd"), "modprobe nbd");
+    }
+
+    #[test]
+    fn versions_of_kernels_are_compared_as_numbers() {
+        let of = |release: &str| System::at(Path::new("/"), release);
+        assert!(of("6.10.3-amd64").is_from(6, 5) && of("7.0.0").is_from(6, 5) && of("6.5").is_from(6, 5));
+        assert!(!of("6.1.0-37-amd64").is_from(6, 5) && !of("5.15.0").is_from(6, 5) && of("?").is_from(6, 5));
+    }
+}

@@ -1,0 +1,98 @@
+//! udev's rules: the one of bcache-tools, which gives every bcache device to the kernel, and ours, which keeps those that are configured.
+
+use super::system::System;
+use super::{Finding, Item};
+use bcached_format::Uuid;
+use bcached_uring::udev::{OWNED_RULES_PATH, owned_rules};
+use std::path::PathBuf;
+
+/// Places of udev rules, the administrator's first.
+const FOLDERS: &[&str] =
+    &["/etc/udev/rules.d", "/run/udev/rules.d", "/usr/lib/udev/rules.d", "/lib/udev/rules.d"];
+
+pub(super) fn items(system: &System) -> Vec<Item> {
+    let item = |name, word, detail: &str| match rule(system, word) {
+        Some(path) => Item::yes(name, format!("{}: {detail}", path.display())),
+        None => Item::no(name, "not installed", None),
+    };
+    let ours = item("udev rule of bcached", "bcached", "it keeps configured devices from that");
+    let kernels =
+        item("udev rule of bcache-tools", "bcache", "every bcache device goes to the kernel as it appears");
+    let mends = (kernels.available && !ours.available)
+        .then(|| "install packaging/udev/68-bcached.rules, or the kernel takes the devices".to_owned());
+    vec![kernels, Item { mends, ..ours }]
+}
+
+/// What becomes of a device with that UUID when it appears, or is closed after a write.
+pub(super) fn finding(system: &System, uuid: Uuid) -> Option<Finding> {
+    rule(system, "bcache")?;
+    let list = std::fs::read_to_string(system.path(OWNED_RULES_PATH)).unwrap_or_default();
+    let own = owned_rules(&[uuid.0]);
+    let is_listed = own.lines().last().is_some_and(|line| list.lines().any(|listed| listed == line));
+    let (is_kept, has_rule) = (is_listed, rule(system, "bcached").is_some());
+    let why = match (is_kept, has_rule) {
+        (true, true) => return None,
+        (_, false) => "the rule of bcached, which would keep it, is not installed",
+        (false, true) => {
+            "no configuration of this machine that was served names it, so it is not kept from that"
+        }
+    };
+    let said = "the udev rule of bcache-tools gives it to the kernel's bcache as it appears, and when it is closed after a write";
+    Some(Finding::new("udev", format!("{said}: {why}")))
+}
+
+/// A rule file whose name has `word` in it as a whole; the list of devices is none.
+fn rule(system: &System, word: &str) -> Option<PathBuf> {
+    let is_rule = |file: &str| {
+        file.ends_with(".rules")
+            && !OWNED_RULES_PATH.ends_with(file)
+            && file.split(|letter: char| !letter.is_ascii_alphabetic()).any(|part| part == word)
+    };
+    let folders = FOLDERS.iter().map(|folder| system.path(folder));
+    let mut files = folders.flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten());
+    let found = files.find(|entry| is_rule(&entry.file_name().to_string_lossy()))?;
+    // A link to nothing takes a rule out.
+    let is_masked = std::fs::canonicalize(found.path()).is_ok_and(|to| to.ends_with("dev/null"));
+    (!is_masked).then(|| found.path())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_kept_from_the_kernel_by_the_rule_and_the_list() {
+        let root = tempfile::tempdir().expect("a folder");
+        let system = System::at(root.path(), "6.1");
+        let uuid = Uuid([7; 16]);
+        let write = |path: &str, text: &str| {
+            let path = system.path(path);
+            std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            std::fs::write(path, text).expect("a file");
+        };
+        assert!(finding(&system, uuid).is_none(), "nobody takes it");
+        write("/usr/lib/udev/rules.d/69-bcache.rules", "");
+        let said = |uuid| finding(&system, uuid).map(|finding| finding.text).unwrap_or_default();
+        assert!(said(uuid).contains("is not installed"), "{}", said(uuid));
+        let [kernels, ours] = &items(&system)[..] else { unreachable!("two") };
+        assert!(kernels.available && !ours.available && ours.mends.is_some());
+        write(OWNED_RULES_PATH, &owned_rules(&[[7; 16]]));
+        assert!(said(uuid).contains("is not installed"), "the list alone does nothing");
+        write("/etc/udev/rules.d/68-bcached.rules", "");
+        assert_eq!(said(uuid), "");
+        assert!(said(Uuid([8; 16])).contains("no configuration"), "{}", said(Uuid([8; 16])));
+        assert!(items(&system)[1].mends.is_none());
+    }
+
+    #[test]
+    fn a_rule_that_was_taken_out_is_none() {
+        let root = tempfile::tempdir().expect("a folder");
+        let system = System::at(root.path(), "6.1");
+        let rules = system.path("/etc/udev/rules.d");
+        std::fs::create_dir_all(&rules).expect("a folder");
+        std::os::unix::fs::symlink("/dev/null", rules.join("69-bcache.rules")).expect("a link");
+        std::fs::create_dir_all(system.path("/usr/lib/udev/rules.d")).expect("a folder");
+        std::fs::write(system.path("/usr/lib/udev/rules.d/69-bcache.rules"), "").expect("a file");
+        assert!(finding(&system, Uuid([7; 16])).is_none());
+    }
+}

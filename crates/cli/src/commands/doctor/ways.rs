@@ -1,0 +1,104 @@
+//! The ways to a volume that this machine has, and what the others want.
+
+use super::Item;
+use super::system::System;
+use bcached_front_dev::Rung;
+use bcached_front_dev::rung::choose;
+use bcached_front_ublk::{Features, Unavailable};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+pub(super) fn items(system: &System) -> Vec<Item> {
+    vec![
+        dev(),
+        ublk(system),
+        Item::yes("nbd server", "exports on unix sockets and TCP; it needs nothing of the machine"),
+        nbd(system),
+        Item::yes("vhost-user", "disks of virtual machines whose memory is shared"),
+        device("fuse", ("/dev/fuse", "fuse"), "volumes as files", system)
+            .or_else_unless(has_fusermount, "fusermount3"),
+        device("loop", ("/dev/loop-control", "loop"), "block devices over files", system)
+            .or_else_unless(|| has_program("losetup"), "losetup"),
+    ]
+}
+
+/// What `export = "dev"` would be.
+fn dev() -> Item {
+    match choose() {
+        Ok(chosen) => Item::yes("dev", format!("a block device would come by {}", chosen.rung)),
+        // The lines below say why.
+        Err(_) => Item::no("dev", "no way to a block device: ublk, nbd or fuse and loop", None),
+    }
+}
+
+fn ublk(system: &System) -> Item {
+    const NAME: &str = "ublk";
+    const NEEDED: &str = "Linux 6.5 or newer";
+    match Features::probe() {
+        Ok(features) => Item::yes(NAME, format!("the driver has {}", features.names().join(", "))),
+        Err(Unavailable::NoDriver) if !system.is_from(6, 5) => {
+            Item::no(NAME, format!("Linux {} is too old for it", system.release()), Some(NEEDED.to_owned()))
+        }
+        Err(Unavailable::NoDriver) => {
+            Item::no(NAME, "/dev/ublk-control does not exist", Some(system.mends("ublk_drv")))
+        }
+        Err(Unavailable::NotPermitted) => Item::no(
+            NAME,
+            "/dev/ublk-control may not be used",
+            Some("run as root, or with CAP_SYS_ADMIN and that file".to_owned()),
+        ),
+        Err(Unavailable::TooOld(lacks)) => {
+            Item::no(NAME, format!("the kernel's driver cannot do {lacks}"), Some(NEEDED.to_owned()))
+        }
+        Err(other) => Item::no(NAME, other.to_string(), None),
+    }
+}
+
+fn nbd(system: &System) -> Item {
+    const NAME: &str = "nbd";
+    match Rung::Nbd.probe() {
+        Ok(()) => Item::yes(NAME, "the kernel's client has a device to give"),
+        Err(_) if !system.path("/sys/block/nbd0").exists() => {
+            Item::no(NAME, "the kernel's client is not loaded", Some(system.mends("nbd")))
+        }
+        Err(why) => Item::no(NAME, format!("the kernel's client: {why}"), None),
+    }
+}
+
+/// What is had by a device of the kernel that somebody has to open.
+fn device(name: &'static str, (path, module): (&str, &str), what: &'static str, system: &System) -> Item {
+    match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(_) => Item::yes(name, what),
+        Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {
+            Item::no(name, format!("{path} does not exist"), Some(system.mends(module)))
+        }
+        Err(Errno::ACCESS | Errno::PERM) => {
+            Item::no(name, format!("{path} may not be opened"), Some("run as root".to_owned()))
+        }
+        Err(errno) => {
+            Item::no(name, format!("{path} cannot be opened: {}", std::io::Error::from(errno)), None)
+        }
+    }
+}
+
+impl Item {
+    /// What is there is of no use without a program.
+    fn or_else_unless(self, has: impl Fn() -> bool, program: &str) -> Self {
+        if !self.available || has() {
+            return self;
+        }
+        let package = if program == "losetup" { "mount (Debian), util-linux" } else { "fuse3" };
+        Self::no(self.name, format!("{program} is not installed"), Some(format!("install {package}")))
+    }
+}
+
+/// Who may mount needs none.
+fn has_fusermount() -> bool {
+    rustix::process::geteuid().is_root() || has_program("fusermount3")
+}
+
+fn has_program(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let also = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(Into::into);
+    std::env::split_paths(&path).chain(also).any(|folder| folder.join(name).is_file())
+}

@@ -1,0 +1,322 @@
+//! `export = "dev"`: a block device by the best way that this machine has. What that is is found out when the volume is first to have
+//! one, and stays until it is retired. By ublk it is the same as `ublk`; else the device is of the kernel's NBD client, whose server is
+//! here, or a loop device over a file of a mount of its own. Those servers show nothing else, and nobody else comes to them.
+
+use super::starting::start_fuse;
+use super::{Fronts, Running, links, remove_devices, sentence, users_of_device};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use bcached_front_dev::rung::choose;
+use bcached_front_dev::server::Connect;
+use bcached_front_dev::{Connection, DevServer, Rung, Served, Under, detach, left_behind};
+use bcached_front_fuse::{self as fuse, FuseServer};
+use bcached_front_nbd::{self as nbd, NbdServer};
+use bcached_front_ublk::server::StillThere;
+use bcached_front_ublk::{DeviceState, UblkServer};
+use bcached_port::{Export, ExportTable, Way, Ways};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The kernel is a client that is never to be cut off because others wait: what is asked of a block device would be lost.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+/// How long the one who asks for a volume's end waits for what its device keeps in memory.
+const WRITE_LIMIT: Duration = Duration::from_secs(5);
+
+/// What there is of it.
+#[derive(Default)]
+pub(super) struct Dev {
+    /// What each volume's device is made of.
+    rungs: BTreeMap<String, Rung>,
+    devices: Option<Arc<DevServer>>,
+    nbd: Option<Arc<NbdServer>>,
+    fuse: Option<FuseServer>,
+    /// What a former process has left was looked for.
+    has_cleared: bool,
+}
+
+/// Who has some volumes' devices.
+pub(super) enum Devices {
+    Ublk(Arc<UblkServer>),
+    Dev(Arc<DevServer>),
+}
+
+impl Devices {
+    pub(super) const fn way(&self) -> Way {
+        match self {
+            Self::Ublk(_) => Way::Ublk,
+            Self::Dev(_) => Way::Dev,
+        }
+    }
+
+    fn state(&self, name: &str) -> Option<DeviceState> {
+        match self {
+            Self::Ublk(devices) => devices.state(name),
+            Self::Dev(devices) => devices.state(name),
+        }
+    }
+
+    pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
+        match self.state(name)? {
+            DeviceState::Here(path) => Some(path),
+            DeviceState::Coming | DeviceState::Missing(_) => None,
+        }
+    }
+
+    pub(super) fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
+        match self {
+            Self::Ublk(devices) => devices.remove(names, limit),
+            Self::Dev(devices) => devices.remove(names, limit),
+        }
+    }
+}
+
+impl Dev {
+    /// What a volume's device is made of, if that was chosen.
+    pub(super) fn rung(&self, name: &str) -> Option<Rung> {
+        self.rungs.get(name).copied()
+    }
+
+    /// Its device ends with this process.
+    pub(super) fn has_device(&self, name: &str) -> bool {
+        matches!(self.rung(name), Some(Rung::Nbd | Rung::Loop))
+    }
+
+    pub(super) fn forget(&mut self, name: &str) {
+        self.rungs.remove(name);
+    }
+
+    /// A loop device without its mount.
+    pub(super) fn is_cut_off(&self, name: &str) -> bool {
+        self.rung(name) == Some(Rung::Loop) && self.fuse.as_ref().is_some_and(FuseServer::has_ended)
+    }
+
+    /// Those that are not of ublk.
+    pub(super) fn devices(&self) -> Option<Arc<DevServer>> {
+        self.devices.clone()
+    }
+
+    /// Ends the servers; their devices have been taken away.
+    pub(super) fn shutdown(self, left: Duration) {
+        // Somebody may be about to make a device.
+        let nbd = self.nbd.and_then(Arc::into_inner).map(|server| server.shutdown(left));
+        if let Some(Err(busy)) = nbd {
+            tracing::warn!(event = "clients-cut", "{busy}");
+        }
+        if let Some(Err(busy)) = self.fuse.map(|server| server.shutdown(left)) {
+            tracing::warn!(event = "clients-cut", "{busy}");
+        }
+    }
+}
+
+impl Running {
+    /// Who has, or is to have, a volume's block device.
+    pub(super) fn devices_of(&self, name: &str) -> Option<Devices> {
+        match self.dev.rung(name) {
+            Some(Rung::Nbd | Rung::Loop) => self.dev.devices().map(Devices::Dev),
+            Some(Rung::Ublk) | None => self.ublk.clone().map(Devices::Ublk),
+        }
+    }
+
+    pub(super) fn device(&self, name: &str) -> Option<DeviceState> {
+        self.devices_of(name)?.state(name)
+    }
+
+    pub(super) fn device_path(&self, name: &str) -> Option<PathBuf> {
+        self.devices_of(name)?.path(name)
+    }
+
+    /// As the configuration calls it.
+    pub(super) fn way_of_device(&self, name: &str) -> Way {
+        if self.dev.rung(name).is_some() { Way::Dev } else { Way::Ublk }
+    }
+
+    /// Gives a volume its device that is none of ublk.
+    pub(super) fn serve_dev(&mut self, export: Arc<Export>) {
+        let name = export.name.clone();
+        let under = match self.dev.rung(&name) {
+            Some(Rung::Nbd) => self.dev.nbd.as_ref().map(|server| Under::Nbd(connecting(server))),
+            Some(Rung::Loop) => {
+                self.dev.fuse.as_ref().map(|server| Under::Loop(server.directory().join("volumes")))
+            }
+            Some(Rung::Ublk) | None => None,
+        };
+        let Some((under, devices)) = under.zip(self.dev.devices()) else { return };
+        match devices.serve(Served { export, under }) {
+            Ok(()) => drop(self.refused.remove(&(name, Way::Dev))),
+            Err(error) => self.refuse(&name, Way::Dev, format!("no thread: {error}")),
+        }
+    }
+}
+
+/// Connections to a server, as long as there is one.
+fn connecting(server: &Arc<NbdServer>) -> Connect {
+    let server = Arc::downgrade(server);
+    Arc::new(move |name| {
+        let server = server.upgrade().ok_or("the daemon stops")?;
+        let handed = server.hand(name).map_err(|error| error.to_string())?;
+        Ok(Connection { socket: handed.socket, flags: handed.flags })
+    })
+}
+
+impl Fronts {
+    /// The ways to a volume, with what `dev` stands for here. It is chosen once for as long as the volume is served; where there is
+    /// nothing to choose from yet it is tried again.
+    pub fn decide(&self, name: &str, ways: Ways, (config, exports): (&Config, &ExportTable)) -> Ways {
+        if !ways.has(Way::Dev) || self.lock().has_ended {
+            return ways;
+        }
+        let known = self.lock().dev.rung(name);
+        let rung = match known {
+            Some(rung) => rung,
+            None => match self.choose(name, ways, (config, exports)) {
+                Ok(rung) => rung,
+                Err(why) => {
+                    self.lock().refuse(name, Way::Dev, why);
+                    return ways;
+                }
+            },
+        };
+        if rung == Rung::Ublk { ways.with_instead(Way::Ublk, Way::Dev) } else { ways }
+    }
+
+    fn choose(&self, name: &str, ways: Ways, with: (&Config, &ExportTable)) -> Result<Rung, String> {
+        self.clear_what_was_left(&with.0.places.dev);
+        // It has one device and not two.
+        let (rung, missed) = if ways.has(Way::Ublk) {
+            (Rung::Ublk, String::new())
+        } else {
+            let chosen = choose().map_err(|missing| missing.to_string())?;
+            (chosen.rung, chosen.missed())
+        };
+        self.stand_ready(rung, with).map_err(|failure| failure.to_string())?;
+        let mut running = self.lock();
+        running.refused.remove(&(name.to_owned(), Way::Dev));
+        running.dev.rungs.insert(name.to_owned(), rung);
+        drop(running);
+        let instead = if missed.is_empty() { missed } else { format!(" ({missed})") };
+        tracing::info!(event = "device-way-chosen", "{name}: its block device comes by {rung}{instead}");
+        Ok(rung)
+    }
+
+    /// Starts what a device of that kind needs, unless it runs.
+    fn stand_ready(&self, rung: Rung, (config, exports): (&Config, &ExportTable)) -> Result<(), Failure> {
+        if rung == Rung::Ublk {
+            return self.start(Way::Ublk, config, exports);
+        }
+        let mut running = self.lock();
+        let exports = exports.by_kernel(Way::Dev);
+        let (memory, bytes) = running.payloads(config);
+        match rung {
+            Rung::Nbd if running.dev.nbd.is_none() => {
+                let limits = nbd::Limits {
+                    total_bytes: bytes,
+                    stall: PATIENCE,
+                    give_way: PATIENCE,
+                    ..nbd::Limits::default()
+                };
+                let rings = self.rings.clone();
+                let options = nbd::Options { endpoints: Vec::new(), closed: false, limits, tls: None, rings };
+                let server = NbdServer::start_sharing(options, exports.clone(), memory);
+                let cannot = |error| {
+                    Failure::new(Kind::Io, "cannot serve the kernel's NBD client").why(sentence(&error))
+                };
+                running.dev.nbd = Some(Arc::new(server.map_err(cannot)?));
+            }
+            Rung::Loop if running.dev.fuse.as_ref().is_none_or(FuseServer::has_ended) => {
+                running.dev.fuse = Some(start_fuse(
+                    (&config.places.dev, false),
+                    exports.clone(),
+                    (memory, bytes),
+                    Vec::new(),
+                )?);
+            }
+            Rung::Ublk | Rung::Nbd | Rung::Loop => {}
+        }
+        if running.dev.devices.is_none() {
+            running.dev.devices = Some(Arc::new(self.dev_server(exports)));
+        }
+        Ok(())
+    }
+
+    fn dev_server(&self, exports: ExportTable) -> DevServer {
+        let wake = self.wake.clone();
+        let news = move |name: &str, state: &DeviceState| match state {
+            DeviceState::Coming => {}
+            DeviceState::Here(path) => {
+                if let Some(export) = exports.by_name(name) {
+                    links::make(&export, path);
+                }
+                tracing::info!(event = "dev-device", "{name}: it is the block device {}", path.display());
+            }
+            DeviceState::Missing(why) => {
+                tracing::error!(event = "volume-not-exported", "{name}: it is no block device: {why}");
+            }
+        };
+        DevServer::new(Arc::new(news), Arc::new(move || wake.iter().for_each(|wake| wake())))
+    }
+
+    /// Before a volume that nobody uses is given up: what the kernel still keeps of its device in memory is written.
+    ///
+    /// # Errors
+    /// It cannot be written, or not yet.
+    pub fn write_out(&self, name: &str) -> Result<(), String> {
+        let devices = self.lock().dev.devices();
+        devices.map_or(Ok(()), |devices| devices.write_out(name, WRITE_LIMIT))
+    }
+
+    /// Loop devices of a process that was killed, and its mount. Nobody else's can be there: the control socket beside it is ours.
+    fn clear_what_was_left(&self, mount: &Path) {
+        let is_first = !std::mem::replace(&mut self.lock().dev.has_cleared, true);
+        if !is_first {
+            return;
+        }
+        let Ok(mount) = fuse::absolute(mount) else { return };
+        // The mount's end takes its name from them.
+        let left = left_behind(&mount);
+        if let Err(error) = fuse::clear_stale(&mount) {
+            tracing::warn!(event = "device-left", "{}: {}", mount.display(), sentence(&error));
+            return;
+        }
+        for device in left {
+            links::remove(&device);
+            let (path, users) = (device.display(), users_of_device(&device));
+            match detach(&device) {
+                Ok(()) if users.is_empty() => {
+                    tracing::info!(event = "device-left", "{path} of a killed bcached is detached");
+                }
+                Ok(()) => tracing::warn!(
+                    event = "device-left",
+                    "{path} of a killed bcached is dead and still in use by {}: it goes when that lets go of it",
+                    users.join(", ")
+                ),
+                Err(why) => tracing::warn!(event = "device-left", "{path} of a killed bcached: {why}"),
+            }
+        }
+    }
+}
+
+/// Takes these volumes' devices away, also from those who use them.
+pub(super) fn cut(dev: Arc<DevServer>, names: &[String], limit: Duration) {
+    for name in names {
+        if let Err(why) = dev.write_out(name, limit) {
+            tracing::error!(event = "device-not-written", "{name}: {why}");
+        }
+    }
+    let devices = &Devices::Dev(dev);
+    for name in names {
+        let Some(path) = devices.path(name) else { continue };
+        let users = users_of_device(&path);
+        if !users.is_empty() {
+            tracing::warn!(
+                event = "device-cut",
+                "{name}: {} is in use by {}, and ends: what is asked of it fails from now on",
+                path.display(),
+                users.join(", ")
+            );
+        }
+    }
+    remove_devices(devices, names, limit);
+}

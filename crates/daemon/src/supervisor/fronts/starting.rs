@@ -1,0 +1,78 @@
+//! Front ends that begin with a folder.
+
+use super::sentence;
+use crate::config::DISK_BYTES;
+use crate::failure::{Failure, Kind};
+use bcached_front_fuse::{self as fuse, FuseServer, MountError};
+use bcached_front_vhost::{self as vhost, VhostServer};
+use bcached_port::{ExportTable, Pool};
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A directory of ours, which nobody else has to make.
+fn own_directory(path: &Path) -> std::io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o755).create(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+const fn kind_of(kind: ErrorKind) -> Kind {
+    match kind {
+        ErrorKind::PermissionDenied => Kind::Permission,
+        ErrorKind::NotFound => Kind::NotFound,
+        _ => Kind::Io,
+    }
+}
+
+/// Disks of virtual machines, on sockets in `directory`.
+pub(super) fn start_vhost(
+    directory: &Path,
+    exports: ExportTable,
+    rings: vhost::Rings,
+) -> Result<VhostServer, Failure> {
+    let cannot = |kind, why: String| {
+        Failure::new(kind, "cannot serve disks of virtual machines").why(why).option("--export")
+    };
+    let made = own_directory(directory);
+    let limits = vhost::Limits { volume_bytes: DISK_BYTES, ..vhost::Limits::default() };
+    let options = vhost::Options { directory: directory.to_owned(), group: None, limits, rings };
+    let server = VhostServer::start(options, exports).map_err(|error| match (&error, made) {
+        (vhost::StartError::NoDirectory(_), Err(why)) => {
+            cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
+        }
+        (vhost::StartError::NotDirectory(_), _) => cannot(Kind::Usage, sentence(&error)),
+        _ => cannot(Kind::Io, sentence(&error)),
+    })?;
+    tracing::info!(event = "vhost-user-serving", "sockets for virtual machines in {}", directory.display());
+    Ok(server)
+}
+
+/// Volumes as files, mounted at `directory`.
+pub(super) fn start_fuse(
+    (directory, allow_other): (&Path, bool),
+    exports: ExportTable,
+    (memory, bytes): (Arc<Pool>, u64),
+    trees: Vec<(String, Arc<dyn fuse::Tree>)>,
+) -> Result<FuseServer, Failure> {
+    let cannot =
+        |kind, why: String| Failure::new(kind, "cannot mount volumes as files").why(why).option("--export");
+    let made = own_directory(directory);
+    let own = fuse::Limits::default();
+    let limits = fuse::Limits { total_bytes: bytes, file_bytes: own.file_bytes.min(bytes), ..own };
+    let options = fuse::Options { directory: directory.to_owned(), allow_other, limits };
+    let server =
+        FuseServer::start_sharing(options, exports, trees, memory).map_err(|error| match (&error, made) {
+            (_, Err(why)) if !directory.exists() => {
+                cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
+            }
+            (fuse::StartError::Mount(MountError::NotEmpty(_) | MountError::NotDirectory(_)), _) => {
+                cannot(Kind::Usage, sentence(&error))
+            }
+            _ => cannot(Kind::Io, sentence(&error)),
+        })?;
+    tracing::info!(event = "fuse-mounted", "volumes as files in {}/volumes", directory.display());
+    Ok(server)
+}

@@ -1,0 +1,130 @@
+//! The ways to a block device, from the best down, and whether this machine has them: found by trying, each within moments.
+
+use crate::{loops, nbd};
+use bcached_front_ublk::Features;
+use std::fmt;
+
+/// A way to a block device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Rung {
+    /// The kernel's driver for servers in user space. Its devices outlive their server.
+    Ublk,
+    /// The kernel's NBD client, with a connection to this process.
+    Nbd,
+    /// A loop device over a file of a FUSE mount.
+    Loop,
+}
+
+/// Why a machine has none of them.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("this machine has no way to a block device: {}", sentence(reasons))]
+pub struct Missing {
+    /// Of each, from the best down.
+    pub reasons: Vec<(Rung, String)>,
+}
+
+/// The best there is, and why not those that would be better.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Chosen {
+    /// It.
+    pub rung: Rung,
+    /// The better ones.
+    pub missed: Vec<(Rung, String)>,
+}
+
+impl Rung {
+    /// All there are, the best first.
+    pub const ALL: [Self; 3] = [Self::Ublk, Self::Nbd, Self::Loop];
+
+    /// As programs are told of it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ublk => "ublk",
+            Self::Nbd => "nbd",
+            Self::Loop => "loop",
+        }
+    }
+
+    /// Whether this machine has it for us.
+    ///
+    /// # Errors
+    /// Why not, and what mends it, in a sentence.
+    pub fn probe(self) -> Result<(), String> {
+        match self {
+            Self::Ublk => Features::probe().map(drop).map_err(|why| why.to_string()),
+            Self::Nbd => nbd::probe(),
+            Self::Loop => loops::probe(),
+        }
+    }
+}
+
+impl Chosen {
+    /// Why not those that would be better, in a clause; empty: it is the best.
+    #[must_use]
+    pub fn missed(&self) -> String {
+        sentence(&self.missed)
+    }
+}
+
+/// The best way that this machine has.
+///
+/// # Errors
+/// It has none.
+pub fn choose() -> Result<Chosen, Missing> {
+    choose_by(Rung::probe)
+}
+
+fn choose_by(probe: impl Fn(Rung) -> Result<(), String>) -> Result<Chosen, Missing> {
+    let mut missed = Vec::new();
+    for rung in Rung::ALL {
+        match probe(rung) {
+            Ok(()) => return Ok(Chosen { rung, missed }),
+            Err(why) => missed.push((rung, why)),
+        }
+    }
+    Err(Missing { reasons: missed })
+}
+
+fn sentence(reasons: &[(Rung, String)]) -> String {
+    let each: Vec<_> = reasons.iter().map(|(rung, why)| format!("{rung}: {why}")).collect();
+    each.join("; ")
+}
+
+/// As people are told of it.
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ublk => "ublk",
+            Self::Nbd => "kernel nbd",
+            Self::Loop => "FUSE + loop",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_that_is_there_is_chosen_and_the_others_are_named() {
+        let only = |there: &'static [Rung]| {
+            choose_by(
+                move |rung| if there.contains(&rung) { Ok(()) } else { Err(format!("no {}", rung.word())) },
+            )
+        };
+        for (there, best, missed) in [
+            (&Rung::ALL[..], Rung::Ublk, ""),
+            (&[Rung::Loop, Rung::Nbd], Rung::Nbd, "ublk: no ublk"),
+            (&[Rung::Loop], Rung::Loop, "ublk: no ublk; kernel nbd: no nbd"),
+        ] {
+            let chosen = only(there).expect("there is one");
+            assert_eq!((chosen.rung, chosen.missed().as_str()), (best, missed));
+        }
+        let none = only(&[]).expect_err("there is none").to_string();
+        assert_eq!(
+            none,
+            "this machine has no way to a block device: ublk: no ublk; kernel nbd: no nbd; FUSE + loop: no loop"
+        );
+    }
+}

@@ -1,0 +1,313 @@
+//! The devices of all volumes. Each has a thread, on which the kernel and helpers are waited for, so that no device waits for another.
+
+use crate::loops::LoopDevice;
+use crate::nbd::NbdDevice;
+use bcached_front_ublk::DeviceState;
+use bcached_front_ublk::server::{Changed, News, StillThere};
+use bcached_port::Export;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often a device that is not there is tried again, and one that is there looked at.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// A client's end of a connection to an NBD server, on which requests may be sent at once.
+#[derive(Debug)]
+pub struct Connection {
+    /// It.
+    pub socket: OwnedFd,
+    /// NBD's transmission flags: what the server can do.
+    pub flags: u16,
+}
+
+/// Makes a connection for the volume of that name.
+pub type Connect = Arc<dyn Fn(&str) -> Result<Connection, String> + Send + Sync>;
+
+/// What a device is made of.
+#[derive(Clone)]
+pub enum Under {
+    /// The kernel's NBD client.
+    Nbd(Connect),
+    /// A loop device over the file of the volume's name in this folder of a FUSE mount.
+    Loop(PathBuf),
+}
+
+/// A volume that is to have a device.
+#[derive(Clone)]
+pub struct Served {
+    /// The volume.
+    pub export: Arc<Export>,
+    /// How.
+    pub under: Under,
+}
+
+/// The devices of one daemon.
+pub struct DevServer {
+    devices: Mutex<BTreeMap<String, Entry>>,
+    news: News,
+    changed: Changed,
+}
+
+struct Entry {
+    tell: Sender<Message>,
+    state: Arc<Mutex<DeviceState>>,
+}
+
+enum Message {
+    Serve(Served),
+    /// The device of that life has ended.
+    Ended(u64),
+    /// What the kernel keeps of it in memory is to be written; the answer is how that went.
+    Write(Sender<Result<(), String>>),
+    /// Away with it; the answer is how that went.
+    Remove(Sender<Result<(), String>>),
+}
+
+enum Device {
+    Nbd(NbdDevice),
+    Loop(LoopDevice),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one of these locks can panic midway.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl DevServer {
+    /// Without devices. `news` is called on a device's thread when its state is about to change, `changed` when it has.
+    #[must_use]
+    pub fn new(news: News, changed: Changed) -> Self {
+        Self { devices: Mutex::default(), news, changed }
+    }
+
+    /// Gives a volume its device, or tells the one that it has how large the volume is now.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn serve(&self, served: Served) -> std::io::Result<()> {
+        let mut devices = lock(&self.devices);
+        let name = served.export.name.clone();
+        if let Some(entry) = devices.get(&name) {
+            let _told = entry.tell.send(Message::Serve(served));
+            return Ok(());
+        }
+        let (tell, messages) = channel();
+        let state = Arc::new(Mutex::new(DeviceState::Coming));
+        let life = Life {
+            name: name.clone(),
+            served,
+            device: None,
+            number: 0,
+            tell: tell.clone(),
+            state: Arc::clone(&state),
+            news: Arc::clone(&self.news),
+            changed: Arc::clone(&self.changed),
+        };
+        thread::Builder::new().name(format!("dev {name}")).spawn(move || life.run(&messages))?;
+        devices.insert(name, Entry { tell, state });
+        Ok(())
+    }
+
+    /// What has become of a volume's device; `None` if it was never to have one here.
+    #[must_use]
+    pub fn state(&self, name: &str) -> Option<DeviceState> {
+        lock(&self.devices).get(name).map(|entry| lock(&entry.state).clone())
+    }
+
+    /// Has what the kernel keeps in memory of a volume's device written, if that does not happen when its last user closes it. Waits for that up
+    /// to `limit`.
+    ///
+    /// # Errors
+    /// It could not be written, or not yet.
+    pub fn write_out(&self, name: &str, limit: Duration) -> Result<(), String> {
+        let Some(tell) = lock(&self.devices).get(name).map(|entry| entry.tell.clone()) else { return Ok(()) };
+        let (answer, answered) = channel();
+        let _told = tell.send(Message::Write(answer));
+        match answered.recv_timeout(limit) {
+            Ok(written) => written,
+            Err(RecvTimeoutError::Disconnected) => Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                Err("what the kernel keeps in memory of its device is still being written".to_owned())
+            }
+        }
+    }
+
+    /// Takes the devices of these volumes away. What the kernel keeps of them in memory and has not written is lost: see [`DevServer::write_out`].
+    /// Waits for that up to `limit`.
+    ///
+    /// # Errors
+    /// Those that are still there, and why. They go when they can.
+    pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
+        let deadline = Instant::now() + limit;
+        let entries = {
+            let mut devices = lock(&self.devices);
+            names.iter().filter_map(|name| Some((name, devices.remove(name)?))).collect::<Vec<_>>()
+        };
+        let asked = entries.into_iter().map(|(name, entry)| {
+            let (answer, answered) = channel();
+            let _told = entry.tell.send(Message::Remove(answer));
+            (name, answered)
+        });
+        let mut still = Vec::new();
+        for (name, answered) in asked.collect::<Vec<_>>() {
+            match answered.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                // Its thread has gone: there was nothing.
+                Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => {}
+                Ok(Err(error)) => still.push(format!("{name}: {error}")),
+                Err(RecvTimeoutError::Timeout) => {
+                    still.push(format!("{name}: its device does not go"));
+                }
+            }
+        }
+        if still.is_empty() { Ok(()) } else { Err(StillThere { names: still }) }
+    }
+}
+
+impl Device {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Nbd(device) => device.path(),
+            Self::Loop(device) => device.path(),
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        match self {
+            Self::Nbd(device) => !device.has_ended(),
+            Self::Loop(device) => device.is_there(),
+        }
+    }
+
+    fn resize(&self, sectors: u64) -> Result<(), String> {
+        match self {
+            Self::Nbd(device) => device.resize(sectors),
+            Self::Loop(device) => device.resize(),
+        }
+    }
+
+    fn remove(&self) -> Result<(), String> {
+        match self {
+            Self::Nbd(device) => device.remove(),
+            Self::Loop(device) => device.remove(),
+        }
+    }
+}
+
+/// A device's thread.
+struct Life {
+    name: String,
+    served: Served,
+    device: Option<Device>,
+    /// Counts the devices that it has had: the end of an older one is no news.
+    number: u64,
+    tell: Sender<Message>,
+    state: Arc<Mutex<DeviceState>>,
+    news: News,
+    changed: Changed,
+}
+
+impl Life {
+    fn run(mut self, messages: &Receiver<Message>) {
+        self.bring();
+        loop {
+            match messages.recv_timeout(RETRY) {
+                Ok(Message::Serve(served)) => self.serve(served),
+                Ok(Message::Ended(number)) if number != self.number => {}
+                Ok(Message::Ended(_)) | Err(RecvTimeoutError::Timeout) => self.look(),
+                Ok(Message::Write(answer)) => {
+                    let written = match &self.device {
+                        Some(Device::Nbd(device)) => device.write_out(),
+                        // Nothing has it open here.
+                        Some(Device::Loop(_)) | None => Ok(()),
+                    };
+                    let _heard = answer.send(written);
+                }
+                Ok(Message::Remove(answer)) => {
+                    let gone = self.device.take().map_or(Ok(()), |device| device.remove());
+                    let _heard = answer.send(gone);
+                    return;
+                }
+                // Whoever served it has gone without a word.
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Somebody may have taken it away.
+    fn look(&mut self) {
+        if self.device.as_ref().is_some_and(Device::is_there) {
+            return;
+        }
+        if let Some(device) = self.device.take() {
+            let path = device.path().display();
+            tracing::warn!(event = "device-gone", "{}: {path} has been taken away", self.name);
+            self.becomes(DeviceState::Coming);
+        }
+        self.bring();
+    }
+
+    fn serve(&mut self, served: Served) {
+        let before = std::mem::replace(&mut self.served, served);
+        let sectors = self.served.export.sectors;
+        match &self.device {
+            None => self.bring(),
+            Some(device) if before.export.sectors != sectors => {
+                if let Err(error) = device.resize(sectors) {
+                    let path = device.path().display();
+                    tracing::error!(
+                        event = "device-not-resized",
+                        "{}: {path} keeps its size until the next start: {error}",
+                        self.name
+                    );
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn bring(&mut self) {
+        self.number += 1;
+        match self.brought() {
+            Ok(device) => {
+                let path = device.path().to_owned();
+                self.device = Some(device);
+                self.becomes(DeviceState::Here(path));
+            }
+            Err(why) => {
+                // What was tried and ended is no news.
+                self.number += 1;
+                self.becomes(DeviceState::Missing(why));
+            }
+        }
+    }
+
+    fn brought(&self) -> Result<Device, String> {
+        let export = &self.served.export;
+        match &self.served.under {
+            Under::Nbd(connect) => {
+                let connection = connect(&self.name)?;
+                let (tell, number) = (Mutex::new(self.tell.clone()), self.number);
+                let on_end: Arc<dyn Fn() + Send + Sync> =
+                    Arc::new(move || drop(lock(&tell).send(Message::Ended(number))));
+                NbdDevice::bring(export, &connection, &on_end).map(Device::Nbd)
+            }
+            Under::Loop(_) if matches!(self.name.as_str(), "." | "..") => {
+                Err("no file can be called so".to_owned())
+            }
+            Under::Loop(folder) => LoopDevice::bring(&folder.join(&self.name), export).map(Device::Loop),
+        }
+    }
+
+    fn becomes(&self, state: DeviceState) {
+        if *lock(&self.state) != state {
+            (self.news)(&self.name, &state);
+            *lock(&self.state) = state;
+            (self.changed)();
+        }
+    }
+}

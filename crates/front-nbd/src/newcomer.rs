@@ -1,0 +1,127 @@
+//! A connection's first moment: it gets a number, a place in the table and a thread. Most come by a listening socket; the client of the
+//! system's own kernel is handed one that needs no handshake.
+
+use crate::connection::{Caller, serve};
+use crate::left::State;
+use crate::proto::handshake::{Offer, transmission_flags};
+use crate::server::{Client, Ending, Live, NbdServer, Served, Shared};
+use crate::socket::Socket;
+use crate::tls::Tls;
+use bcached_port::{Export, NoExport, Peer};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// A connection that has just come.
+pub(crate) struct Newcomer {
+    pub(crate) socket: Arc<Socket>,
+    pub(crate) process: Option<Peer>,
+    pub(crate) address: Option<SocketAddr>,
+    /// It has come where one may only look.
+    pub(crate) read_only: bool,
+    /// It must begin TLS.
+    pub(crate) tls: Option<Tls>,
+    /// It has this export, and there is no handshake.
+    pub(crate) export: Option<String>,
+    /// It came to another server, which has left it.
+    pub(crate) left: Option<State>,
+}
+
+/// A connection whose other end is for who was handed it: requests may be sent at once. Replies are simple ones.
+#[derive(Debug)]
+pub struct Handed {
+    /// The client's end.
+    pub socket: OwnedFd,
+    /// The volume.
+    pub export: Arc<Export>,
+    /// What a server would have said in a handshake of what it can do: NBD's transmission flags.
+    pub flags: u16,
+}
+
+/// Why there is no such connection.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum NotHanded {
+    /// No such volume is served.
+    #[error(transparent)]
+    NoExport(#[from] NoExport),
+    /// The system refused a thread or descriptors, or all places are taken.
+    #[error("no connection to the NBD server: {0}")]
+    System(#[from] io::Error),
+}
+
+impl NbdServer {
+    /// Begins a connection within this process, for the volume of that name. It ends as all do: when its socket is closed, or the
+    /// server stops.
+    ///
+    /// # Errors
+    /// [`NotHanded`]; nothing is left behind then.
+    pub fn hand(&self, name: &str) -> Result<Handed, NotHanded> {
+        let export = self.shared().exports.find(name)?;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(io::Error::from)?;
+        let newcomer = Newcomer {
+            socket: Arc::new(Socket::new(ours)),
+            process: None,
+            address: None,
+            read_only: export.read_only,
+            tls: None,
+            export: Some(name.to_owned()),
+            left: None,
+        };
+        if !self.shared().begin(newcomer)? {
+            return Err(io::Error::other("all places are taken").into());
+        }
+        let offer = Offer { read_only: export.read_only, export, multi_conn: true };
+        let flags = transmission_flags(&offer, false);
+        Ok(Handed { socket: theirs, export: offer.export, flags })
+    }
+}
+
+impl Shared {
+    /// Starts its thread. False: there is no place for it, and it has been closed.
+    pub(crate) fn begin(self: &Arc<Self>, newcomer: Newcomer) -> io::Result<bool> {
+        let Newcomer { socket, process, address, read_only, tls, export, left } = newcomer;
+        // Held until the connection is in the table, so that its thread finds it there.
+        let mut connections = self.lock();
+        if left.is_none() && !connections.make_room(self.limits.connections) {
+            return Ok(false);
+        }
+        let number = connections.next;
+        let peer = process.unwrap_or(Peer::Connection(number));
+        let mut client = Client {
+            number,
+            peer: address.map_or_else(|| peer.to_string(), |address| address.to_string()),
+            export: None,
+            writing: false,
+            read_only,
+            tls: tls.is_some(),
+        };
+        let caller = Caller { number, peer, read_only, tls, export };
+        let resumed = left.map(|left| left.resumed(&self.exports, &caller)).transpose();
+        let resumed = resumed.map_err(io::Error::other)?;
+        if let Some(resumed) = &resumed {
+            let Offer { export, read_only, .. } = &resumed.session.agreed().offer;
+            (client.export, client.read_only) = (Some(export.name.clone()), *read_only);
+            client.writing = resumed.claim.is_some();
+        }
+        let (shared, served) = (Arc::clone(self), Arc::clone(&socket));
+        let thread = self.spawn(format!("nbd-{number}"), move || {
+            // Marks the end also of a connection that panics.
+            let mut ending = Ending { shared: &shared, number, socket: &served, is_left: false };
+            match serve(&shared, &served, &caller, resumed) {
+                Ok(None) => {}
+                Ok(Some(state)) => ending.is_left = shared.leave(&served, state),
+                Err(broken) => shared.broke_off(number, &broken),
+            }
+        })?;
+        connections.next += 1;
+        connections
+            .live
+            .insert(number, Live { client, socket, served: Served::NotYet, thread, done: false, cut: false });
+        Ok(true)
+    }
+}
