@@ -244,7 +244,7 @@ fn a_torn_append_to_a_leaf_is_no_set() {
 /// set, of another life. That is the end of the log, and the keys are in the journal.
 fn a_torn_append_over_a_former_life_of_the_bucket_is_no_set() {
     let mut reached = 0;
-    let torn = (0..4).map(|seed| (false, Survivors::Seeded(seed)));
+    let torn = (0..12).map(|seed| (false, Survivors::Seeded(seed)));
     for (is_head, survivors) in [(true, Survivors::Nothing)].into_iter().chain(torn) {
         let geometry = Geometry { buckets: 520, ..packed(vec![4096], BACK) };
         let (mut stage, _) = planted(geometry, KEYS);
@@ -268,7 +268,7 @@ fn a_torn_append_over_a_former_life_of_the_bucket_is_no_set() {
         stage.verify().unwrap();
         stage.stop().unwrap();
     }
-    assert!(reached > 1, "of some sets what comes behind the header has reached the device");
+    assert!(reached > 1, "of some sets what comes behind the header has reached the device: {reached}");
 }
 
 /// Writes everything anew until some leaf ends where an older one in its bucket has left a set, and has room for three
