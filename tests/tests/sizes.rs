@@ -111,7 +111,7 @@ fn a_cache_that_we_have_replaced() -> Outcome {
     set.cache = new;
     write(&daemon, &mut set, 3, Ending::CleanStop)?;
     let after = dirty_bytes(&daemon, program)?;
-    assert!(before > 0 && after > 0, "dirty: {before} before, {after} after");
+    assert!(before > 0 && after > 0, "dirty: {before} before, {after} after: {}", daemon.status(program)?);
     write_and_die(daemon, &mut set, 4).context("on the new cache")?;
     judge(&set).context("on the new cache")?;
     let workload = set.further(0, 5, WRITES);
