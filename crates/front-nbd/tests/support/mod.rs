@@ -21,7 +21,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub const TANK: VolumeId = VolumeId(1);
@@ -75,10 +75,21 @@ pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
     for export in exports.served() {
         ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid.0, ring.guests.clone()));
     }
-    let options = Options { endpoints, closed: false, limits, tls, rings };
-    let server = NbdServer::start(options, exports.clone()).expect("starts");
+    let server = start(Options { endpoints, closed: false, limits, tls, rings }, &exports, Vec::new());
     let Bound::Tcp(tcp) = server.bound()[1] else { unreachable!("the second is TCP") };
     Served { ram, exports, server: Some(server), path, tcp, ring, _directory: directory }
+}
+
+/// Starts a server that goes on with these sockets.
+fn start(options: Options, exports: &ExportTable, left: Vec<LeftSocket>) -> NbdServer {
+    /// What is inherited is the whole process's, and so another test's that asks for any port.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    for LeftSocket { socket, bound, .. } in left {
+        let purpose = matches!(bound, Bound::Tcp(_)).then_some(Purpose::Nbd);
+        inherited::keep(purpose, Passed::new(socket).expect("it is listened on"));
+    }
+    NbdServer::start(options, exports.clone()).expect("starts")
 }
 
 /// Whether this is the suite without rings.
@@ -122,10 +133,6 @@ impl Served {
     /// Another server goes on with what this one leaves within `limit`. How many connections have ended.
     pub fn go_over(&mut self, limit: Duration) -> usize {
         let left = self.server.take().expect("it runs").leave(limit);
-        for LeftSocket { socket, bound, .. } in left.sockets {
-            let purpose = matches!(bound, Bound::Tcp(_)).then_some(Purpose::Nbd);
-            inherited::keep(purpose, Passed::new(socket).expect("it is listened on"));
-        }
         let places = [
             Place::Unix { path: self.path.clone(), group: None },
             Place::Tcp { address: self.tcp, anywhere: false },
@@ -138,7 +145,7 @@ impl Served {
         }
         let endpoints = places.map(Into::into).to_vec();
         let options = Options { endpoints, closed: true, limits: Limits::default(), tls: None, rings };
-        let server = NbdServer::start(options, self.exports.clone()).expect("starts");
+        let server = start(options, &self.exports, left.sockets);
         server.resume(left.connections);
         server.open();
         self.server = Some(server);
