@@ -38,10 +38,21 @@ pub fn programs(programs: &[&str]) -> bool {
 /// The directory of the 6.12 kernel that `tests/fetch-kernel` downloaded; `None` if it is not there.
 #[must_use]
 pub fn kernel_6_12() -> Option<PathBuf> {
-    let directory = env::var_os("BCACHED_KERNEL_DIR").map(PathBuf::from).or_else(|| {
+    kernel("BCACHED_KERNEL_DIR", "linux-6.12")
+}
+
+/// That of the later one that `tests/fetch-kernel new` downloaded: 6.16 or above.
+#[must_use]
+pub fn kernel_new() -> Option<PathBuf> {
+    kernel("BCACHED_NEW_KERNEL_DIR", "linux-new")
+}
+
+/// Where `variable` says, or of that name where kernels are kept.
+fn kernel(variable: &str, name: &str) -> Option<PathBuf> {
+    let directory = env::var_os(variable).map(PathBuf::from).or_else(|| {
         let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-        Some(cache.or_else(home)?.join("bcached/linux-6.12"))
+        Some(cache.or_else(home)?.join("bcached").join(name))
     })?;
     directory.join("complete").is_file().then_some(directory)
 }

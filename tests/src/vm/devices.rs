@@ -12,7 +12,16 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// A guest with ext4, a program of ours and drivers, by their paths as in [`Also::modules`].
 #[must_use]
 pub fn vm_with(program: &str, drivers: &[&'static str]) -> Option<Vm> {
-    let vm = Vm::find()?;
+    prepared(Vm::find()?, program, drivers)
+}
+
+/// The same with a later kernel ([`Vm::find_new`]).
+#[must_use]
+pub fn new_vm_with(program: &str, drivers: &[&'static str]) -> Option<Vm> {
+    prepared(Vm::find_new()?, program, drivers)
+}
+
+fn prepared(vm: Vm, program: &str, drivers: &[&'static str]) -> Option<Vm> {
     let mkfs = requires::program("mkfs.ext4")?;
     let ext4 = [
         "lib/crc16",

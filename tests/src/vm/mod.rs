@@ -1,4 +1,4 @@
-//! A guest in qemu: Debian's 6.12 kernel, emulated where the host has no KVM, up in some seconds.
+//! A guest in qemu: Debian's 6.12 kernel, or a later one, emulated where the host has no KVM, up in some seconds.
 //!
 //! The kernel comes from `tests/fetch-kernel`. Its initramfs is built here for each guest: busybox, the block and bcache modules, the guest
 //! program with its libraries, the job. Images are virtio disks; qemu keeps no cache of its own beyond the host's (`cache=unsafe`), so that a
@@ -24,6 +24,7 @@ const COMMAND_LINE: &str = "console=ttyS0 panic=-1 loglevel=0 mitigations=off no
 /// qemu as it is installed here, with the downloaded kernel.
 #[derive(Debug)]
 pub struct Vm {
+    name: &'static str,
     kernel: PathBuf,
     modules: PathBuf,
     accelerator: &'static [&'static str],
@@ -48,24 +49,38 @@ pub struct Also {
 }
 
 impl Vm {
-    /// Finds it, or makes the test count as skipped.
+    /// Finds it with kernel 6.12, or makes the test count as skipped.
     #[must_use]
     pub fn find() -> Option<Self> {
+        Self::find_with("Linux 6.12 (qemu)", requires::kernel_6_12, "no 6.12 kernel: run tests/fetch-kernel")
+    }
+
+    /// The same with a kernel of 6.16 or above, whose ublk registers buffers by itself.
+    #[must_use]
+    pub fn find_new() -> Option<Self> {
+        Self::find_with(
+            "Linux 6.16+ (qemu)",
+            requires::kernel_new,
+            "no later kernel: run tests/fetch-kernel new",
+        )
+    }
+
+    fn find_with(name: &'static str, kernel: fn() -> Option<PathBuf>, lacks: &str) -> Option<Self> {
         if !requires::programs(&["qemu-system-x86_64", "busybox", "cpio", "xz", "gzip", "ldd", "make-bcache"])
         {
             return None;
         }
-        let found = requires::kernel_6_12().and_then(|directory| {
+        let found = kernel().and_then(|directory| {
             let kernel = first_entry(directory.join("boot"), "vmlinuz")?;
-            let modules = first_entry(directory.join("lib/modules"), "6.12.")?.join("kernel");
+            let modules = first_entry(directory.join("lib/modules"), "")?.join("kernel");
             Some((kernel, modules))
         });
         let Some((kernel, modules)) = found else {
-            requires::skip("no 6.12 kernel: run tests/fetch-kernel");
+            requires::skip(lacks);
             return None;
         };
         let size = Size { mebibytes: MEMORY, processors: 1 };
-        Some(Self { kernel, modules, accelerator: accelerator(), size, also: Also::default() })
+        Some(Self { name, kernel, modules, accelerator: accelerator(), size, also: Also::default() })
     }
 
     /// The same with more in its guests.
@@ -91,7 +106,7 @@ impl Vm {
 
 impl Machine for Vm {
     fn name(&self) -> &'static str {
-        "Linux 6.12 (qemu)"
+        self.name
     }
 
     fn device(&self, index: usize) -> String {
