@@ -5,7 +5,7 @@ use bcached_tests::vm::Vm;
 use bcached_tests::vm::devices::{self, run_on};
 
 /// Serves `/dev/vda` as a device; what it says goes to `/tmp/said`, what is written to descriptor 3 it obeys.
-const SERVE: &str = "
+const SERVE: &str = r#"
 mkfifo /tmp/told
 serve() {
 	: > /tmp/said
@@ -15,22 +15,73 @@ serve() {
 	wait_for 60 grep -q '^here ' /tmp/said || { cat /tmp/said; return 1; }
 	device=$(sed -n 's/^here //p' /tmp/said)
 	wait_for 20 test -b $device
+	grep -q "^transfer $transfer" /tmp/said || { cat /tmp/said; return 1; }
 }
-";
+"#;
 
-fn vm_with(program: &str) -> Option<Vm> {
-    devices::vm_with(program, &["drivers/block/ublk_drv"])
+/// How the data of requests comes and goes: by a kernel that can only copy, and by one that registers memory with the ring.
+#[derive(Clone, Copy)]
+enum Transfer {
+    UserCopy,
+    ZeroCopy,
 }
 
-fn run(vm: &Vm, script: &str) -> Result<Vec<String>, bcached_tests::failure::Failure> {
-    run_on(vm, &[256], &format!("{SERVE}{script}"))
+impl Transfer {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::UserCopy => "user copy",
+            Self::ZeroCopy => "zero copy",
+        }
+    }
+
+    fn vm_with(self, program: &str) -> Option<Vm> {
+        let find = match self {
+            Self::UserCopy => devices::vm_with,
+            Self::ZeroCopy => devices::new_vm_with,
+        };
+        find(program, &["drivers/block/ublk_drv"])
+    }
+}
+
+fn run(vm: &Vm, transfer: Transfer, script: &str) -> Result<Vec<String>, bcached_tests::failure::Failure> {
+    run_on(vm, &[256], &format!("transfer='{}'\n{SERVE}{script}", transfer.word()))
 }
 
 #[test]
 fn a_volume_is_a_block_device_with_a_file_system_and_goes_when_it_is_told() -> Outcome {
-    let Some(vm) = vm_with("ublk-file") else { return Ok(()) };
+    has_a_file_system(Transfer::UserCopy)
+}
+
+#[test]
+fn a_volume_whose_memory_is_registered_is_one_too() -> Outcome {
+    has_a_file_system(Transfer::ZeroCopy)
+}
+
+#[test]
+fn who_writes_to_a_device_does_not_notice_that_its_server_was_killed() -> Outcome {
+    outlives_its_server(Transfer::UserCopy)
+}
+
+#[test]
+fn nor_if_its_memory_was_registered() -> Outcome {
+    outlives_its_server(Transfer::ZeroCopy)
+}
+
+#[test]
+fn a_volume_of_the_daemon_is_a_block_device_that_outlives_it() -> Outcome {
+    outlives_the_daemon(Transfer::UserCopy)
+}
+
+#[test]
+fn so_it_is_where_memory_is_registered() -> Outcome {
+    outlives_the_daemon(Transfer::ZeroCopy)
+}
+
+fn has_a_file_system(transfer: Transfer) -> Outcome {
+    let Some(vm) = transfer.vm_with("ublk-file") else { return Ok(()) };
     let said = run(
         &vm,
+        transfer,
         "serve
 queue=/sys/block/${device#/dev/}/queue
 for limit in logical_block_size physical_block_size minimum_io_size optimal_io_size write_cache fua; do
@@ -49,6 +100,7 @@ test \"$sum\" = \"$(md5sum < /mnt/a)\"
 rm /mnt/b; umount /mnt
 echo remove >&3
 wait $server
+grep -q '^bounced 0$' /tmp/said
 test ! -e $device
 test -z \"$(ls /sys/class/ublk-char)\"
 echo all is well",
@@ -68,11 +120,11 @@ echo all is well",
 }
 
 /// The server is killed under load, again and again: its I/O waits for the next one, and nobody above hears of an error.
-#[test]
-fn who_writes_to_a_device_does_not_notice_that_its_server_was_killed() -> Outcome {
-    let Some(vm) = vm_with("ublk-file") else { return Ok(()) };
+fn outlives_its_server(transfer: Transfer) -> Outcome {
+    let Some(vm) = transfer.vm_with("ublk-file") else { return Ok(()) };
     let said = run(
         &vm,
+        transfer,
         "serve
 first=$device; : > /tmp/done
 mkfs.ext4 -q $device
@@ -129,9 +181,8 @@ echo all is well",
 
 /// The daemon with a volume as a block device: what is written goes on when it is killed, a stop leaves the device to the next start if
 /// it is in use, and takes it away if it is not.
-#[test]
-fn a_volume_of_the_daemon_is_a_block_device_that_outlives_it() -> Outcome {
-    let Some(vm) = vm_with("bcached") else { return Ok(()) };
+fn outlives_the_daemon(transfer: Transfer) -> Outcome {
+    let Some(vm) = transfer.vm_with("bcached") else { return Ok(()) };
     let said = run_on(
         &vm,
         &[128, 256],
@@ -192,7 +243,8 @@ echo all is well",
     let in_use = |line: &String| line.contains("it is in use by the mount /mnt");
     assert!(said.iter().any(in_use) && said.iter().any(|line| line == "exit 3"), "{said:#?}");
     let client = |line: &String| line.starts_with("client the mount /mnt: writing ");
-    assert!(said.iter().any(client), "{said:#?}");
+    let volume = |line: &String| line.contains(&format!("/dev/ublkb0 ({})", transfer.word()));
+    assert!(said.iter().any(client) && said.iter().any(volume), "{said:#?}");
     for line in ["event=ublk-left", "all is well"] {
         assert!(said.iter().any(|found| found == line), "{line}: {said:#?}");
     }

@@ -1,7 +1,7 @@
 //! What can fail, for those who must decide, and the context, for those who must understand.
 
 use alloc::boxed::Box;
-use bcached_env::IoError;
+use bcached_env::{IoError, OutOfReach};
 use bcached_node::NodeError;
 use thiserror::Error;
 
@@ -130,6 +130,9 @@ pub enum Error {
     /// Whoever asked for it has given it up.
     #[error("it was cancelled")]
     Cancelled,
+    /// The data of a request lies in memory of others, who have taken it back.
+    #[error("{0}")]
+    OutOfReach(OutOfReach),
     /// The journal was left so full that its replay has no room for the entries it must write itself.
     #[error(
         "the journal is too full to be replayed: no room for what the replay must write; the set is left as it was"

@@ -3,22 +3,54 @@
 //! [`Buffer`] is unique and can be written: reads land in it; it can be split into neighbouring pieces that are filled
 //! independently and joined again without a copy. [`Payload`] is shared and immutable: one payload can be on its way
 //! to two devices at once, and nobody can change it meanwhile (bytes that go to two places come from one
-//! stable copy). Both are opaque: memory of another kind (a guest's, a registered request buffer) becomes a second
-//! form behind the same types, and only code that must look at bytes calls `as_slice`.
+//! stable copy, [`Payload::stable`]).
+//!
+//! Both are opaque, because memory is of two kinds: **our own**, and **lent** ([`Lent`]), pages of a request that the kernel keeps and has
+//! registered with the ring, which devices can be read into and written from and whose bytes are seen by a copy only. Who has to do with
+//! either takes [`Buffer::put`], [`Payload::stable`] and their like; `as_slice` is for who has made the memory and knows it to be our own.
 
+use crate::lent::Lent;
 use bytes::{Buf as _, Bytes, BytesMut};
 use core::ops::Range;
 
 /// Alignment of every fresh buffer: a page, which every device accepts for direct I/O.
 pub const ALIGNMENT: usize = 4096;
 
+/// Why `as_slice` panics.
+const LENT: &str = "lent memory is seen by a copy only";
+
 /// Unique memory, aligned when fresh; pieces split at multiples of a block keep the block's alignment.
-#[derive(Debug, Default)]
-pub struct Buffer(BytesMut);
+#[derive(Debug)]
+pub struct Buffer(Kind<BytesMut>);
 
 /// Shared, immutable memory. Clones and slices are cheap and refer to the same bytes.
-#[derive(Clone, Debug, Default)]
-pub struct Payload(Bytes);
+#[derive(Clone, Debug)]
+pub struct Payload(Kind<Bytes>);
+
+#[derive(Clone, Debug)]
+enum Kind<Own> {
+    Own(Own),
+    Lent(Lent),
+}
+
+impl<Own> Kind<Own> {
+    fn own(&self) -> &Own {
+        let Self::Own(own) = self else { unreachable!("{LENT}") };
+        own
+    }
+
+    const fn lent(&self) -> Option<&Lent> {
+        match self {
+            Self::Own(_) => None,
+            Self::Lent(lent) => Some(lent),
+        }
+    }
+}
+
+/// The bytes of lent memory cannot be had: whoever lent it has taken it back, or the kernel does not give them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the memory of a request is not to be had any more")]
+pub struct OutOfReach;
 
 impl Buffer {
     /// `bytes` zero bytes, aligned to [`ALIGNMENT`].
@@ -28,7 +60,7 @@ impl Buffer {
         let skip = memory.as_ptr().align_offset(ALIGNMENT);
         memory.advance(skip);
         memory.truncate(bytes);
-        Self(memory)
+        Self(Kind::Own(memory))
     }
 
     /// A fresh aligned buffer holding `bytes`.
@@ -40,31 +72,66 @@ impl Buffer {
         memory.resize(skip, 0);
         memory.extend_from_slice(bytes);
         memory.advance(skip);
-        Self(memory)
+        Self(Kind::Own(memory))
     }
 
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.len()
+        match &self.0 {
+            Kind::Own(memory) => memory.len(),
+            Kind::Lent(lent) => lent.len(),
+        }
     }
 
     /// True when there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len() == 0
+    }
+
+    /// The lent memory that it is; `None`: it is our own.
+    #[must_use]
+    pub const fn lent(&self) -> Option<&Lent> {
+        self.0.lent()
     }
 
     /// The bytes.
+    ///
+    /// # Panics
+    /// If the memory is lent.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        &self.0
+        self.0.own()
     }
 
     /// The bytes, writable.
+    ///
+    /// # Panics
+    /// If the memory is lent.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut self.0
+        let Kind::Own(memory) = &mut self.0 else { unreachable!("{LENT}") };
+        memory
+    }
+
+    /// Lays `bytes` over its first ones. Lent memory that does not take them makes its request fail, which its lender sees to.
+    ///
+    /// # Panics
+    /// If there are more than it holds.
+    pub fn put(&mut self, bytes: &[u8]) {
+        match &mut self.0 {
+            Kind::Own(memory) => memory[..bytes.len()].copy_from_slice(bytes),
+            Kind::Lent(lent) => lent.put(bytes),
+        }
+    }
+
+    /// Makes all its bytes zero, as [`Buffer::put`] does.
+    pub fn clear(&mut self) {
+        match &mut self.0 {
+            Kind::Own(memory) => memory.fill(0),
+            Kind::Lent(lent) => lent.clear(),
+        }
     }
 
     /// Splits off and returns the first `bytes`; `self` keeps the rest.
@@ -73,18 +140,38 @@ impl Buffer {
     /// If there are fewer.
     #[must_use]
     pub fn split_to(&mut self, bytes: usize) -> Self {
-        Self(self.0.split_to(bytes))
+        Self(match &mut self.0 {
+            Kind::Own(memory) => Kind::Own(memory.split_to(bytes)),
+            Kind::Lent(lent) => Kind::Lent(lent.split_to(bytes)),
+        })
     }
 
     /// Puts `next` behind `self`; without a copy if it was split from there.
+    ///
+    /// # Panics
+    /// If one of them is lent and `next` was not split from there.
     pub fn join(&mut self, next: Self) {
-        self.0.unsplit(next.0);
+        match (&mut self.0, next.0) {
+            (Kind::Own(memory), Kind::Own(next)) => memory.unsplit(next),
+            (Kind::Lent(lent), Kind::Lent(next)) => lent.join(&next),
+            (Kind::Own(memory), next) if memory.is_empty() => self.0 = next,
+            _ => unreachable!("memory of two kinds is not joined"),
+        }
     }
 
     /// Makes the bytes shared and immutable.
     #[must_use]
     pub fn freeze(self) -> Payload {
-        Payload(self.0.freeze())
+        Payload(match self.0 {
+            Kind::Own(memory) => Kind::Own(memory.freeze()),
+            Kind::Lent(lent) => Kind::Lent(lent),
+        })
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self(Kind::Own(BytesMut::default()))
     }
 }
 
@@ -92,24 +179,49 @@ impl Payload {
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.len()
+        match &self.0 {
+            Kind::Own(bytes) => bytes.len(),
+            Kind::Lent(lent) => lent.len(),
+        }
     }
 
     /// True when there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len() == 0
+    }
+
+    /// The lent memory that it is; `None`: it is our own.
+    #[must_use]
+    pub const fn lent(&self) -> Option<&Lent> {
+        self.0.lent()
     }
 
     /// The bytes.
+    ///
+    /// # Panics
+    /// If the memory is lent.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        &self.0
+        self.0.own()
+    }
+
+    /// The same bytes in memory that nobody changes: itself if it is our own, else a copy. Whoever has lent memory may write to it while
+    /// it is read, so that what goes to two places must come from here.
+    ///
+    /// # Errors
+    /// The lent memory cannot be read any more.
+    pub fn stable(&self) -> Result<Self, OutOfReach> {
+        let Kind::Lent(lent) = &self.0 else { return Ok(self.clone()) };
+        let mut copy = Buffer::zeroed(lent.len());
+        lent.copy_to(copy.as_mut_slice())?;
+        Ok(copy.freeze())
     }
 
     /// To be written again, if nobody else has it or any part of it.
     pub(crate) fn into_buffer(self) -> Option<Buffer> {
-        self.0.try_into_mut().ok().map(Buffer)
+        let Kind::Own(bytes) = self.0 else { return None };
+        bytes.try_into_mut().ok().map(|memory| Buffer(Kind::Own(memory)))
     }
 
     /// The part `range` (bytes) of the same memory.
@@ -118,12 +230,28 @@ impl Payload {
     /// If the range is outside.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
-        Self(self.0.slice(range))
+        Self(match &self.0 {
+            Kind::Own(bytes) => Kind::Own(bytes.slice(range)),
+            Kind::Lent(lent) => Kind::Lent(lent.slice(range)),
+        })
+    }
+}
+
+impl Default for Payload {
+    fn default() -> Self {
+        Self(Kind::Own(Bytes::default()))
     }
 }
 
 impl From<Buffer> for Payload {
     fn from(buffer: Buffer) -> Self {
         buffer.freeze()
+    }
+}
+
+impl From<Lent> for Buffer {
+    /// The request whose memory it is must be answered after this has been dropped.
+    fn from(lent: Lent) -> Self {
+        Self(Kind::Lent(lent))
     }
 }

@@ -60,7 +60,7 @@ impl Stock {
     pub fn put(&mut self, buffer: Buffer) {
         let size = buffer.len();
         let Some(own) = shelf_of(size) else { return };
-        if buffer.as_slice().as_ptr().align_offset(ALIGNMENT) != 0 {
+        if buffer.lent().is_some() || buffer.as_slice().as_ptr().align_offset(ALIGNMENT) != 0 {
             return;
         }
         // One size must not keep others out: those go that were not asked for for longest.

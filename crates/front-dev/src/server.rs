@@ -276,7 +276,7 @@ impl Life {
             Ok(device) => {
                 let path = device.path().to_owned();
                 self.device = Some(device);
-                self.becomes(DeviceState::Here(path));
+                self.becomes(DeviceState::Here { path, transfer: None });
             }
             Err(why) => {
                 // What was tried and ended is no news.

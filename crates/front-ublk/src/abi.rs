@@ -73,6 +73,8 @@ pub(crate) const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
 pub(crate) const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
 /// Data is copied by reads and writes of the character device.
 pub(crate) const F_USER_COPY: u64 = 1 << 7;
+/// The memory of requests is registered with a ring by the driver itself.
+pub(crate) const F_AUTO_BUF_REG: u64 = 1 << 11;
 /// The device can be resized.
 pub(crate) const F_UPDATE_SIZE: u64 = 1 << 10;
 
@@ -223,6 +225,8 @@ pub(crate) struct Description {
     pub fua: bool,
     /// A write of zeroes must keep its space.
     pub keeps_space: bool,
+    /// Its memory was to be registered, and could not be.
+    pub is_unregistered: bool,
     pub sector: u64,
     pub sectors: u32,
 }
@@ -232,6 +236,7 @@ pub(crate) const DESCRIPTION_BYTES: usize = 24;
 
 const IO_F_FUA: u32 = 1 << 13;
 const IO_F_NOUNMAP: u32 = 1 << 15;
+const IO_F_NEED_REG_BUF: u32 = 1 << 17;
 
 impl Description {
     /// Of `op_flags`, `nr_sectors`, `start_sector`.
@@ -246,7 +251,8 @@ impl Description {
         };
         // The header counts flags from bit 8 of the same word on.
         let (fua, keeps_space) = (flags & IO_F_FUA != 0, flags & IO_F_NOUNMAP != 0);
-        Self { wanted, fua, keeps_space, sector, sectors }
+        let is_unregistered = flags & IO_F_NEED_REG_BUF != 0;
+        Self { wanted, fua, keeps_space, is_unregistered, sector, sectors }
     }
 }
 

@@ -4,12 +4,13 @@
 //! are called on a thread of the device's own, and never on an engine's.
 
 use crate::abi::{
-    Command, DeviceInfo, F_CMD_IOCTL_ENCODE, F_UPDATE_SIZE, F_USER_COPY, F_USER_RECOVERY,
+    Command, DeviceInfo, F_AUTO_BUF_REG, F_CMD_IOCTL_ENCODE, F_UPDATE_SIZE, F_USER_COPY, F_USER_RECOVERY,
     F_USER_RECOVERY_REISSUE, INFO_BYTES, Params, State,
 };
 use crate::control::Control;
 use crate::error::{ControlError, DeviceError, Unavailable};
 use crate::queue::{Place, Queue, Shared};
+use crate::server::Transfer;
 use bcached_port::{Export, SECTOR_BYTES};
 use bcached_uring::Guests;
 use rustix::fs::{Mode, OFlags};
@@ -53,14 +54,12 @@ impl Features {
             Errno::PERM | Errno::ACCESS => Unavailable::NotPermitted,
             other => Unavailable::Other(std::io::Error::from(other).to_string()),
         })?;
-        let answer = control.call(Command::GetFeatures, u32::MAX, (&[0; 8], 0), QUICK);
-        let bytes = answer.map_err(|error| match error.why {
+        let features = Self::of(&control).map_err(|error| match error.why {
             // A driver from before this command, or one that hides from us.
             Errno::PERM | Errno::ACCESS => Unavailable::NotPermitted,
             Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV => Unavailable::TooOld("tell its features"),
             _ => Unavailable::Other(error.to_string()),
         })?;
-        let features = Self(u64::from_ne_bytes((*bytes).try_into().unwrap_or_default()));
         match [(F_USER_COPY, "copying by the server"), (F_USER_RECOVERY_REISSUE, "recovery of requests")]
             .into_iter()
             .find(|(needed, _)| !features.has(*needed))
@@ -68,6 +67,17 @@ impl Features {
             Some((_, lacks)) => Err(Unavailable::TooOld(lacks)),
             None => Ok(features),
         }
+    }
+
+    fn of(control: &Control) -> Result<Self, ControlError> {
+        let bytes = control.call(Command::GetFeatures, u32::MAX, (&[0; 8], 0), QUICK)?;
+        Ok(Self(u64::from_ne_bytes((*bytes).try_into().unwrap_or_default())))
+    }
+
+    /// Those that devices of ours are made with: what they cannot do without, and of the rest what there is.
+    const fn for_devices(self) -> u64 {
+        let needed = F_USER_COPY | F_USER_RECOVERY | F_USER_RECOVERY_REISSUE | F_CMD_IOCTL_ENCODE;
+        needed | self.0 & (F_UPDATE_SIZE | F_AUTO_BUF_REG)
     }
 
     pub(crate) const fn has(self, feature: u64) -> bool {
@@ -144,11 +154,7 @@ impl Device {
             depth: DEPTH,
             max_io_bytes: IO_BYTES_MAX,
             number: number.unwrap_or(u32::MAX),
-            features: F_USER_COPY
-                | F_USER_RECOVERY
-                | F_USER_RECOVERY_REISSUE
-                | F_CMD_IOCTL_ENCODE
-                | F_UPDATE_SIZE,
+            features: Features::of(&control)?.for_devices(),
             identity,
             ..DeviceInfo::default()
         };
@@ -222,6 +228,7 @@ impl Device {
             device: Arc::new(device),
             number: 0,
             depth: info.depth,
+            registers: info.features & F_AUTO_BUF_REG != 0,
             route,
             turn: Arc::clone(&self.turn),
             shared: Arc::clone(&self.shared),
@@ -233,6 +240,11 @@ impl Device {
     /// `/dev/ublkbN`.
     pub(crate) fn path(&self) -> PathBuf {
         PathBuf::from(format!("/dev/ublkb{}", self.number))
+    }
+
+    /// How its data comes and goes, now that it has been started.
+    pub(crate) fn transfer(&self) -> Transfer {
+        if self.shared.lends.load(Ordering::Acquire) { Transfer::ZeroCopy } else { Transfer::UserCopy }
     }
 
     /// The volume has another size now. False: this kernel cannot be told.

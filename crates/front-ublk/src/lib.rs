@@ -22,10 +22,11 @@ mod descriptors;
 mod device;
 mod error;
 mod features;
+mod pages;
 mod queue;
 pub mod server;
 
 pub use device::Features;
 pub use error::{ControlError, DeviceError, Unavailable};
 pub use queue::BYTES_MAX;
-pub use server::{DeviceState, Leaving, Served, UblkServer};
+pub use server::{DeviceState, Leaving, Served, Transfer, UblkServer};

@@ -13,10 +13,13 @@
 //! The data of all of them together has a bound, [`BYTES_MAX`]: a request for which there is no room is not looked at before others are done,
 //! and stays where it is, with the kernel's pages.
 //!
-//! Data is copied by reading and writing the character device: it lies in pages of whoever asked, which only the kernel can reach.
+//! Data lies in pages of whoever asked, which only the kernel can reach. Where it registers them with the ring they are lent to the engine
+//! ([`crate::pages`]) and devices read and write them; else, and where the engine needs the bytes, it copies as the character device is read
+//! and written. A request whose pages are lent is answered when the engine has nothing of them any more.
 
 use crate::abi::{Description, Wanted, data_offset};
 use crate::descriptors::Descriptors;
+use crate::pages::Lenders;
 use bcached_port::{
     Bell, ErrorKind, Operation, Payload, Replies, Reply, Requests, Route, SECTOR_BYTES, Stock,
 };
@@ -41,6 +44,8 @@ const STOCK_BYTES: usize = 2 << 20;
 pub(crate) struct Shared {
     /// The device is going for good: what the engine does not finish fails.
     pub is_going: AtomicBool,
+    /// The memory of requests is lent to the engine.
+    pub lends: AtomicBool,
     /// A reply has come since the last turn, or there is room again.
     pub rung: AtomicBool,
 }
@@ -48,11 +53,14 @@ pub(crate) struct Shared {
 /// See the file's head.
 pub(crate) struct Queue {
     number: u16,
+    depth: u16,
     device: Arc<File>,
     descriptors: Descriptors,
     route: Route,
     requests: Requests<Asked>,
     replies: Replies<Asked>,
+    /// It has had its first turn, and fetches.
+    has_begun: bool,
     /// Commands that are to go to the kernel.
     to_push: VecDeque<UblkCommand>,
     /// Tags whose requests have not been looked at, for want of memory.
@@ -65,6 +73,12 @@ pub(crate) struct Queue {
     waiting: VecDeque<(Asked, Operation)>,
     /// Tags whose requests the engine has given up.
     given_up: Vec<u16>,
+    /// Whether the device was made so that memory is registered.
+    registers: bool,
+    /// Memory that the kernel registers; of no tag if there was no room for that.
+    lenders: Lenders,
+    /// Tags whose requests have ended so, and of whose memory somebody still has some.
+    lingering: Vec<(u16, i32)>,
     in_kernel: usize,
     /// The kernel has told a tag that the device is going.
     is_aborted: bool,
@@ -90,6 +104,8 @@ pub(crate) struct Place {
     pub device: Arc<File>,
     pub number: u16,
     pub depth: u16,
+    /// The device was made so that the memory of requests is registered with the ring.
+    pub registers: bool,
     pub route: Route,
     /// Gives it a turn.
     pub turn: Arc<dyn Fn() + Send + Sync>,
@@ -99,7 +115,7 @@ pub(crate) struct Place {
 impl Queue {
     /// `on_end` is called when the ring is done with it, or dies; on that thread, and it must not wait.
     pub(crate) fn new(place: Place, on_end: impl FnOnce() + Send + 'static) -> Result<Self, Errno> {
-        let Place { device, number, depth, route, turn, shared } = place;
+        let Place { device, number, depth, registers, route, turn, shared } = place;
         let descriptors = Descriptors::map(&device, number, depth)?;
         let rings = Arc::clone(&shared);
         let bell: Bell = Arc::new(move || {
@@ -108,7 +124,6 @@ impl Queue {
             }
         });
         let (requests, replies) = route.connect_with_bell(usize::from(depth), bell);
-        let fetch = |tag| UblkCommand { queue: number, tag, result: None };
         Ok(Self {
             number,
             device,
@@ -116,12 +131,17 @@ impl Queue {
             route,
             requests,
             replies,
-            to_push: (0..depth).map(fetch).collect(),
+            depth,
+            to_push: VecDeque::with_capacity(usize::from(depth)),
+            has_begun: false,
             unread: VecDeque::with_capacity(usize::from(depth)),
             held: 0,
             stock: Stock::new(STOCK_BYTES),
             waiting: VecDeque::with_capacity(usize::from(depth)),
             given_up: Vec::new(),
+            registers,
+            lenders: Lenders::default(),
+            lingering: Vec::new(),
             in_kernel: 0,
             is_aborted: false,
             shared,
@@ -155,7 +175,7 @@ impl Queue {
                 let bytes = i32::try_from(held).unwrap_or(i32::MAX);
                 let is_read = matches!(operation, Operation::Read { .. });
                 let written = match &operation {
-                    Operation::Write { payload, .. } => Some(payload.clone()),
+                    Operation::Write { payload, .. } if payload.lent().is_none() => Some(payload.clone()),
                     _ => None,
                 };
                 self.held += held;
@@ -166,11 +186,15 @@ impl Queue {
     }
 
     fn operation(&mut self, tag: u16, described: Description, bytes: usize) -> Result<Operation, Errno> {
-        let Description { wanted, fua, keeps_space, sector, sectors } = described;
+        let Description { wanted, fua, keeps_space, sector, sectors, .. } = described;
         let sectors = u64::from(sectors);
-        Ok(match wanted {
-            Wanted::Read => Operation::Read { sector, buffer: self.stock.take(bytes) },
-            Wanted::Write => {
+        let is_lent = !described.is_unregistered && bytes > 0;
+        let lent = if is_lent { self.lenders.lend(tag, bytes) } else { None };
+        Ok(match (wanted, lent) {
+            (Wanted::Read, Some(buffer)) => Operation::Read { sector, buffer },
+            (Wanted::Read, None) => Operation::Read { sector, buffer: self.stock.take(bytes) },
+            (Wanted::Write, Some(buffer)) => Operation::Write { sector, payload: buffer.freeze(), fua },
+            (Wanted::Write, None) => {
                 let mut buffer = self.stock.take(bytes);
                 // Out of the request's pages.
                 self.device
@@ -178,10 +202,12 @@ impl Queue {
                     .map_err(|e| errno_of(&e))?;
                 Operation::Write { sector, payload: buffer.freeze(), fua }
             }
-            Wanted::Flush => Operation::Flush,
-            Wanted::Discard => Operation::Discard { sector, sectors, fua },
-            Wanted::WriteZeroes => Operation::WriteZeroes { sector, sectors, fua, may_discard: !keeps_space },
-            Wanted::Other(_) => return Err(Errno::OPNOTSUPP),
+            (Wanted::Flush, _) => Operation::Flush,
+            (Wanted::Discard, _) => Operation::Discard { sector, sectors, fua },
+            (Wanted::WriteZeroes, _) => {
+                Operation::WriteZeroes { sector, sectors, fua, may_discard: !keeps_space }
+            }
+            (Wanted::Other(_), _) => return Err(Errno::OPNOTSUPP),
         })
     }
 
@@ -213,7 +239,7 @@ impl Queue {
         let Asked { tag, bytes, held, is_read, written } = asked;
         self.held -= held;
         let result = match (reply.result, &reply.buffer) {
-            (Ok(()), Some(buffer)) if is_read => {
+            (Ok(()), Some(buffer)) if is_read && buffer.lent().is_none() => {
                 // Into the request's pages.
                 let given = self.device.write_all_at(buffer.as_slice(), self.data_offset(tag));
                 Some(given.map_or_else(|error| -errno_of(&error).raw_os_error(), |()| bytes))
@@ -226,13 +252,34 @@ impl Queue {
         reply.buffer.into_iter().for_each(|buffer| self.stock.put(buffer));
         written.into_iter().for_each(|payload| self.stock.put_payload(payload));
         match result {
-            Some(result) => self.commit(tag, result),
+            Some(result) => self.end(tag, result),
             None => self.given_up.push(tag),
         }
     }
 
+    /// Answers a request when nobody has its memory any more: at once, as a rule.
+    fn end(&mut self, tag: u16, result: i32) {
+        if !self.lenders.is_back(tag) {
+            return self.lingering.push((tag, result));
+        }
+        let has_failed = self.lenders.has_failed(tag) && result >= 0;
+        self.commit(tag, if has_failed { -Errno::IO.raw_os_error() } else { result });
+    }
+
+    /// What was on its way to a device when its request had ended may have come back since: each end of that is followed by a turn.
+    fn end_lingering(&mut self) {
+        for (tag, result) in std::mem::take(&mut self.lingering) {
+            self.end(tag, result);
+        }
+    }
+
+    fn push(&mut self, tag: u16, result: Option<i32>) {
+        let slot = self.lenders.slot(tag);
+        self.to_push.push_back(UblkCommand { queue: self.number, tag, result, slot });
+    }
+
     fn commit(&mut self, tag: u16, result: i32) {
-        self.to_push.push_back(UblkCommand { queue: self.number, tag, result: Some(result) });
+        self.push(tag, Some(result));
     }
 }
 
@@ -258,7 +305,21 @@ impl Guest for Queue {
         self.device.clone()
     }
 
+    fn slots_wanted(&self) -> u16 {
+        if self.registers { self.depth } else { 0 }
+    }
+
+    fn slots_from(&mut self, first: Option<u16>) {
+        if let Some(first) = first {
+            self.lenders = Lenders::new(&self.device, (self.number, self.depth), first);
+            self.shared.lends.store(true, Ordering::Release);
+        }
+    }
+
     fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            (0..self.depth).for_each(|tag| self.push(tag, None));
+        }
         // Taken before the look, so that what rings during it is not missed.
         if self.shared.rung.swap(false, Ordering::AcqRel) {
             while let Some((asked, reply)) = self.replies.try_next() {
@@ -267,9 +328,12 @@ impl Guest for Queue {
             self.ask_waiting();
             self.begin_unread();
         }
+        if !self.lingering.is_empty() {
+            self.end_lingering();
+        }
         if self.shared.is_going.load(Ordering::Acquire) {
             for tag in std::mem::take(&mut self.given_up) {
-                self.commit(tag, -Errno::IO.raw_os_error());
+                self.end(tag, -Errno::IO.raw_os_error());
             }
         }
         while let Some(command) = self.to_push.front() {
@@ -302,6 +366,7 @@ impl Guest for Queue {
             && self.in_kernel == 0
             && self.to_push.is_empty()
             && self.unread.is_empty()
+            && self.lingering.is_empty()
             && self.requests.outstanding() == 0
     }
 }

@@ -31,9 +31,34 @@ pub enum DeviceState {
     /// It is being made, or taken over.
     Coming,
     /// It can be used.
-    Here(PathBuf),
+    Here {
+        /// The device's.
+        path: PathBuf,
+        /// How data comes and goes, of a ublk device.
+        transfer: Option<Transfer>,
+    },
     /// There is none, for this reason; it is tried again.
     Missing(String),
+}
+
+/// How the data of requests of a ublk device comes and goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transfer {
+    /// The engine's devices read and write the memory of whoever asked.
+    ZeroCopy,
+    /// It is copied from there and to there.
+    UserCopy,
+}
+
+impl Transfer {
+    /// As `status` calls it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::ZeroCopy => "zero copy",
+            Self::UserCopy => "user copy",
+        }
+    }
 }
 
 /// Called on a device's thread when its state is about to change: what is done there is done when others see the new one. It must not wait.
@@ -126,7 +151,7 @@ impl UblkServer {
     #[must_use]
     pub fn path(&self, name: &str) -> Option<PathBuf> {
         match self.state(name)? {
-            DeviceState::Here(path) => Some(path),
+            DeviceState::Here { path, .. } => Some(path),
             DeviceState::Coming | DeviceState::Missing(_) => None,
         }
     }
@@ -257,9 +282,9 @@ impl Life {
         let Served { export, guests, number } = &self.served;
         match Device::bring(export, guests, (*number, self.former), on_end) {
             Ok(device) => {
-                let path = device.path();
+                let (path, transfer) = (device.path(), Some(device.transfer()));
                 self.device = Some(device);
-                self.becomes(DeviceState::Here(path));
+                self.becomes(DeviceState::Here { path, transfer });
             }
             Err(error) => self.becomes(DeviceState::Missing(error.to_string())),
         }

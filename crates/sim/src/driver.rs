@@ -378,7 +378,14 @@ impl World {
         match due {
             Due::Land { disk, number, end } => self.devices[disk].land(number, end),
             Due::Sample { disk, token, sector, mut buffer, end } => {
-                let result = self.devices[disk].read(sector, buffer.as_mut_slice());
+                let result = if buffer.lent().is_some() {
+                    let mut own = Buffer::zeroed(buffer.len());
+                    let result = self.devices[disk].read(sector, own.as_mut_slice());
+                    buffer.put(own.as_slice());
+                    result
+                } else {
+                    self.devices[disk].read(sector, buffer.as_mut_slice())
+                };
                 let sectors = sector..sector + (buffer.len() / crate::stamp::SECTOR) as u64;
                 let id = DiskId(u32::try_from(disk).expect("few devices"));
                 let view = OpView { disk: id, kind: OpKind::Read, sectors, fua: false, completed: true };

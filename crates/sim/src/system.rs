@@ -5,6 +5,7 @@
 
 mod berth;
 pub mod engine;
+mod lending;
 mod lodger;
 mod lost;
 pub mod mutant;

@@ -21,7 +21,7 @@ pub(crate) fn count(counter: &AtomicU64) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Operations whose memory the device would not take (alignment) and which went through an aligned copy.
+    /// Operations whose memory the device would not take (its alignment, or that it is lent) and which went through a copy.
     pub bounced: u64,
     /// Short transfers that were continued.
     pub continued: u64,

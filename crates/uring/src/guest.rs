@@ -4,7 +4,8 @@
 //! is that their commands to the kernel go out with the engine's own and their ends come back with the engine's own, on one thread and
 //! with one system call: that saves two hops a request, and only a ring that has a request's memory registered can do I/O on it.
 //!
-//! A guest's commands refer to no memory of ours, so nothing that a guest does can make them unsound; the ring keeps their device open.
+//! A guest's commands refer to no memory of ours, so nothing that a guest does can make them unsound; the ring keeps their device open. What
+//! the kernel registers for them is memory of the kernel's own, which it holds as long as somebody reads or writes there.
 
 use crate::bell::{Bell, GUEST, Signals};
 use crate::ring::poll_in;
@@ -43,6 +44,15 @@ pub trait Guest: Send {
     fn may_sleep(&mut self) -> bool {
         true
     }
+
+    /// How many buffers the kernel is to register for it with the ring, by itself: as many as it has tags.
+    fn slots_wanted(&self) -> u16 {
+        0
+    }
+
+    /// Their numbers begin with that, and are its own as long as it lives here; `None`: there is no room for them. Told before its first
+    /// turn, if it wants any.
+    fn slots_from(&mut self, _first: Option<u16>) {}
 
     /// When the ring ends it need not wait for its commands.
     fn leaves_first(&self) -> bool {
@@ -87,6 +97,9 @@ pub struct UblkCommand {
     pub tag: u16,
     /// How its request has ended: bytes, or a negative errno. `None`: it has had none yet, and is to fetch the first.
     pub result: Option<i32>,
+    /// Where the kernel is to register the memory of its next request; `None`: nowhere. Of a device that was not made for that it
+    /// means nothing.
+    pub slot: Option<u16>,
 }
 
 /// `UBLK_U_IO_FETCH_REQ`: `_IOWR('u', 0x20, 16 bytes)`.
@@ -95,14 +108,25 @@ const FETCH: Opcode = opcode::read_write::<[u8; 16]>(b'u', 0x20);
 const COMMIT_AND_FETCH: Opcode = opcode::read_write::<[u8; 16]>(b'u', 0x21);
 
 impl UblkCommand {
-    /// As the ring takes it. Its address is 0: it refers to no memory.
+    /// As the ring takes it. It refers to no memory: its address is a number.
     fn entry(self, device: BorrowedFd<'_>) -> Entry {
         let mut bytes = [0; 16];
         bytes[0..2].copy_from_slice(&self.queue.to_ne_bytes());
         bytes[2..4].copy_from_slice(&self.tag.to_ne_bytes());
         bytes[4..8].copy_from_slice(&self.result.unwrap_or(0).to_ne_bytes());
         let operation = if self.result.is_some() { COMMIT_AND_FETCH } else { FETCH };
-        UringCmd16::new(Fd(device.as_raw_fd()), operation).cmd(bytes).build()
+        UringCmd16::new(Fd(device.as_raw_fd()), operation).cmd(bytes).addr(Some(self.register())).build()
+    }
+}
+
+/// `UBLK_AUTO_BUF_REG_FALLBACK`: a request whose memory cannot be registered comes all the same, and says so.
+const FALLBACK: u64 = 1 << 16;
+
+impl UblkCommand {
+    /// `struct ublk_auto_buf_reg`: the number in its lowest 16 bits, flags above. There is no slot of the largest number, so that nothing
+    /// can be registered there.
+    fn register(self) -> u64 {
+        u64::from(self.slot.unwrap_or(u16::MAX)) | FALLBACK
     }
 }
 

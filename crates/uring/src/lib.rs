@@ -30,6 +30,7 @@ mod perform;
 pub mod probe;
 mod ring;
 mod rings;
+mod slots;
 mod spin;
 mod threads;
 pub mod udev;

@@ -14,11 +14,16 @@ use crate::counters::{Counters, count};
 use crate::device::{Device, DeviceKind};
 use crate::errno::{is_transient, kind_of};
 use crate::work::{Action, Work};
-use bcached_env::{Buffer, Completion};
+use bcached_env::{Buffer, Completion, Lent};
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
+use std::cell::RefCell;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::time::Duration;
+
+/// Bytes of lent memory that are copied at once.
+const WAY_BYTES: usize = 256 << 10;
 
 /// Bytes of zeroes written by one call.
 const ZEROES: usize = 1 << 20;
@@ -31,11 +36,14 @@ pub(crate) fn perform(mut work: Work, counters: &Counters) -> Completion {
     let device = std::sync::Arc::clone(&work.device);
     let must_be_whole = device.must_be_whole(&work.action);
     let result = match &mut work.action {
-        Action::Read { offset, buffer, bounce } => {
-            let memory = bounce.as_mut().unwrap_or(buffer);
-            read(&device, *offset, memory.as_mut_slice(), counters)
-        }
-        Action::Write { offset, payload, fua } => write(&device, *offset, payload.as_slice(), *fua, counters),
+        Action::Read { offset, buffer, bounce } => match buffer.lent() {
+            Some(lent) => read_lent(&device, *offset, lent, counters),
+            None => read(&device, *offset, bounce.as_mut().unwrap_or(buffer).as_mut_slice(), counters),
+        },
+        Action::Write { offset, payload, fua } => match payload.lent() {
+            Some(lent) => write_lent(&device, *offset, lent, *fua, counters),
+            None => write(&device, *offset, payload.as_slice(), *fua, counters),
+        },
         Action::Flush => flush(&device),
         Action::Discard { offset, length } => discard(&device, *offset, *length),
         Action::Zero { offset, length } => zero(&device, *offset, *length, counters),
@@ -103,6 +111,53 @@ fn write(device: &Device, offset: u64, memory: &[u8], fua: bool, counters: &Coun
     }
     // Also covers a refusal in the middle of the loop.
     if fua && !device.dsync() { flush(device) } else { Ok(()) }
+}
+
+thread_local! {
+    /// Where bytes of lent memory are on their way.
+    static WAY: RefCell<Buffer> = RefCell::new(Buffer::default());
+}
+
+/// Calls `with` with each piece of `length` bytes and memory for it, which holds anything.
+fn by_pieces(
+    length: usize,
+    mut with: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    WAY.with_borrow_mut(|way| {
+        if way.is_empty() {
+            *way = Buffer::zeroed(WAY_BYTES);
+        }
+        (0..length).step_by(WAY_BYTES).try_for_each(|at| {
+            let bytes = WAY_BYTES.min(length - at);
+            with(at..at + bytes, &mut way.as_mut_slice()[..bytes])
+        })
+    })
+}
+
+/// Reads into memory of our own, and from there into that of a request.
+fn read_lent(device: &Device, offset: u64, lent: &Lent, counters: &Counters) -> Result<(), Errno> {
+    count(&counters.bounced);
+    by_pieces(lent.len(), |piece, way| {
+        read(device, offset + piece.start as u64, way, counters)?;
+        lent.slice(piece).put(way);
+        Ok(())
+    })
+}
+
+/// Writes the memory of a request from memory of our own.
+fn write_lent(
+    device: &Device,
+    offset: u64,
+    lent: &Lent,
+    fua: bool,
+    counters: &Counters,
+) -> Result<(), Errno> {
+    count(&counters.bounced);
+    by_pieces(lent.len(), |piece, way| {
+        let at = offset + piece.start as u64;
+        lent.slice(piece).copy_to(way).map_err(|_| Errno::IO)?;
+        write(device, at, way, fua, counters)
+    })
 }
 
 fn flush(device: &Device) -> Result<(), Errno> {

@@ -16,8 +16,9 @@ use crate::device::{Device, DeviceKind};
 use crate::errno::{is_transient, kind_of};
 use crate::guest::Guest;
 use crate::perform::TRANSFER_MAX;
+use crate::slots::Slots;
 use crate::work::{Action, Work};
-use bcached_env::{Completion, IoErrorKind};
+use bcached_env::{Buffer, Completion, IoErrorKind, Payload};
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
@@ -72,6 +73,8 @@ struct Hosted {
     /// Open as long as one of its commands is in the kernel.
     device: Arc<dyn AsFd + Send + Sync>,
     in_kernel: usize,
+    /// The first of its slots, if it has some.
+    slots: Option<u16>,
 }
 
 /// A ring and what is in it.
@@ -90,6 +93,7 @@ pub(crate) struct Ring {
     is_watching: bool,
     counters: Arc<Counters>,
     guests: Slab<Hosted>,
+    slots: Slots,
 }
 
 impl Ring {
@@ -107,13 +111,18 @@ impl Ring {
             is_watching: false,
             counters,
             guests: Slab::new(),
+            slots: Slots::default(),
         }
     }
 
     /// Has one more guest, which gets its first turn with the next [`Ring::submit`].
-    pub(crate) fn take_in(&mut self, guest: Box<dyn Guest>) {
-        let device = guest.device();
-        self.guests.insert(Hosted { guest, device, in_kernel: 0 });
+    pub(crate) fn take_in(&mut self, mut guest: Box<dyn Guest>) {
+        let (device, wanted) = (guest.device(), guest.slots_wanted());
+        let slots = if wanted > 0 { self.slots.take(&self.ring, wanted) } else { None };
+        if wanted > 0 {
+            guest.slots_from(slots);
+        }
+        self.guests.insert(Hosted { guest, device, in_kernel: 0, slots });
     }
 
     /// Takes `work` in; the kernel sees it with the next [`Ring::submit`] or [`Ring::sleep`].
@@ -129,7 +138,8 @@ impl Ring {
     /// True if the ring does this kind of work itself.
     pub(crate) fn can_do(work: &Work) -> bool {
         match &work.action {
-            Action::Read { .. } => true,
+            Action::Read { buffer, .. } => buffer.lent().is_none() || work.device.takes_lent(),
+            Action::Write { payload, .. } if payload.lent().is_some() && !work.device.takes_lent() => false,
             // Where to ask for the size may take long, a flush needs a thread for that.
             Action::Flush => work.device.kind() == DeviceKind::Block || !work.device.submits_slowly(),
             // Before a write to the end of a file its size is asked; without RWF_DSYNC a forced one takes two calls.
@@ -144,9 +154,9 @@ impl Ring {
 
     /// Gives every guest its turn; false if there was no room for all that they want. Who has nothing more to do here goes.
     fn turn_guests(&mut self) -> bool {
-        let (ring, mut has_room) = (&mut self.ring, true);
+        let (ring, table, mut has_room) = (&mut self.ring, &mut self.slots, true);
         self.guests.retain(|number, hosted| {
-            let Hosted { guest, device, in_kernel } = hosted;
+            let Hosted { guest, device, in_kernel, slots } = hosted;
             guest.turn(&mut |command| {
                 let data = OF_GUEST | (number as u64) << 16 | u64::from(command.tag());
                 // SAFETY: the entry refers to no memory, and `device` keeps the descriptor open until the command has been reaped.
@@ -156,7 +166,11 @@ impl Ring {
                 has_room &= is_in;
                 is_in
             });
-            *in_kernel > 0 || !guest.is_over()
+            let stays = *in_kernel > 0 || !guest.is_over();
+            if !stays {
+                slots.iter().for_each(|first| table.give_back(*first));
+            }
+            stays
         });
         has_room
     }
@@ -306,6 +320,10 @@ impl Ring {
         if errno == Errno::OPNOTSUPP && operation.learn_refusal() {
             return Step::Helper;
         }
+        if operation.is_lent() && matches!(errno, Errno::INVAL | Errno::FAULT) {
+            // Memory as its request has it is not for this device, or not registered any more: a helper copies.
+            return Step::Helper;
+        }
         Step::Done(Err(kind_of(errno)))
     }
 }
@@ -317,6 +335,14 @@ impl Operation {
             Action::Read { buffer, .. } => Some(buffer.len()),
             Action::Write { payload, .. } => Some(payload.len()),
             _ => None,
+        }
+    }
+
+    fn is_lent(&self) -> bool {
+        match &self.work.action {
+            Action::Read { buffer, .. } => buffer.lent().is_some(),
+            Action::Write { payload, .. } => payload.lent().is_some(),
+            _ => false,
         }
     }
 
@@ -362,18 +388,10 @@ fn entry_of(operation: &mut Operation) -> Entry {
     let done = operation.done;
     let entry = match &mut operation.work.action {
         Action::Read { offset, buffer, bounce } => {
-            let rest = &mut bounce.as_mut().unwrap_or(buffer).as_mut_slice()[done..];
-            opcode::Read::new(fd, rest.as_mut_ptr(), length_of(rest.len()))
-                .offset(*offset + done as u64)
-                .build()
+            read_entry(fd, *offset + done as u64, bounce.as_mut().unwrap_or(buffer), done)
         }
         Action::Write { offset, payload, fua } => {
-            let rest = &payload.as_slice()[done..];
-            let flags = if *fua { libc::RWF_DSYNC } else { 0 };
-            opcode::Write::new(fd, rest.as_ptr(), length_of(rest.len()))
-                .offset(*offset + done as u64)
-                .rw_flags(flags)
-                .build()
+            write_entry(fd, *offset + done as u64, payload, (done, if *fua { libc::RWF_DSYNC } else { 0 }))
         }
         Action::Flush => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
         Action::Discard { offset, length } => {
@@ -386,6 +404,39 @@ fn entry_of(operation: &mut Operation) -> Entry {
         }
     };
     if operation.work.device.submits_slowly() { entry.flags(Flags::ASYNC) } else { entry }
+}
+
+/// Reads what is at `offset` to behind the first `done` bytes.
+fn read_entry(fd: Fd, offset: u64, buffer: &mut Buffer, done: usize) -> Entry {
+    if let Some(lent) = buffer.lent() {
+        let ((slot, start), length) = (lent.place(), length_of(lent.len() - done));
+        return opcode::ReadFixed::new(fd, registered(start + done), length, slot).offset(offset).build();
+    }
+    let rest = &mut buffer.as_mut_slice()[done..];
+    opcode::Read::new(fd, rest.as_mut_ptr(), length_of(rest.len())).offset(offset).build()
+}
+
+/// Writes all but the first `done` bytes to `offset`.
+fn write_entry(fd: Fd, offset: u64, payload: &Payload, (done, flags): (usize, i32)) -> Entry {
+    if let Some(lent) = payload.lent() {
+        let ((slot, start), length) = (lent.place(), length_of(lent.len() - done));
+        let write = opcode::WriteFixed::new(fd, registered(start + done), length, slot);
+        return write.offset(offset).rw_flags(flags).build();
+    }
+    let rest = &payload.as_slice()[done..];
+    opcode::Write::new(fd, rest.as_ptr(), length_of(rest.len())).offset(offset).rw_flags(flags).build()
+}
+
+/// A place in memory that the kernel has registered by itself is counted from its beginning, and is no address of ours.
+const fn registered(start: usize) -> *mut u8 {
+    core::ptr::without_provenance_mut(start)
+}
+
+/// Takes what is registered at `count` slots from `first` on out of the ring's table.
+pub(crate) fn clear_slots(ring: &IoUring, first: u32, count: usize) -> std::io::Result<()> {
+    let nothing = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
+    // SAFETY: what is put there instead is nothing, so no memory is referred to.
+    unsafe { ring.submitter().register_buffers_update(first, &vec![nothing; count], None) }
 }
 
 /// The length of one transfer: the rest comes as a short transfer does.

@@ -70,7 +70,7 @@ impl Work {
         let buffer = match self.action {
             Action::Read { mut buffer, bounce, .. } => {
                 if let (Ok(()), Some(bounce)) = (result, bounce) {
-                    buffer.as_mut_slice().copy_from_slice(bounce.as_slice());
+                    buffer.put(bounce.as_slice());
                 }
                 Some(buffer)
             }
@@ -118,7 +118,7 @@ fn prepare(device: &Device, offset: u64, op: Op, counters: &Counters) -> Action 
     let length_of = |sectors: u64| sectors * SECTOR;
     match op {
         Op::Read { buffer, .. } => {
-            let bounce = if device.takes(buffer.as_slice()) {
+            let bounce = if buffer.lent().is_some() || device.takes(buffer.as_slice()) {
                 None
             } else {
                 count(&counters.bounced);
@@ -127,7 +127,7 @@ fn prepare(device: &Device, offset: u64, op: Op, counters: &Counters) -> Action 
             Action::Read { offset, buffer, bounce }
         }
         Op::Write { payload, fua, .. } => {
-            if device.takes(payload.as_slice()) {
+            if payload.lent().is_some() || device.takes(payload.as_slice()) {
                 return Action::Write { offset, payload, fua };
             }
             count(&counters.bounced);

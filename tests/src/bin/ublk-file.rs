@@ -33,7 +33,8 @@ fn main() {
 fn run(file: &Path) -> Result<(), Box<dyn Error>> {
     Features::probe()?;
     let driver = open_driver(&DriverOptions::default())?;
-    let disk = driver.disks.add(Device::open(file, Access::Own)?);
+    let disks = driver.disks.clone();
+    let disk = disks.add(Device::open(file, Access::Own)?);
     let bell = driver.bell.clone();
     let (connector, server) = open_port(64, Arc::new(move || bell.ring()));
     let mut executor = Executor::new(driver.driver, Order::Fifo, 1);
@@ -58,7 +59,10 @@ fn run(file: &Path) -> Result<(), Box<dyn Error>> {
     };
     let news: News = Arc::new(|_, state| match state {
         DeviceState::Coming => {}
-        DeviceState::Here(path) => println!("here {}", path.display()),
+        DeviceState::Here { path, transfer } => {
+            transfer.iter().for_each(|transfer| println!("transfer {}", transfer.word()));
+            println!("here {}", path.display());
+        }
         DeviceState::Missing(why) => println!("missing {why}"),
     });
     let devices = UblkServer::new(news, std::sync::Arc::new(|| ()), None);
@@ -72,7 +76,10 @@ fn run(file: &Path) -> Result<(), Box<dyn Error>> {
             let mut words = line.split_whitespace();
             match (words.next(), words.next().and_then(|word| word.parse().ok())) {
                 (Some("remove"), _) => exit(match devices.remove(&[NAME.to_owned()], LIMIT) {
-                    Ok(()) => 0,
+                    Ok(()) => {
+                        println!("bounced {}", disks.counts().bounced);
+                        0
+                    }
                     Err(error) => {
                         println!("still {error}");
                         1

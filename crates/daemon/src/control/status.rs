@@ -288,6 +288,9 @@ pub struct Exported {
     /// What the block device of `dev` is made of: `ublk`, `nbd` or `loop`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
+    /// How the data of a ublk device comes and goes: `zero copy` or `user copy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<String>,
     /// A socket, an address, a device or a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,

@@ -17,7 +17,7 @@ use crate::sysfs;
 use bcached_front_dev::Rung;
 use bcached_front_fuse::{self as fuse, FuseServer};
 use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer, Place};
-use bcached_front_ublk::{DeviceState, Features, Served, UblkServer, Unavailable};
+use bcached_front_ublk::{DeviceState, Features, Served, Transfer, UblkServer, Unavailable};
 use bcached_front_vhost::{self as vhost, VhostServer};
 use bcached_port::socket::{Passed, SocketError};
 use bcached_port::{Claim, ExportTable, Peer, Pool, Uuid, Way, Ways};
@@ -98,7 +98,7 @@ impl Running {
             }
             Way::Ublk | Way::Dev => match self.device(name)? {
                 DeviceState::Coming => return None,
-                DeviceState::Here(path) => path.display().to_string(),
+                DeviceState::Here { path, .. } => path.display().to_string(),
                 DeviceState::Missing(why) => return Some(Err(why)),
             },
             Way::VhostUser => {
@@ -141,6 +141,8 @@ pub struct Had {
     pub way: Way,
     /// What a block device is made of, if that was for us to choose.
     pub by: Option<Rung>,
+    /// How the data of a ublk device comes and goes.
+    pub transfer: Option<Transfer>,
     pub place: Result<String, String>,
 }
 
@@ -242,21 +244,8 @@ impl Fronts {
             let kind = if why == Unavailable::NotPermitted { Kind::Permission } else { Kind::Io };
             Failure::new(kind, "cannot make block devices").why(why.to_string()).option("--export")
         })?;
-        let wake = self.wake.clone();
-        let news = move |name: &str, state: &DeviceState| match state {
-            DeviceState::Coming => {}
-            DeviceState::Here(path) => {
-                if let Some(export) = exports.by_name(name) {
-                    links::make(&export, path);
-                }
-                tracing::info!(event = "ublk-device", "{name}: it is the block device {}", path.display());
-            }
-            DeviceState::Missing(why) => {
-                tracing::error!(event = "volume-not-exported", "{name}: it is no block device: {why}");
-            }
-        };
-        let changed = Arc::new(move || wake.iter().for_each(|wake| wake()));
-        Ok(UblkServer::new(Arc::new(news), changed, self.former))
+        let (news, changed) = self.device_news("ublk-device", exports);
+        Ok(UblkServer::new(news, changed, self.former))
     }
 
     /// Before others can find it: nobody else writes to a volume that is to be a block device.
@@ -385,8 +374,13 @@ impl Fronts {
         let running = self.lock();
         let had = |way| {
             let by = if way == Way::Dev { running.dev.rung(name) } else { None };
-            let place = running.place(name, if by == Some(Rung::Ublk) { Way::Ublk } else { way })?;
-            Some(Had { way, by, place })
+            let way_there = if by == Some(Rung::Ublk) { Way::Ublk } else { way };
+            let place = running.place(name, way_there)?;
+            let transfer = match running.device(name) {
+                Some(DeviceState::Here { transfer, .. }) if way_there == Way::Ublk => transfer,
+                _ => None,
+            };
+            Some(Had { way, by, transfer, place })
         };
         ways.iter().filter_map(had).collect()
     }

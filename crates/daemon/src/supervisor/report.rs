@@ -109,7 +109,8 @@ fn exported(fronts: &Fronts, entry: &VolumeEntry) -> Vec<Exported> {
     let exported = places.map(|had| {
         let (place, reason) = had.place.map_or_else(|why| (None, Some(why)), |place| (Some(place), None));
         let by = had.by.map(|by| by.word().to_owned());
-        Exported { way: had.way.to_string(), by, place, reason }
+        let transfer = had.transfer.map(|transfer| transfer.word().to_owned());
+        Exported { way: had.way.to_string(), by, transfer, place, reason }
     });
     exported.collect()
 }

@@ -104,8 +104,7 @@ async fn read_any(
     let scratch = Buffer::zeroed(usize::try_from(whole.sectors() * 512).expect("a request fits in memory"));
     let (result, scratch) = read_whole(set, target, whole, scratch).await;
     let skip = usize::try_from((range.start - whole.start) * 512).expect("less than a block");
-    let length = buffer.len();
-    buffer.as_mut_slice().copy_from_slice(&scratch.as_slice()[skip..skip + length]);
+    buffer.put(&scratch.as_slice()[skip..skip + buffer.len()]);
     (result, buffer)
 }
 
@@ -458,6 +457,15 @@ async fn read_again(
     }
 }
 
+/// Lent memory with what was read into our own, if that is anything.
+fn laid_over(set: &CacheSet, mut lent: Buffer, own: Buffer, is_read: bool) -> Buffer {
+    if is_read {
+        lent.put(own.as_slice());
+    }
+    set.inner.stock.borrow_mut().put(own);
+    lent
+}
+
 pub(super) async fn read_hole(
     set: &CacheSet,
     target: &Target,
@@ -465,10 +473,15 @@ pub(super) async fn read_hole(
     mut buffer: Buffer,
 ) -> (Result<(), Error>, Buffer) {
     let Some(backing) = &target.backing else {
-        buffer.as_mut_slice().fill(0);
+        buffer.clear();
         return (Ok(()), buffer);
     };
     let begun = flush::epoch(set, target.id, |epoch| epoch.read_begins());
+    // What is put into the cache afterwards is copied, which lent memory does not let us.
+    let lent = (planned.fill.is_some() && buffer.lent().is_some()).then(|| {
+        let own = set.inner.stock.borrow_mut().take(buffer.len());
+        core::mem::replace(&mut buffer, own)
+    });
     let (result, buffer) = beside(set, target, backing.read(planned.piece.start, buffer)).await;
     if let Some(claim) = planned.miss {
         release(set, target, claim);
@@ -482,5 +495,9 @@ pub(super) async fn read_hole(
             _ => release(set, target, claim),
         }
     }
+    let buffer = match lent {
+        Some(lent) => laid_over(set, lent, buffer, result.is_ok()),
+        None => buffer,
+    };
     (result.map_err(Error::io(Doing::Backing)), buffer)
 }

@@ -135,6 +135,7 @@ async fn widen(
         read::read_whole(set, target, blocks, Buffer::zeroed(bytes(blocks.sectors()))).await;
     result?;
     let skip = bytes(part.start - blocks.start);
+    let body = body.stable().map_err(Error::OutOfReach)?;
     whole.as_mut_slice()[skip..skip + body.len()].copy_from_slice(body.as_slice());
     Ok(whole.freeze())
 }
@@ -428,6 +429,8 @@ async fn write_through(
     survey: Survey,
     fua: bool,
 ) -> Result<Option<Stamp>, Error> {
+    // Both get the same, whoever writes to the memory of the request meanwhile.
+    let payload = &payload.stable().map_err(Error::OutOfReach)?;
     invalidate(set, target, range, survey).await?;
     let chunks = set.take_chunks(Class::Clean, range);
     let both = (

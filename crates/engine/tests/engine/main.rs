@@ -23,6 +23,7 @@ mod frozen;
 mod generations;
 mod label;
 mod latency;
+mod lent;
 mod lost_sets;
 mod memory;
 mod numbers;

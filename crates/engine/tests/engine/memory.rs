@@ -184,8 +184,15 @@ impl World {
 
     fn carry_out(&mut self, disk: usize, op: &mut Op) {
         match op {
-            Op::Read { sector, buffer } => self.look(disk, *sector, buffer.as_mut_slice()),
-            Op::Write { sector, payload, .. } => self.place(disk, *sector, payload.as_slice()),
+            Op::Read { sector, buffer } => {
+                let mut own = vec![0; buffer.len()];
+                self.look(disk, *sector, &mut own);
+                buffer.put(&own);
+            }
+            Op::Write { sector, payload, .. } => {
+                let payload = payload.stable().expect("what is written can be read");
+                self.place(disk, *sector, payload.as_slice());
+            }
             Op::Zero { sector, sectors } => {
                 let range = index(*sector)..index(*sector + *sectors);
                 self.disks[disk][range].iter_mut().for_each(|place| *place = Sector::Filled(0));

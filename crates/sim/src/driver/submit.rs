@@ -42,7 +42,8 @@ impl World {
             Op::Flush => self.submit_flush(disk, token),
             Op::Write { sector, payload, fua } => {
                 let range = sector..sector.saturating_add(sectors_in(payload.len()));
-                let content = Content::Payload(payload);
+                // What is lent is the device's own from here on, as pages that are on their way to one are.
+                let content = Content::Payload(payload.stable().expect("what is written can be read"));
                 self.submit_change(disk, token, Change { range, content, fua, kind: OpKind::Write });
             }
             Op::Zero { sector, sectors } => {

@@ -4,6 +4,7 @@
 //! has to be drawn: with small ones some requests are already longer than the cut-off, with the largest none ever is.
 
 use super::berth::Berth;
+use super::lending::Loan;
 use super::policy::Knob;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
@@ -353,9 +354,20 @@ fn miscounted(counted: &[BucketCount], recounted: &[bcached_check::Bucket]) -> V
 #[must_use]
 pub fn serve(set: &CacheSet, id: VolumeId, request: Request) -> Soon<Reply> {
     let set = set.clone();
+    let mut loan = None;
     let request = match request {
-        Request::Read { sector, buffer } => bcached_engine::Request::Read { sector, buffer },
-        Request::Write { sector, payload, fua } => bcached_engine::Request::Write { sector, payload, fua },
+        Request::Read { sector, mut buffer } => {
+            if let Some((lender, lent)) = Loan::to_read(sector, &buffer) {
+                (loan, buffer) = (Some(lender), lent);
+            }
+            bcached_engine::Request::Read { sector, buffer }
+        }
+        Request::Write { sector, mut payload, fua } => {
+            if let Some((lender, lent)) = Loan::to_write(sector, &payload) {
+                (loan, payload) = (Some(lender), lent);
+            }
+            bcached_engine::Request::Write { sector, payload, fua }
+        }
         Request::Flush => bcached_engine::Request::Flush,
         Request::Discard { sector, sectors } => bcached_engine::Request::Discard { sector, sectors },
         Request::WriteZeroes { sector, sectors, fua } => {
@@ -364,6 +376,10 @@ pub fn serve(set: &CacheSet, id: VolumeId, request: Request) -> Soon<Reply> {
     };
     Box::pin(async move {
         let bcached_engine::Reply { result, buffer } = set.serve(id, request).await;
+        let buffer = match loan.map(|loan| loan.end()) {
+            Some(held) => buffer.map(|_| held),
+            None => buffer,
+        };
         Reply { result: result.map_err(Refusal::from_error), buffer }
     })
 }

@@ -386,6 +386,11 @@ impl Device {
         memory.as_ptr().addr() & (self.memory_alignment.load(Ordering::Relaxed) - 1) == 0
     }
 
+    /// True if the device takes memory as requests of a block device of ours bring it: that begins at sectors, as the kernel sees to.
+    pub(crate) fn takes_lent(&self) -> bool {
+        self.memory_alignment.load(Ordering::Relaxed) as u64 <= crate::work::SECTOR
+    }
+
     /// Where to go on after a transfer of `got` bytes at `done`, of which `target` was the aim; `None` if no way
     /// leads further. Direct transfers go on at a block: the rest of a block that came in part is transferred again.
     pub(crate) fn advance(&self, done: usize, got: usize, target: usize) -> Option<usize> {

@@ -1,6 +1,6 @@
 //! The same for people, in lines.
 
-use super::{Cache, Exported, Status, Volume, VolumeCounts};
+use super::{Cache, Status, Volume, VolumeCounts};
 use crate::control::numbers::CacheNumbers;
 use crate::sizes::human;
 use std::fmt::Write as _;
@@ -110,8 +110,12 @@ impl Volume {
                 facts.cache_mode,
                 human(facts.dirty_bytes)
             );
-            for device in self.exports.iter().filter_map(Exported::device) {
+            for exported in &self.exports {
+                let Some(device) = exported.device() else { continue };
                 let _ = write!(line, ", {device}");
+                if let Some(transfer) = &exported.transfer {
+                    let _ = write!(line, " ({transfer})");
+                }
             }
             if facts.flash_only {
                 line.push_str(", lives in its cache alone");

@@ -11,7 +11,7 @@ use bcached_front_dev::server::Connect;
 use bcached_front_dev::{Connection, DevServer, Rung, Served, Under, detach, left_behind};
 use bcached_front_fuse::{self as fuse, FuseServer};
 use bcached_front_nbd::{self as nbd, NbdServer};
-use bcached_front_ublk::server::StillThere;
+use bcached_front_ublk::server::{Changed, News, StillThere};
 use bcached_front_ublk::{DeviceState, UblkServer};
 use bcached_port::{Export, ExportTable, Way, Ways};
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ impl Devices {
 
     pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
         match self.state(name)? {
-            DeviceState::Here(path) => Some(path),
+            DeviceState::Here { path, .. } => Some(path),
             DeviceState::Coming | DeviceState::Missing(_) => None,
         }
     }
@@ -242,20 +242,26 @@ impl Fronts {
     }
 
     fn dev_server(&self, exports: ExportTable) -> DevServer {
-        let wake = self.wake.clone();
+        let (news, changed) = self.device_news("dev-device", exports);
+        DevServer::new(news, changed)
+    }
+
+    /// What servers of block devices tell: that one is there, and led to by its links, which the log calls `event`, or is not.
+    pub(super) fn device_news(&self, event: &'static str, exports: ExportTable) -> (News, Changed) {
         let news = move |name: &str, state: &DeviceState| match state {
             DeviceState::Coming => {}
-            DeviceState::Here(path) => {
+            DeviceState::Here { path, .. } => {
                 if let Some(export) = exports.by_name(name) {
                     links::make(&export, path);
                 }
-                tracing::info!(event = "dev-device", "{name}: it is the block device {}", path.display());
+                tracing::info!(event, "{name}: it is the block device {}", path.display());
             }
             DeviceState::Missing(why) => {
                 tracing::error!(event = "volume-not-exported", "{name}: it is no block device: {why}");
             }
         };
-        DevServer::new(Arc::new(news), Arc::new(move || wake.iter().for_each(|wake| wake())))
+        let wake = self.wake.clone();
+        (Arc::new(news), Arc::new(move || wake.iter().for_each(|wake| wake())))
     }
 
     /// Before a volume that nobody uses is given up: what the kernel still keeps of its device in memory is written.

@@ -1,0 +1,104 @@
+//! The memory of requests: pages of whoever asked. The kernel copies out of them and into them when the character device is read and written,
+//! and later ones register them with the ring as well, so that devices read and write them where they are.
+
+use crate::abi::data_offset;
+use bcached_port::{Buffer, Lender, Lent};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The memory of one tag's requests, one after the other.
+#[derive(Debug)]
+struct Pages {
+    device: Arc<File>,
+    /// Where in the character device it begins.
+    offset: u64,
+    slot: u16,
+    /// It has been asked for something that it did not do.
+    has_failed: AtomicBool,
+}
+
+impl Pages {
+    fn note(&self, result: &std::io::Result<()>) -> bool {
+        if result.is_err() {
+            self.has_failed.store(true, Ordering::Release);
+        }
+        result.is_ok()
+    }
+}
+
+impl Lender for Pages {
+    fn slot(&self) -> u16 {
+        self.slot
+    }
+
+    fn read(&self, start: usize, into: &mut [u8]) -> bool {
+        self.note(&self.device.read_exact_at(into, self.offset + start as u64))
+    }
+
+    fn write(&self, start: usize, from: &[u8]) -> bool {
+        self.note(&self.device.write_all_at(from, self.offset + start as u64))
+    }
+}
+
+/// That of all tags of a queue which the kernel registers by itself.
+#[derive(Default)]
+pub(crate) struct Lenders(Vec<Arc<Pages>>);
+
+impl Lenders {
+    /// Of `depth` tags, registered from slot `first` on.
+    pub(crate) fn new(device: &Arc<File>, (queue, depth): (u16, u16), first: u16) -> Self {
+        let pages = |tag| {
+            let (device, offset) = (Arc::clone(device), data_offset(queue, tag));
+            Arc::new(Pages { device, offset, slot: first + tag, has_failed: AtomicBool::new(false) })
+        };
+        Self((0..depth).map(pages).collect())
+    }
+
+    /// Where the kernel is to register the memory of the tag's next request, if anywhere.
+    pub(crate) fn slot(&self, tag: u16) -> Option<u16> {
+        self.0.get(usize::from(tag)).map(|pages| pages.slot)
+    }
+
+    /// The memory of the tag's request, `bytes` long; `None`: it is not registered.
+    pub(crate) fn lend(&self, tag: u16, bytes: usize) -> Option<Buffer> {
+        let pages = Arc::clone(self.0.get(usize::from(tag))?);
+        Some(Lent::new(pages, bytes).into())
+    }
+
+    /// Whether nobody has anything of the tag's memory any more: until then its request is not answered, or what is still on its way
+    /// would go to the next one's.
+    pub(crate) fn is_back(&self, tag: u16) -> bool {
+        self.0.get(usize::from(tag)).is_none_or(|pages| Arc::strong_count(pages) == 1)
+    }
+
+    /// Whether something could not be done with the tag's memory; asked once a request, at its end.
+    pub(crate) fn has_failed(&self, tag: u16) -> bool {
+        self.0.get(usize::from(tag)).is_some_and(|pages| pages.has_failed.swap(false, Ordering::AcqRel))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_over_when_nobody_has_its_memory_and_fails_if_its_memory_did() {
+        let device = Arc::new(tempfile::tempfile().unwrap());
+        let lenders = Lenders::new(&device, (0, 2), 10);
+        assert_eq!([lenders.slot(0), lenders.slot(1), lenders.slot(2)], [Some(10), Some(11), None]);
+        let mut buffer = lenders.lend(1, 8192).expect("it is registered");
+        let first = buffer.split_to(4096);
+        assert_eq!(buffer.lent().expect("lent").place(), (11, 4096));
+        drop(buffer);
+        assert!(lenders.is_back(0) && !lenders.is_back(1));
+        let payload = first.freeze();
+        // A file that is empty has no such bytes.
+        assert!(payload.stable().is_err());
+        drop(payload);
+        assert!(
+            lenders.is_back(1) && lenders.has_failed(1) && !lenders.has_failed(1) && !lenders.has_failed(0)
+        );
+    }
+}

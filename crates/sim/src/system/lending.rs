@@ -1,0 +1,78 @@
+//! Requests whose memory is lent, as a ublk queue's are: every other one, by where it is.
+//!
+//! A lender here is as strict as the kernel: what is read cannot be looked at, what is written cannot be changed. It is more forgiving in
+//! nothing: after its request has been answered its memory holds something else, as that of the next request would.
+
+use crate::digest::mix;
+use bcached_env::{Buffer, Lender, Lent, Payload};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What is found in memory whose request is over.
+const OF_ANOTHER: u8 = 0xee;
+
+/// The memory of one request.
+#[derive(Debug)]
+pub(super) struct Loan {
+    bytes: Mutex<Vec<u8>>,
+    /// Of a request that writes: it can be read from here.
+    is_written: bool,
+    is_over: AtomicBool,
+}
+
+impl Loan {
+    fn new(bytes: &[u8], is_written: bool) -> Arc<Self> {
+        Arc::new(Self { bytes: Mutex::new(bytes.to_vec()), is_written, is_over: AtomicBool::new(false) })
+    }
+
+    /// That of a read which would have had `buffer`, which holds anything, and what the engine is given.
+    pub(super) fn to_read(sector: u64, buffer: &Buffer) -> Option<(Arc<Self>, Buffer)> {
+        is_lent(sector, buffer.len()).then(|| {
+            let loan = Self::new(buffer.as_slice(), false);
+            (Arc::clone(&loan), Lent::new(loan, buffer.len()).into())
+        })
+    }
+
+    /// That of a write of `payload`, and what the engine is given.
+    pub(super) fn to_write(sector: u64, payload: &Payload) -> Option<(Arc<Self>, Payload)> {
+        is_lent(sector, payload.len()).then(|| {
+            let loan = Self::new(payload.as_slice(), true);
+            (Arc::clone(&loan), Buffer::from(Lent::new(loan, payload.len())).freeze())
+        })
+    }
+
+    /// Its request has been answered: what it held then.
+    pub(super) fn end(&self) -> Buffer {
+        self.is_over.store(true, Ordering::Relaxed);
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = Buffer::copied_from(&bytes);
+        bytes.fill(OF_ANOTHER);
+        held
+    }
+}
+
+impl Lender for Loan {
+    fn slot(&self) -> u16 {
+        0
+    }
+
+    fn read(&self, start: usize, into: &mut [u8]) -> bool {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        into.copy_from_slice(&bytes[start..start + into.len()]);
+        self.is_written
+    }
+
+    fn write(&self, start: usize, from: &[u8]) -> bool {
+        if self.is_over.load(Ordering::Relaxed) || self.is_written {
+            return false;
+        }
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        bytes[start..start + from.len()].copy_from_slice(from);
+        true
+    }
+}
+
+/// Decided without drawing: what is drawn stays what it is.
+fn is_lent(sector: u64, bytes: usize) -> bool {
+    bytes > 0 && mix(&[sector, bytes as u64]).is_multiple_of(2)
+}

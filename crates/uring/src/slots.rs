@@ -1,0 +1,71 @@
+//! Numbers for buffers that the kernel registers with a ring by itself, for its guests: each has a run of them for itself.
+
+use io_uring::IoUring;
+use std::ops::Range;
+
+/// Of all guests of one ring together. The kernel allows four times as many.
+const SLOTS: u16 = 4096;
+
+/// The table of one ring. It is made when a guest wants part of it.
+#[derive(Default)]
+pub(crate) struct Slots {
+    /// Whether the kernel has given one; `None`: it was not asked yet.
+    is_there: Option<bool>,
+    /// The runs that guests have, in order.
+    taken: Vec<Range<u16>>,
+}
+
+impl Slots {
+    /// The first of `count` free ones, which nothing is registered at; `None`: there is no table, or no room in it.
+    pub(crate) fn take(&mut self, ring: &IoUring, count: u16) -> Option<u16> {
+        let make = || ring.submitter().register_buffers_sparse(u32::from(SLOTS)).is_ok();
+        if !*self.is_there.get_or_insert_with(make) {
+            return None;
+        }
+        let run = self.find(count)?;
+        // A guest whose device has gone may have left something there.
+        clear(ring, &run)?;
+        let at = self.taken.partition_point(|taken| taken.start < run.start);
+        self.taken.insert(at, run.clone());
+        Some(run.start)
+    }
+
+    /// A run that nobody has.
+    fn find(&self, count: u16) -> Option<Range<u16>> {
+        let starts = core::iter::once(0).chain(self.taken.iter().map(|taken| taken.end));
+        let ends = self.taken.iter().map(|taken| taken.start).chain(core::iter::once(SLOTS));
+        let mut gaps = starts.zip(ends);
+        gaps.find(|(start, end)| end - start >= count).map(|(start, _)| start..start + count)
+    }
+
+    /// Gives back the run that begins so.
+    pub(crate) fn give_back(&mut self, first: u16) {
+        self.taken.retain(|taken| taken.start != first);
+    }
+}
+
+/// Takes what is registered there out of the table. Who still reads or writes there has the memory until that has ended.
+fn clear(ring: &IoUring, run: &Range<u16>) -> Option<()> {
+    crate::ring::clear_slots(ring, u32::from(run.start), run.len()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_do_not_overlap_and_are_given_again() {
+        let Ok(ring) = IoUring::new(8) else { return eprintln!("SKIPPED: no io_uring here") };
+        let mut slots = Slots::default();
+        let first = slots.take(&ring, 128).expect("there is room");
+        let second = slots.take(&ring, 128).expect("there is room");
+        assert!(first.abs_diff(second) >= 128);
+        slots.give_back(first);
+        let third = slots.take(&ring, 64).expect("there is room");
+        let fourth = slots.take(&ring, 64).expect("there is room");
+        assert_eq!((third, fourth), (first, first + 64), "the gap is used");
+        assert_eq!(slots.take(&ring, SLOTS), None);
+        let rest = slots.take(&ring, SLOTS - 256).expect("all the rest");
+        assert_eq!((rest, slots.take(&ring, 1)), (256, None));
+    }
+}
