@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `bypass` | whether a request adds to the cache |
 //! | `at_once` | a read that is of one piece |
+//! | `miss_at_once` | the same of what is not in the cache |
 //! | `put_at_once` | a write of one piece to the cache alone |
 //! | `read` | pieces from the cache, holes from the backing device, fills |
 //! | `write` | the table of modes: back, through, around |
 //! | `insert` | space, data, then keys |
+//! | `fill` | the same for what was read, when the reader has it |
 //! | `flush` | flush, and what a backing flush sets free |
 //! | `discard` | discard and write-zeroes |
 //! | `ranges` | who waits for whom |
@@ -17,8 +19,10 @@
 mod at_once;
 pub mod bypass;
 pub mod discard;
+mod fill;
 pub mod flush;
 pub mod insert;
+mod miss_at_once;
 pub mod parked;
 mod put_at_once;
 pub mod ranges;
@@ -49,7 +53,7 @@ use uncached::or_uncached;
 pub const REQUESTS_MAX: usize = 1024;
 const BACKGROUND_TASKS_MAX: usize = 1024;
 const _: () =
-    assert!(2 * (REQUESTS_MAX + 2 * insert::FILLS_MAX) + BACKGROUND_TASKS_MAX <= bcached_env::TASKS_MAX);
+    assert!(2 * (REQUESTS_MAX + 2 * fill::FILLS_MAX) + BACKGROUND_TASKS_MAX <= bcached_env::TASKS_MAX);
 
 /// One request. Sectors of 512 bytes, relative to the volume; memory is whole sectors.
 #[derive(Debug)]
@@ -233,8 +237,11 @@ impl CacheSet {
         });
         match (started, request) {
             (Err(error), request) => refuse(request, error),
-            (Ok((target, _, Some(AtOnce::Read(planned)))), Request::Read { buffer, .. }) => {
-                self.serve_at_once(target, planned, buffer, begun).await
+            (Ok((target, _, Some(AtOnce::Hit(cached)))), Request::Read { buffer, .. }) => {
+                self.serve_hit(target, cached, buffer, begun).await
+            }
+            (Ok((target, _, Some(AtOnce::Miss(miss)))), Request::Read { buffer, .. }) => {
+                self.serve_miss(target, miss, buffer, begun).await
             }
             (Ok((target, asked, Some(AtOnce::Write(put)))), Request::Write { payload, .. }) => {
                 self.serve_put(target, asked, put, payload, begun).await
@@ -311,7 +318,8 @@ impl CacheSet {
 
 /// A request that has begun, with more than counting it.
 enum AtOnce {
-    Read(read::Planned),
+    Hit(read::Cached),
+    Miss(miss_at_once::Miss),
     Write(put_at_once::Put),
 }
 
@@ -319,7 +327,7 @@ impl State {
     /// Begins a request that can be carried out at once; else nothing has changed.
     fn at_once(&mut self, target: &Target, request: &Request) -> Option<AtOnce> {
         match request {
-            Request::Read { .. } => self.plan_at_once(target, request).map(AtOnce::Read),
+            Request::Read { .. } => self.plan_at_once(target, request),
             Request::Write { .. } => self.put_at_once(target, request).map(AtOnce::Write),
             _ => None,
         }
@@ -407,10 +415,10 @@ impl State {
 impl Target {
     /// The range in the key space; refused if it is empty or leaves the volume.
     fn range(&self, sector: u64, sectors: u64) -> Result<Range, Error> {
-        let end = sector.checked_add(sectors).filter(|end| sectors > 0 && *end <= self.sectors);
-        let refused = Error::Range { sector, sectors, volume_sectors: self.sectors };
-        let end = end.ok_or(refused)?;
-        Ok(Range { start: self.data_offset + sector, end: self.data_offset + end })
+        match sector.checked_add(sectors).filter(|end| sectors > 0 && *end <= self.sectors) {
+            Some(end) => Ok(Range { start: self.data_offset + sector, end: self.data_offset + end }),
+            None => Err(Error::Range { sector, sectors, volume_sectors: self.sectors }),
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::btree::{Attempt, Record};
 use crate::error::{Doing, Error};
 use crate::latency::Path;
-use crate::request::insert::Chunk;
+use crate::request::insert::{Chunk, Left};
 use crate::request::ranges::Claim;
 use crate::request::uncached::from_queue;
 use crate::request::write::{self, Survey, Way};
@@ -28,6 +28,7 @@ pub struct Put {
     survey: Survey,
     /// Nothing of the volume was dirty.
     is_first: bool,
+    left: Left,
 }
 
 /// How one ended, of which the data has been written, or not.
@@ -73,7 +74,14 @@ impl State {
         let claim = volume.ranges.begin_write(range.start, range.end);
         let is_first = target.backing.is_some() && volume.begins_dirty(self.now);
         self.stats.written.add(Cause::Data, payload.len());
-        Some(Put { range, claim, chunk: Chunk { start: range.start, space }, survey, is_first })
+        Some(Put {
+            range,
+            claim,
+            chunk: Chunk { start: range.start, space },
+            survey,
+            is_first,
+            left: self.space_left(),
+        })
     }
 
     /// The data of a write has been written, so: its key goes into the tree, if nothing is in the way of that, and it ends.
@@ -128,7 +136,7 @@ impl CacheSet {
         payload: Payload,
         began: Time,
     ) -> Reply {
-        self.space_was_taken();
+        self.tell_of_space(put.left);
         if put.is_first {
             self.signals().writeback_work.notify_all();
         }

@@ -5,11 +5,13 @@ use crate::btree::{Attempt, Content, Piece, pointer_to_read};
 use crate::error::{Doing, Error};
 use crate::few::Few;
 use crate::latency::Path;
+use crate::request::fill::{self, Fill};
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target, flush, insert, release, write};
+use crate::request::{Range, Target, flush, insert, write};
 use crate::set::CacheSet;
 use crate::space::flushes::Running;
 use crate::state::State;
+use crate::volume::epoch::Begun;
 use crate::writeback::company::beside;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -23,8 +25,9 @@ pub(super) const FILL_SECTORS_MAX: u64 = 2048;
 #[derive(Clone, Copy)]
 pub(super) struct Planned {
     pub(super) piece: Piece,
+    /// Of a hole that is to be filled.
     fill: Option<Claim>,
-    /// Of a hole that is read from the backing device.
+    /// Of a hole that is read from the backing device, if that is not a matter of its fill.
     miss: Option<Claim>,
 }
 
@@ -42,6 +45,11 @@ impl Sources {
             Content::Cached { .. } => Self { cache: sectors, elsewhere: 0 },
             Content::Hole => Self { cache: 0, elsewhere: sectors },
         }
+    }
+
+    /// All of it came from the cache.
+    pub(super) const fn of_cache(sectors: u64) -> Self {
+        Self { cache: sectors, elsewhere: 0 }
     }
 
     const fn add(&mut self, other: Self) {
@@ -270,13 +278,18 @@ pub(super) fn plan_piece(s: &mut State, target: &Target, piece: Piece, fill_left
                 && !volume.is_bypassed()
                 && target.bypass.is_none()
                 && target.backing.is_some();
-            miss = target.backing.as_ref().map(|_| volume.ranges.begin_miss(piece.start, piece.end));
-            if may_fill && *fill_left > 0 {
-                let end = piece.end.min(piece.start + *fill_left);
-                fill = volume.ranges.begin_fill(piece.start, end);
-                if fill.is_some() {
-                    *fill_left -= end - piece.start;
+            let end = if may_fill { piece.end.min(piece.start + *fill_left) } else { piece.start };
+            if end == piece.end {
+                fill = volume.ranges.begin_miss_to_fill(piece.start, end);
+            }
+            if fill.is_none() {
+                miss = target.backing.as_ref().map(|_| volume.ranges.begin_miss(piece.start, piece.end));
+                if piece.start < end && end < piece.end {
+                    fill = volume.ranges.begin_fill(piece.start, end);
                 }
+            }
+            if fill.is_some() {
+                *fill_left -= end - piece.start;
             }
         }
     }
@@ -343,6 +356,11 @@ impl Cached {
     pub(super) fn new(piece: Piece, pointers: Pointers, dirty: bool) -> Self {
         let pointer = pointer_to_read(&pointers).expect("a cached piece has a pointer");
         Self { piece, pointer, pointers, dirty }
+    }
+
+    /// How long it is.
+    pub(super) const fn sectors(&self) -> u64 {
+        self.piece.end - self.piece.start
     }
 
     /// Where it is on the cache device.
@@ -458,7 +476,7 @@ async fn read_again(
     }
 }
 
-pub(super) async fn read_hole(
+async fn read_hole(
     set: &CacheSet,
     target: &Target,
     planned: Planned,
@@ -470,17 +488,28 @@ pub(super) async fn read_hole(
     };
     let begun = flush::epoch(set, target.id, |epoch| epoch.read_begins());
     let (result, buffer) = beside(set, target, backing.read(planned.piece.start, buffer)).await;
-    if let Some(claim) = planned.miss {
-        release(set, target, claim);
+    if let Some(fill) = set.with(|s| s.end_miss(target, &planned, begun.filter(|_| result.is_ok()))) {
+        fill::spawn(set, target.clone(), fill, &buffer);
     }
-    if let Some(claim) = planned.fill {
-        let stamp = begun.and_then(|begun| flush::epoch(set, target.id, |epoch| epoch.read_ends(begun)));
-        match (&result, stamp) {
-            (Ok(()), Some(stamp)) => {
-                insert::spawn_fill(set, target, planned.piece, claim, stamp, &buffer);
-            }
-            _ => release(set, target, claim),
-        }
-    }
+    set.signals().ranges.notify_all();
     (result.map_err(Error::io(Doing::Backing)), buffer)
+}
+
+impl State {
+    /// What is planned has been read from the backing device, if it has since `begun`: a fill may begin. The caller rings `ranges`.
+    pub(super) fn end_miss(
+        &mut self,
+        target: &Target,
+        planned: &Planned,
+        begun: Option<Begun>,
+    ) -> Option<Fill> {
+        let volume = self.volumes.get_mut(target.id)?;
+        if let Some(claim) = planned.miss {
+            volume.ranges.release(claim);
+        }
+        let claim = planned.fill?;
+        volume.ranges.has_read(claim);
+        let stamp = volume.backing.as_ref().zip(begun).map(|(backing, begun)| backing.epoch.read_ends(begun));
+        self.begin_fill(target, claim, stamp)
+    }
 }
