@@ -1,10 +1,9 @@
 //! A read of what is one piece, in the cache or not: most reads are. It begins in one transition, and ends in another. What is more, or wants
 //! something that is not in memory, is read step by step (`read`).
 
-use crate::btree::{Attempt, Content};
-use crate::few::Few;
+use crate::btree::Content;
 use crate::request::read::{self, Cached, Ended, Sources};
-use crate::request::{AtOnce, Range, Reply, Request, Target};
+use crate::request::{AtOnce, Reply, Request, Target};
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::boxed::Box;
@@ -19,19 +18,13 @@ impl State {
         if target.blocks_around(range) != Some(range) {
             return None;
         }
-        let mut pieces = Few::default();
-        let looked = self.lookup(inode, range.start, range.end, &mut |piece| pieces.push(piece));
-        let (Attempt::Done(_), Ok(piece)) = (looked, pieces.only()) else { return None };
-        if (Range { start: piece.start, end: piece.end }) != range {
-            return None;
-        }
-        let mut fill_left = read::FILL_SECTORS_MAX;
-        match piece.content {
+        let (content, leaf) = self.whole(inode, range.start, range.end)?;
+        match content {
             Content::Cached { pointers, dirty } => {
-                read::plan_piece(self, target, piece, &mut fill_left);
-                Some(AtOnce::Hit(Cached::new(piece, pointers, dirty)))
+                self.begin_to_read(&pointers);
+                Some(AtOnce::Hit(Cached::new(range, pointers, dirty)))
             }
-            Content::Hole => self.begin_miss(target, piece).map(AtOnce::Miss),
+            Content::Hole => self.begin_miss(target, range, leaf).map(AtOnce::Miss),
         }
     }
 }
@@ -40,26 +33,26 @@ impl CacheSet {
     /// The rest of a read of what is `cached`, which `began` then.
     pub(super) async fn serve_hit(
         &self,
-        target: Target,
-        cached: Cached,
+        target: &Target,
+        cached: &Cached,
         buffer: Buffer,
         began: Time,
     ) -> Reply {
         let (read, buffer) = self.cache().read(cached.sector(), buffer).await;
         let ended = self.with(|s| {
-            let ended = s.read_ended(&cached, began, &read);
+            let ended = s.read_ended(cached, began, &read);
             if matches!(ended, Ended::Fine) {
-                s.end_hit(&target, &cached, began);
+                s.end_hit(target, cached, began);
             }
             ended
         });
         let (result, buffer) = match ended {
             Ended::Fine => (Ok(()), buffer),
             _ => {
-                let doubted = Box::pin(read::in_doubt(self, &target, cached, ended, read, buffer)).await;
+                let doubted = Box::pin(read::in_doubt(self, target, *cached, ended, read, buffer)).await;
                 self.with(|s| match doubted.0 {
-                    Ok(()) => s.end_hit(&target, &cached, began),
-                    Err(_) => s.end_read(&target, began, false),
+                    Ok(()) => s.end_hit(target, cached, began),
+                    Err(_) => s.end_read(target, began, false),
                 });
                 doubted
             }

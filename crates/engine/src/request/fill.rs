@@ -4,6 +4,7 @@
 //! Most are of one piece, for which there is space: these begin in one transition and end in another. What wants more than that is done step
 //! by step, as is the rest of one that meets something on its way.
 
+use crate::btree::cache::Leaf;
 use crate::btree::{Attempt, Need, Record};
 use crate::request::insert::{self, Chunk, Left};
 use crate::request::parked::{self, Clean};
@@ -30,9 +31,16 @@ pub(super) struct Fill {
     claim: Claim,
     /// Of the read that brought its data.
     stamp: Stamp,
+    /// Where its key goes, if that is known.
+    leaf: Option<Leaf>,
 }
 
 impl Fill {
+    /// The same of what has been missing in `leaf`.
+    pub(super) fn of(self, leaf: Leaf) -> Self {
+        Self { leaf: Some(leaf), ..self }
+    }
+
     /// Of its data.
     fn bytes(&self) -> usize {
         usize::try_from(self.range.sectors() * 512).expect("a fill fits in memory")
@@ -76,7 +84,7 @@ impl State {
         if let Some(stamp) = stamp
             && self.begin_favour(target.id, range.sectors() * 512)
         {
-            return Some(Fill { range, claim, stamp });
+            return Some(Fill { range, claim, stamp, leaf: None });
         }
         self.release_fill(target, claim);
         None
@@ -115,7 +123,7 @@ impl State {
         self.buckets.age(fill.range.sectors());
         let fate = if written.is_ok() { self.fate(target, chunk, fill) } else { Clean::Void };
         let rest = match fate {
-            Clean::Ready => self.index(target, chunk, may_go_on),
+            Clean::Ready => self.index(target, (fill, chunk), may_go_on),
             Clean::Parked => Rest::Parked,
             Clean::Void => Rest::None,
         };
@@ -141,12 +149,12 @@ impl State {
     }
 
     /// Puts the key of a fill into the tree; what is left of it.
-    fn index(&mut self, target: &Target, chunk: &Chunk, may_go_on: bool) -> Rest {
+    fn index(&mut self, target: &Target, (fill, chunk): (&Fill, &Chunk), may_go_on: bool) -> Rest {
         let key = chunk.key(target.inode.expect("only attached volumes are cached"), false);
         if !may_go_on || self.failed.is_some() {
             return Rest::Key(key);
         }
-        match self.insert(&key, Record::Fill) {
+        match self.insert_in(fill.leaf, &key, Record::Fill) {
             Attempt::Done(upto) => key.cut(upto, key.end).map_or(Rest::None, Rest::Key),
             // A favour does not make the tree's caller wait for the journal: nothing of it is recorded.
             Attempt::Needs(Need::Journal) => unreachable!("a fill is not journalled"),

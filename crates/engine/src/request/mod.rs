@@ -222,31 +222,37 @@ pub(crate) fn release(set: &CacheSet, target: &Target, claim: Claim) {
 impl CacheSet {
     /// Carries out one request, for who has one client. Any number may be in flight; overlapping writes take effect in the
     /// order of the calls.
-    pub async fn serve(&self, volume: VolumeId, request: Request) -> Reply {
-        self.serve_for(Client::default(), volume, request).await
+    pub fn serve(&self, volume: VolumeId, request: Request) -> impl Future<Output = Reply> {
+        self.serve_for(Client::default(), volume, request)
     }
 
     /// As [`CacheSet::serve`], for one client of several: what each of them streams is its own affair.
     pub async fn serve_for(&self, client: Client, volume: VolumeId, request: Request) -> Reply {
         let begun = self.env().now();
         let has_breath = self.env().has_breath();
+        let mut at_once = None;
         let started = self.with(|s| {
-            let (target, asked) = s.begin_request(client, volume, &request)?;
-            let at_once = if has_breath { s.at_once(&target, &request) } else { None };
-            Ok((target, asked, at_once))
+            let started = s.begin_request(client, volume, &request)?;
+            if has_breath {
+                at_once = s.at_once(&started.0, &request);
+            }
+            Ok(started)
         });
-        match (started, request) {
-            (Err(error), request) => refuse(request, error),
-            (Ok((target, _, Some(AtOnce::Hit(cached)))), Request::Read { buffer, .. }) => {
-                self.serve_hit(target, cached, buffer, begun).await
+        let (target, asked) = match started {
+            Ok(started) => started,
+            Err(error) => return refuse(request, error),
+        };
+        match (&at_once, request) {
+            (Some(AtOnce::Hit(cached)), Request::Read { buffer, .. }) => {
+                self.serve_hit(&target, cached, buffer, begun).await
             }
-            (Ok((target, _, Some(AtOnce::Miss(miss)))), Request::Read { buffer, .. }) => {
-                self.serve_miss(target, miss, buffer, begun).await
+            (Some(AtOnce::Miss(miss)), Request::Read { buffer, .. }) => {
+                self.serve_miss(&target, miss, buffer, begun).await
             }
-            (Ok((target, asked, Some(AtOnce::Write(put)))), Request::Write { payload, .. }) => {
-                self.serve_put(target, asked, put, payload, begun).await
+            (Some(AtOnce::Write(put)), Request::Write { payload, .. }) => {
+                self.serve_put(&target, asked, put, payload, begun).await
             }
-            (Ok((target, asked, _)), request) => self.serve_in_steps(target, asked, request, begun).await,
+            (_, request) => self.serve_in_steps(target, asked, request, begun).await,
         }
     }
 

@@ -264,12 +264,7 @@ fn plan_leaf(
 pub(super) fn plan_piece(s: &mut State, target: &Target, piece: Piece, fill_left: &mut u64) -> Planned {
     let (mut fill, mut miss) = (None, None);
     match piece.content {
-        Content::Cached { pointers, .. } => {
-            s.pin(&pointers);
-            for pointer in pointers.as_slice() {
-                s.buckets.touch(*pointer);
-            }
-        }
+        Content::Cached { pointers, .. } => s.begin_to_read(&pointers),
         Content::Hole => {
             let has_failed = s.failed.is_some();
             let volume = s.volumes.get_mut(target.id).expect("a volume stays while it has requests");
@@ -337,7 +332,8 @@ async fn read_piece(
 ) -> (Result<(), Error>, Buffer) {
     match planned.piece.content {
         Content::Cached { pointers, dirty } => {
-            read_cached(set, target, Cached::new(planned.piece, pointers, dirty), buffer).await
+            let range = Range { start: planned.piece.start, end: planned.piece.end };
+            read_cached(set, target, Cached::new(range, pointers, dirty), buffer).await
         }
         Content::Hole => read_hole(set, target, planned, buffer).await,
     }
@@ -346,26 +342,30 @@ async fn read_piece(
 /// What lies in the cache, pinned while it is read.
 #[derive(Clone, Copy)]
 pub(super) struct Cached {
-    piece: Piece,
-    pointer: Pointer,
+    range: Range,
     pointers: Pointers,
     dirty: bool,
 }
 
 impl Cached {
-    pub(super) fn new(piece: Piece, pointers: Pointers, dirty: bool) -> Self {
-        let pointer = pointer_to_read(&pointers).expect("a cached piece has a pointer");
-        Self { piece, pointer, pointers, dirty }
+    pub(super) const fn new(range: Range, pointers: Pointers, dirty: bool) -> Self {
+        Self { range, pointers, dirty }
+    }
+
+    /// The copy of it that is read.
+    #[inline]
+    fn pointer(&self) -> Pointer {
+        pointer_to_read(&self.pointers).expect("a cached piece has a pointer")
     }
 
     /// How long it is.
     pub(super) const fn sectors(&self) -> u64 {
-        self.piece.end - self.piece.start
+        self.range.sectors()
     }
 
     /// Where it is on the cache device.
-    pub(super) const fn sector(&self) -> u64 {
-        self.pointer.sector()
+    pub(super) fn sector(&self) -> u64 {
+        self.pointer().sector()
     }
 }
 
@@ -381,14 +381,20 @@ pub(super) enum Ended {
 }
 
 impl State {
+    /// What lies there is about to be read: it is pinned.
+    pub(super) fn begin_to_read(&mut self, pointers: &Pointers) {
+        for pointer in pointers.as_slice() {
+            self.buckets.begin(*pointer);
+        }
+    }
+
     /// A read of `cached` that was begun then has ended, so. The bucket tells when it was written to last, so data that is proven waits for
     /// a flush too while more comes into its bucket.
     pub(super) fn read_ended(&mut self, cached: &Cached, begun: Time, result: &Result<(), IoError>) -> Ended {
-        let sectors = cached.piece.end - cached.piece.start;
-        let bytes = usize::try_from(sectors * 512).expect("a request fits in memory");
+        let bytes = usize::try_from(cached.sectors() * 512).expect("a request fits in memory");
         self.cache_has_done(cached.sector(), bytes, result.is_ok());
         self.cache_has_read(self.now.since(begun));
-        match self.buckets.being_flushed(cached.pointer) {
+        match self.buckets.being_flushed(cached.pointer()) {
             Some(flush) if result.is_ok() => Ended::BeingFlushed(flush),
             _ => self.let_go(cached, result.is_ok()),
         }
@@ -397,8 +403,8 @@ impl State {
     /// The pin kept the bucket from being reused while it was read.
     fn let_go(&mut self, cached: &Cached, is_read: bool) -> Ended {
         self.unpin(&cached.pointers);
-        self.buckets.age(cached.piece.end - cached.piece.start);
-        let is_fine = is_read && !self.buckets.is_suspect(cached.pointer);
+        self.buckets.age(cached.sectors());
+        let is_fine = is_read && !self.buckets.is_suspect(cached.pointer());
         if is_fine { Ended::Fine } else { Ended::Doubtful }
     }
 }
@@ -440,17 +446,17 @@ pub(super) async fn in_doubt(
             read.map_err(Error::io(Doing::Data)).and_then(|()| set.check_alive())
         }
     };
-    let Cached { piece, pointers, dirty, .. } = cached;
+    let Cached { range, pointers, dirty } = cached;
     match (result, &target.backing) {
         (Ok(()), _) => (Ok(()), buffer),
         (Err(error), Some(_)) if !dirty => {
             if let (Error::Io { source, .. }, Some(inode)) = (&error, target.inode)
                 && source.kind == IoErrorKind::Io
             {
-                let size = u16::try_from(piece.end - piece.start).expect("a piece is of one key");
-                insert::spawn_drop(set, target, Key { inode, size, dirty, end: piece.end, pointers });
+                let size = u16::try_from(range.sectors()).expect("a piece is of one key");
+                insert::spawn_drop(set, target, Key { inode, size, dirty, end: range.end, pointers });
             }
-            read_again(set, target, Range { start: piece.start, end: piece.end }, buffer).await
+            read_again(set, target, range, buffer).await
         }
         (Err(error), _) => (Err(error), buffer),
     }
