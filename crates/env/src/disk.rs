@@ -1,4 +1,4 @@
-//! A device as flows use it: `disk.read(sector, buffer).await`. One concrete future for all operations.
+//! A device as flows use it: `disk.read(sector, buffer).await`. Concrete futures, without a state of their own beside the operation.
 
 use crate::buffer::{Buffer, Payload};
 use crate::driver::{Completion, DiskId, DiskInfo, IoError, IoErrorKind, Op};
@@ -50,35 +50,64 @@ impl Disk {
         self.env.disk_info(self.id)
     }
 
-    /// Fills `buffer` (whole sectors) from `sector` on. The buffer comes back with the result, also on failure.
-    pub async fn read(&self, sector: u64, buffer: Buffer) -> (Result<(), IoError>, Buffer) {
-        let completion = self.env.submit(self.id, Op::Read { sector, buffer }).await;
-        (completion.0, completion.1.unwrap_or_default())
+    /// Fills `buffer` (whole sectors) from `sector` on. The buffer comes back with the result, also on failure. As all operations it is
+    /// under way from this call on.
+    pub fn read(&self, sector: u64, buffer: Buffer) -> Reading {
+        Reading(self.env.submit(self.id, Op::Read { sector, buffer }))
     }
 
     /// Writes `payload` (whole sectors) at `sector`.
-    pub async fn write(&self, sector: u64, payload: Payload) -> Result<(), IoError> {
-        self.env.submit(self.id, Op::Write { sector, payload, fua: false }).await.0
+    pub fn write(&self, sector: u64, payload: Payload) -> Changing {
+        self.change(Op::Write { sector, payload, fua: false })
     }
 
-    /// Writes `payload` at `sector`; durable when it returns.
-    pub async fn write_fua(&self, sector: u64, payload: Payload) -> Result<(), IoError> {
-        self.env.submit(self.id, Op::Write { sector, payload, fua: true }).await.0
+    /// Writes `payload` at `sector`; durable when it has ended.
+    pub fn write_fua(&self, sector: u64, payload: Payload) -> Changing {
+        self.change(Op::Write { sector, payload, fua: true })
     }
 
     /// Makes every write completed before this call durable.
-    pub async fn flush(&self) -> Result<(), IoError> {
-        self.env.submit(self.id, Op::Flush).await.0
+    pub fn flush(&self) -> Changing {
+        self.change(Op::Flush)
     }
 
     /// Gives up the content of a range.
-    pub async fn discard(&self, sector: u64, sectors: u64) -> Result<(), IoError> {
-        self.env.submit(self.id, Op::Discard { sector, sectors }).await.0
+    pub fn discard(&self, sector: u64, sectors: u64) -> Changing {
+        self.change(Op::Discard { sector, sectors })
     }
 
     /// Writes zeroes over a range.
-    pub async fn zero(&self, sector: u64, sectors: u64) -> Result<(), IoError> {
-        self.env.submit(self.id, Op::Zero { sector, sectors }).await.0
+    pub fn zero(&self, sector: u64, sectors: u64) -> Changing {
+        self.change(Op::Zero { sector, sectors })
+    }
+
+    fn change(&self, op: Op) -> Changing {
+        Changing(self.env.submit(self.id, op))
+    }
+}
+
+/// The future of [`Disk::read`].
+pub struct Reading(Pending);
+
+impl Future for Reading {
+    type Output = (Result<(), IoError>, Buffer);
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let ended = Pin::new(&mut self.0).poll(context);
+        ended.map(|(result, buffer)| (result, buffer.unwrap_or_default()))
+    }
+}
+
+/// The future of an operation that brings nothing back.
+pub struct Changing(Pending);
+
+impl Future for Changing {
+    type Output = Result<(), IoError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map(|(result, _)| result)
     }
 }
 

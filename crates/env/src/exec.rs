@@ -424,18 +424,15 @@ impl Executor {
     pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Outcome {
         let mut events = Vec::new();
         loop {
-            let mut polls = 0;
-            self.turn_ns = 0;
-            while polls < POLLS_PER_TURN && self.turn_ns < TURN_NS_MAX && self.poll_one() {
-                polls += 1;
-            }
+            let is_idle = !self.turn() && self.breathing.is_empty();
             if let Some(task) = self.breathing.pop_front() {
                 self.poll(task);
             }
             if done() {
                 return Outcome::Done;
             }
-            let until = if self.has_ready() { Some(self.env.core.clock()) } else { self.next_timer() };
+            let is_idle = is_idle || !self.has_ready();
+            let until = if is_idle { self.next_timer() } else { Some(self.env.core.clock()) };
             self.env.core.driver.borrow_mut().wait(until, &mut events);
             for event in events.drain(..) {
                 match event {
@@ -448,9 +445,21 @@ impl Executor {
         }
     }
 
+    /// Polls ready tasks, until it is time for a look at the driver; false if none is ready any more.
+    fn turn(&mut self) -> bool {
+        let mut polls = 0;
+        self.turn_ns = 0;
+        while polls < POLLS_PER_TURN && self.turn_ns < TURN_NS_MAX {
+            if !self.poll_one() {
+                return false;
+            }
+            polls += 1;
+        }
+        true
+    }
+
     fn has_ready(&mut self) -> bool {
-        self.admit();
-        self.set.drain(&mut self.ready);
+        self.gather();
         !self.ready.is_empty() || !self.breathing.is_empty()
     }
 
@@ -459,7 +468,11 @@ impl Executor {
     }
 
     fn fire_timers(&self) {
+        let Some(first) = self.next_timer() else { return };
         let now = self.env.core.clock();
+        if first > now {
+            return;
+        }
         let mut timers = self.env.core.timers.borrow_mut();
         while let Some(first) = timers.first_entry() {
             if first.key().0 > now {
@@ -469,12 +482,18 @@ impl Executor {
         }
     }
 
+    /// Collects what is ready: what has been spawned, and what has been woken.
+    #[inline]
+    fn gather(&mut self) {
+        if !self.env.core.spawned.borrow().is_empty() {
+            self.admit();
+        }
+        self.set.drain(&mut self.ready);
+    }
+
     /// Turns spawned futures into tasks, as far as there is room. They begin in the order in which they were spawned: what follows each
     /// other on a device should stay so.
     fn admit(&mut self) {
-        if self.env.core.spawned.borrow().is_empty() {
-            return;
-        }
         while self.tasks.len() < TASKS_MAX {
             let Some(task) = self.env.core.spawned.borrow_mut().pop_front() else { return };
             let index = self.tasks.insert(task);
@@ -488,8 +507,7 @@ impl Executor {
     /// Polls the next ready task; false if there is none.
     fn poll_one(&mut self) -> bool {
         if matches!(self.order, Order::Seeded(_)) || self.ready.is_empty() {
-            self.admit();
-            self.set.drain(&mut self.ready);
+            self.gather();
         }
         let index = match &mut self.order {
             Order::Fifo => self.ready.pop_front(),

@@ -91,6 +91,47 @@ pub(crate) fn put(
 /// The same, when the place of the first key that ends after the range's start is known.
 pub(crate) fn put_from(
     keys: &mut SortedKeys,
+    place: Place,
+    range: &Key,
+    new: Option<&Key>,
+    bucket_sectors: u64,
+    removed: &mut dyn FnMut(Key),
+) {
+    if !new.is_some_and(|new| put_plainly(keys, place, new, bucket_sectors, removed)) {
+        put_in_parts(keys, place, range, new, bucket_sectors, removed);
+    }
+}
+
+/// Puts `new` between two keys, or in the place of one that covers the same range, if it does not amount to one key with a neighbour: most
+/// are put so. False: it is not so, and nothing has changed.
+fn put_plainly(
+    keys: &mut SortedKeys,
+    place: Place,
+    new: &Key,
+    bucket_sectors: u64,
+    removed: &mut dyn FnMut(Key),
+) -> bool {
+    let at = keys.get(place);
+    let old = at.filter(|old| old.inode == new.inode && old.start() < new.end);
+    if old.is_some_and(|old| old.end != new.end || old.size != new.size) {
+        return false;
+    }
+    let behind = if old.is_some() { keys.get(keys.next(place)) } else { at };
+    let before = keys.before(place).and_then(|before| keys.get(before));
+    let is_one = |left: &Key, right: &Key| merged(left, right, bucket_sectors).is_some();
+    if before.is_some_and(|left| is_one(left, new)) || behind.is_some_and(|right| is_one(new, right)) {
+        return false;
+    }
+    let count = usize::from(old.is_some());
+    if let Some(old) = old {
+        removed(*old);
+    }
+    keys.splice(place, count, core::slice::from_ref(new));
+    true
+}
+
+fn put_in_parts(
+    keys: &mut SortedKeys,
     mut place: Place,
     range: &Key,
     new: Option<&Key>,

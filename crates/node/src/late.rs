@@ -9,7 +9,7 @@ use bcached_format::units::WORD_BYTES;
 use bcached_format::{Key, Position};
 
 use crate::extents::{self, is_hole};
-use crate::node::{Node, memory_bytes_limit, set_bytes};
+use crate::node::{Node, set_bytes};
 use crate::sorted_keys::SortedKeys;
 
 /// As many as the usual nodes of 256 KiB have room for: enough for a millisecond of the fastest devices.
@@ -71,13 +71,15 @@ impl Node {
     /// for it.
     #[must_use]
     pub fn is_nearly_full(&self) -> bool {
+        if !self.is_leaf() || self.total_blocks < BLOCKS_OF_A_ROOMY_NODE {
+            return false;
+        }
         let next = self.geometry.whole_blocks(set_bytes(self.pending_words())) / self.geometry.block_bytes();
         let spare = self.total_blocks / BLOCKS_OF_A_ROOMY_NODE;
         let is_log_full = self.written_blocks as usize + next + spare as usize > self.total_blocks as usize;
-        let memory = self.memory_bytes() + self.insert_growth_bytes_max(KEYS_BEFORE_FULL);
-        let is_memory_full = memory > memory_bytes_limit(self.own.size);
-        let is_roomy = self.is_leaf() && self.total_blocks >= BLOCKS_OF_A_ROOMY_NODE;
-        is_roomy && (is_log_full || is_memory_full)
+        is_log_full
+            || self.memory_bytes() + self.insert_growth_bytes_max(KEYS_BEFORE_FULL)
+                > self.memory_limit as usize
     }
 }
 

@@ -46,6 +46,8 @@ pub struct Node {
     pub(crate) pending_freeing: Vec<Key>,
     /// Pointers of the freeing keys that were read, until [`Node::drop_dead`] was called.
     pub(crate) freed: Vec<Pointer>,
+    /// [`memory_bytes_limit`] of its size: it is asked for at each insert.
+    pub(crate) memory_limit: u32,
 }
 
 /// Whole blocks in a node of this size.
@@ -109,6 +111,7 @@ impl Node {
             pending: SortedKeys::default(),
             pending_freeing: Vec::new(),
             freed: Vec::new(),
+            memory_limit: u32::try_from(memory_bytes_limit(own.size)).unwrap_or(u32::MAX),
         }
     }
 

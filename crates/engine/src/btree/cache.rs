@@ -5,9 +5,10 @@
 //! [`NodeCache::change`], for which room was made before; it is evicted only when nobody pins it and it has nothing
 //! unwritten, and was not used for a while.
 
+use crate::btree::by_pointer::ByPointer;
 use crate::btree::unwritten::Unwritten;
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeSet;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use bcached_env::Time;
@@ -149,10 +150,19 @@ pub enum Found {
     Full,
 }
 
+/// A leaf that was found for a place. It is the leaf for that place as long as the tree has the same shape and all its nodes are in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Leaf {
+    slot: usize,
+    shape: u64,
+}
+
 /// The nodes in memory.
 pub struct NodeCache {
     nodes: Slab<CachedNode>,
-    by_pointer: BTreeMap<u64, usize>,
+    /// Counts what comes, goes, or names other children than before.
+    shape: u64,
+    by_pointer: ByPointer,
     loading: BTreeSet<u64>,
     unwritten: Unwritten,
     /// A leaf has many keys to write when they take more bytes than this.
@@ -170,7 +180,7 @@ pub struct NodeCache {
 }
 
 /// What the cache keeps for a node beside the node, in bytes: its entry, twice (the table doubles), its places in
-/// two trees, and the count of its pins.
+/// two trees and in a table of pointers, and the count of its pins.
 pub const NODE_OVERHEAD_BYTES: usize = 1024;
 
 const _: () =
@@ -183,7 +193,8 @@ impl NodeCache {
     pub fn new(budget: usize, node_bytes: usize, pending_bytes_max: usize, freed: Rc<Notify>) -> Self {
         Self {
             nodes: Slab::new(),
-            by_pointer: BTreeMap::new(),
+            shape: 0,
+            by_pointer: ByPointer::default(),
             loading: BTreeSet::new(),
             unwritten: Unwritten::default(),
             pending_bytes_max,
@@ -230,13 +241,31 @@ impl NodeCache {
     }
 
     /// The node that `pointer` names, if it is in memory. Counts as use.
+    #[inline]
     pub fn find(&mut self, pointer: Pointer) -> Option<usize> {
-        let slot = *self.by_pointer.get(&pointer.word())?;
+        let slot = self.by_pointer.get(pointer.word())?;
         self.nodes[slot].used = true;
         Some(slot)
     }
 
+    /// The leaf in `slot`, which somebody comes back to.
+    #[must_use]
+    pub const fn remember(&self, slot: usize) -> Leaf {
+        Leaf { slot, shape: self.shape }
+    }
+
+    /// Where a leaf is that somebody comes back to, if it is sure to be the one for its place. Counts as use.
+    #[inline]
+    pub fn again(&mut self, leaf: Leaf) -> Option<usize> {
+        if leaf.shape != self.shape {
+            return None;
+        }
+        self.nodes[leaf.slot].used = true;
+        Some(leaf.slot)
+    }
+
     /// The node in `slot`.
+    #[inline]
     #[must_use]
     pub fn get(&self, slot: usize) -> &CachedNode {
         &self.nodes[slot]
@@ -255,6 +284,7 @@ impl NodeCache {
     /// Changes the node in `slot`. If it may grow, [`NodeCache::room_to_grow`] has been asked, or the memory set aside.
     pub fn change<R>(&mut self, slot: usize, change: impl FnOnce(&mut Node) -> R) -> R {
         let cached = &mut self.nodes[slot];
+        self.shape += u64::from(!cached.node.is_leaf());
         let result = change(&mut cached.node);
         let charge = cached.memory_bytes();
         self.bytes = self.bytes - cached.charge + charge;
@@ -382,8 +412,8 @@ impl NodeCache {
             charge: 0,
         };
         let slot = self.nodes.insert(cached);
-        let before = self.by_pointer.insert(pointer.word(), slot);
-        assert!(before.is_none(), "a node is in memory once");
+        self.shape += 1;
+        self.by_pointer.insert(pointer.word(), slot);
         // What was set aside is at least what it takes.
         drop(reserved);
         self.change(slot, |_| ());
@@ -395,8 +425,9 @@ impl NodeCache {
         let _entry = self.wrote(slot);
         self.unwritten.weighs(slot, false);
         let cached = self.nodes.remove(slot);
+        self.shape += 1;
         for pointer in cached.node.own().pointers.as_slice() {
-            self.by_pointer.remove(&pointer.word());
+            self.by_pointer.remove(pointer.word());
         }
         self.bytes -= cached.charge;
         self.freed.notify_all();
@@ -467,108 +498,4 @@ impl NodeCache {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use bcached_format::{DeviceIndex, Gen, Geometry, Inode, Pointers, Position, SetMagic, Uuid};
-
-    const NODE_BYTES: usize = 64 << 10;
-    const GEOMETRY: Geometry = Geometry {
-        block_sectors: 8,
-        bucket_sectors: 16,
-        buckets: 1 << 20,
-        first_bucket: 1,
-        journal_buckets: 16,
-        magic: SetMagic::of(Uuid([7; 16])),
-    };
-
-    fn pointer(bucket: u64) -> Pointer {
-        Pointer::new(DeviceIndex(0), bucket * 16, Gen(0))
-    }
-
-    /// An empty leaf whose first set is written.
-    fn leaf(bucket: u64) -> Node {
-        let Position { inode, offset } = Position::MAX;
-        let own =
-            Key { inode, size: 16, dirty: false, end: offset, pointers: Pointers::one(pointer(bucket)) };
-        let mut node = Node::create(own, 0, 1, &GEOMETRY);
-        let _written = node.seal_pending().expect("a fresh node has a first set");
-        node
-    }
-
-    fn cache(budget: usize) -> NodeCache {
-        NodeCache::new(budget, NODE_BYTES, NODE_BYTES / 4, Rc::default())
-    }
-
-    fn enter(cache: &mut NodeCache, bucket: u64) -> usize {
-        let Found::Load(reserved) = cache.request(pointer(bucket)) else { unreachable!("there is room") };
-        let slot = cache.loaded(leaf(bucket), pointer(bucket), reserved).slot();
-        cache.check_invariants();
-        slot
-    }
-
-    /// A clean node is given up for another; one that is pinned, in the place of another, being written or not written is not.
-    #[test]
-    fn only_what_nobody_needs_is_evicted() {
-        let mut cache = cache(NODE_BYTES + 4096);
-        let slot = enter(&mut cache, 100);
-        let (pin, one) = (cache.pin(slot), cache.bytes());
-        while cache.bytes() + NODE_BYTES <= cache.budget() {
-            let bucket = 1000 + cache.count() as u64;
-            enter(&mut cache, bucket);
-        }
-        let Found::Load(other) = cache.request(pointer(200)) else { unreachable!("others are evicted") };
-        assert!(cache.find(pointer(100)).is_some(), "not the pinned one");
-        cache.abandon(pointer(200));
-        drop(other);
-        let all = cache.reserve(cache.budget() - one).expect("all others go");
-        let refused = |cache: &mut NodeCache| cache.reserve(1024).is_none();
-        assert!(refused(&mut cache), "it is pinned");
-        drop(pin);
-        for mark in [
-            |cached: &mut CachedNode, on| cached.gate = if on { Gate::Unlinked } else { Gate::Open },
-            |cached: &mut CachedNode, on| cached.writing = on,
-        ] {
-            mark(cache.get_mut(slot), true);
-            assert!(refused(&mut cache));
-            mark(cache.get_mut(slot), false);
-        }
-        let key = Key::hole(Inode(0), 8, 16);
-        assert!(!cache.room_to_grow(slot, 4096), "nothing but itself could be evicted");
-        cache.check_invariants();
-        drop(all);
-        assert!(cache.room_to_grow(slot, cache.get(slot).node().insert_growth_bytes_max(1)));
-        let before = cache.bytes();
-        cache.change(slot, |node| node.insert(&key, &mut |_| ()));
-        assert!(cache.has_to_write(slot, Time(1)) && !cache.has_to_write(slot, Time(2)));
-        assert!(cache.bytes() > before, "what it grew by is counted");
-        cache.check_invariants();
-        let grown = cache.bytes();
-        let _all = cache.reserve(cache.budget() - grown).expect("what is left");
-        assert!(refused(&mut cache), "its key is not written");
-        let _entry = cache.wrote(slot);
-        let _written = cache.change(slot, Node::seal_pending);
-        assert!(cache.reserve(grown).is_some() && cache.find(pointer(100)).is_none(), "now it can go");
-        cache.check_invariants();
-    }
-
-    /// What is used again and again stays, whatever else comes and goes.
-    #[test]
-    fn what_is_used_stays() {
-        let mut cache = cache(2 * NODE_BYTES);
-        enter(&mut cache, 100);
-        for bucket in 200..400 {
-            enter(&mut cache, bucket);
-            assert!(cache.find(pointer(100)).is_some(), "after {bucket}");
-        }
-        assert!(cache.count() < 100, "others went");
-    }
-
-    #[test]
-    #[should_panic(expected = "the node budget is hard")]
-    fn growing_unasked_beyond_the_budget_is_a_bug_that_shows() {
-        let mut cache = cache(NODE_BYTES);
-        let slot = enter(&mut cache, 100);
-        let _all = cache.reserve(cache.budget() - cache.bytes()).expect("what is left");
-        cache.change(slot, |node| node.insert(&Key::hole(Inode(0), 8, 16), &mut |_| ()));
-    }
-}
+mod tests;

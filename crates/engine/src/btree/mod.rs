@@ -6,6 +6,7 @@
 
 pub mod ahead;
 pub mod budget;
+mod by_pointer;
 pub mod cache;
 pub mod coalesce;
 pub mod count;
@@ -19,9 +20,10 @@ pub mod split;
 pub mod unreadable;
 pub mod unwritten;
 pub mod walk;
+mod whole;
 pub mod write;
 
-use crate::btree::cache::Gate;
+use crate::btree::cache::{Gate, Leaf};
 use crate::error::Error;
 use crate::space::Buckets;
 use crate::state::State;
@@ -95,6 +97,7 @@ pub fn pointer_to_read(pointers: &Pointers) -> Option<Pointer> {
 }
 
 /// The copies that are still there; `None` without any.
+#[inline]
 pub(crate) fn live_pointers(buckets: &Buckets, pointers: &Pointers) -> Option<Pointers> {
     let stale = |pointer: &Pointer| buckets.is_stale(*pointer);
     match pointers.as_slice() {
@@ -149,6 +152,17 @@ impl State {
     /// The leaf whose range holds the extent start `start`.
     fn leaf_for(&mut self, start: Position) -> Result<usize, Need> {
         self.descend(start, 0)
+    }
+
+    /// The same, for who may have seen it.
+    fn leaf_again(&mut self, leaf: Option<Leaf>, start: Position) -> Result<usize, Need> {
+        match leaf.and_then(|leaf| self.nodes.again(leaf)) {
+            Some(slot) => {
+                self.work.descent();
+                Ok(slot)
+            }
+            None => self.leaf_for(start),
+        }
     }
 
     /// The node at `level` on the way to `start`.
@@ -251,7 +265,13 @@ impl State {
 
     /// Inserts as much of `key` as its first leaf takes, over whatever is there. Returns where that ends.
     pub(crate) fn insert(&mut self, key: &Key, record: Record) -> Attempt<u64> {
-        let slot = match self.leaf_to_change(key.start_position(), key.words()) {
+        self.insert_in(None, key, record)
+    }
+
+    /// The same for who has seen the `leaf` for its start.
+    pub(crate) fn insert_in(&mut self, leaf: Option<Leaf>, key: &Key, record: Record) -> Attempt<u64> {
+        let found = self.leaf_again(leaf, key.start_position());
+        let slot = match found.and_then(|slot| self.open_to_change(slot, key.start_position(), key.words())) {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
         };
@@ -323,6 +343,11 @@ impl State {
     /// The leaf for `start`, in memory, with room for a key more, of `words`.
     fn leaf_to_change(&mut self, start: Position, words: usize) -> Result<usize, Need> {
         let slot = self.leaf_for(start)?;
+        self.open_to_change(slot, start, words)
+    }
+
+    /// The leaf in `slot`, for `start`, if it has that room.
+    fn open_to_change(&self, slot: usize, start: Position, words: usize) -> Result<usize, Need> {
         let is_full = match &self.nodes.get(slot).gate {
             Gate::Closing(late) => late.room() == 0 || !self.may_take(slot, 1),
             Gate::Open | Gate::Unlinked => self.is_full(slot, words),

@@ -100,6 +100,8 @@ struct Pass {
     lacks_buckets: bool,
     /// Why a node was passed by, if one was.
     passed_by: Option<Error>,
+    /// The leaf that was seen last, if the next one may become one with it.
+    sparse: Option<Leaf>,
 }
 
 impl Pass {
@@ -126,6 +128,7 @@ pub async fn pass(set: &CacheSet) -> Result<(), Error> {
         oldest: Oldest::begin(set).await,
         lacks_buckets: false,
         passed_by: None,
+        sparse: None,
     };
     let journalled = set.with(|s| s.journal.open_sequence());
     if !visit_leaves(set, &mut pass).await? || !visit_interior(set, &mut pass).await? {
@@ -171,8 +174,20 @@ async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
 async fn see_leaf(set: &CacheSet, pass: &mut Pass, at: Position) -> Result<Position, Error> {
     let mut seen: Vec<Pointer> = Vec::new();
     let mut leaf = visit(set, at, &mut seen).await?;
-    if leaf.is_sparse && !pass.lacks_buckets && coalesce(set, (at, 0)).await? {
-        return Ok(at);
+    let before = pass.sparse.take();
+    if leaf.is_sparse && !pass.lacks_buckets {
+        // What is alive has been counted of both: that is not done once more for neighbours of which it is clear that they stay two.
+        let with_last = before.filter(|last| set.with(|s| s.is_one_node(last.live_words + leaf.live_words)));
+        if let Some(last) = with_last
+            && coalesce(set, (last.begin, 0)).await?
+        {
+            pass.found.forget(&last.found);
+            return Ok(last.begin);
+        }
+        // Before it is rewritten for itself.
+        if leaf.wants_rewrite && coalesce(set, (at, 0)).await? {
+            return Ok(at);
+        }
     }
     if leaf.wants_rewrite && !pass.lacks_buckets {
         pass.lacks_buckets = !split::compact(set, at).await?;
@@ -181,17 +196,23 @@ async fn see_leaf(set: &CacheSet, pass: &mut Pass, at: Position) -> Result<Posit
     }
     pass.oldest.see(set, &seen).await;
     pass.found.add(&leaf.found);
-    Ok(leaf.end)
+    let end = leaf.end;
+    pass.sparse = Some(leaf).filter(|leaf| leaf.is_sparse);
+    Ok(end)
 }
 
 /// What a pass has seen of a leaf.
 struct Leaf {
-    /// Where the next one begins.
+    /// Where it begins,
+    begin: Position,
+    /// and the next one.
     end: Position,
     /// It holds much that is dead.
     wants_rewrite: bool,
     /// So little in it is alive that it may become one with its neighbour.
     is_sparse: bool,
+    /// Words of the keys in it that are alive.
+    live_words: usize,
     /// The extents in it.
     found: Found,
 }
@@ -205,6 +226,15 @@ impl Found {
         self.key_bytes += key.words() as u64 * 8;
         self.keys += 1;
         self.key_sectors += key.sectors();
+    }
+
+    /// A leaf that was added is no more.
+    fn forget(&mut self, leaf: &Self) {
+        self.nodes -= 1;
+        self.leaves -= 1;
+        self.key_bytes -= leaf.key_bytes;
+        self.keys -= leaf.keys;
+        self.key_sectors -= leaf.key_sectors;
     }
 
     fn add(&mut self, leaf: &Self) {
@@ -251,7 +281,7 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
             let half_dead = visited.words_on_disk > 64 && live_words * 2 < visited.words_on_disk;
             let wants_rewrite = stale_max > STALE_REWRITE || half_dead;
             let is_sparse = set.with(|s| s.is_one_node(live_words));
-            return Ok(Leaf { end: next, wants_rewrite, is_sparse, found });
+            return Ok(Leaf { begin: at, end: next, wants_rewrite, is_sparse, live_words, found });
         }
     }
 }

@@ -61,6 +61,12 @@ impl Lists {
         list.length += 1;
     }
 
+    /// `slot`, which is on a list, stands last in it.
+    #[must_use]
+    pub fn is_last(&self, slot: u32) -> bool {
+        self.links[slot as usize].next == NONE
+    }
+
     /// The list that `slot` is on.
     #[must_use]
     pub fn rank(&self, slot: u32) -> Option<Rank> {

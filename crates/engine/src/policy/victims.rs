@@ -66,7 +66,9 @@ impl Victims {
 
     /// The bucket was read from or written to.
     pub fn touch(&mut self, slot: u32) {
-        if self.policy == Replacement::Lru && self.lists.rank(slot) == Some(Rank::Used) {
+        let counts = self.policy == Replacement::Lru && self.lists.rank(slot) == Some(Rank::Used);
+        // What was used last stands there already.
+        if counts && !self.lists.is_last(slot) {
             self.lists.append(slot, Rank::Used);
         }
     }

@@ -1,77 +1,71 @@
-//! A read of what is one piece, in the cache or not: most reads are. It begins in one transition, and ends in another if it was a hit. What is
-//! more, or wants something that is not in memory, is read step by step (`read`).
+//! A read of what is one piece, in the cache or not: most reads are. It begins in one transition, and ends in another. What is more, or wants
+//! something that is not in memory, is read step by step (`read`).
 
-use crate::btree::{Attempt, Content};
-use crate::few::Few;
-use crate::request::read::{self, Cached, Ended, Planned, Sources};
-use crate::request::{Range, Reply, Request, Target};
+use crate::btree::Content;
+use crate::request::read::{self, Cached, Ended, Sources};
+use crate::request::{AtOnce, Reply, Request, Target};
 use crate::set::CacheSet;
 use crate::state::State;
 use alloc::boxed::Box;
 use bcached_env::{Buffer, Time};
 
 impl State {
-    /// The plan of a read, if that is of one piece; else nothing has changed.
-    pub(super) fn plan_at_once(&mut self, target: &Target, request: &Request) -> Option<Planned> {
+    /// Begins a read, if it is of one piece; else nothing has changed.
+    pub(super) fn plan_at_once(&mut self, target: &Target, request: &Request) -> Option<AtOnce> {
         let Request::Read { sector, buffer } = request else { return None };
         let inode = target.inode?;
         let range = target.range(*sector, buffer.len() as u64 / 512).ok()?;
         if target.blocks_around(range) != Some(range) {
             return None;
         }
-        let mut pieces = Few::default();
-        let looked = self.lookup(inode, range.start, range.end, &mut |piece| pieces.push(piece));
-        let (Attempt::Done(_), Ok(piece)) = (looked, pieces.only()) else { return None };
-        let is_parked = || {
-            let ranges = self.volumes.get(target.id).map(|volume| &volume.ranges);
-            ranges.is_none_or(|ranges| ranges.parked_in(range.start, range.end).next().is_some())
-        };
-        let is_all = (Range { start: piece.start, end: piece.end }) == range;
-        if !is_all || piece.content == Content::Hole && is_parked() {
-            return None;
+        let (content, leaf) = self.whole(inode, range.start, range.end)?;
+        match content {
+            Content::Cached { pointers, dirty } => {
+                self.begin_to_read(&pointers);
+                Some(AtOnce::Hit(Cached::new(range, pointers, dirty)))
+            }
+            Content::Hole => self.begin_miss(target, range, leaf).map(AtOnce::Miss),
         }
-        let mut fill_left = read::FILL_SECTORS_MAX;
-        Some(read::plan_piece(self, target, piece, &mut fill_left))
     }
 }
 
 impl CacheSet {
-    /// The rest of such a read, which `began` then.
-    pub(super) async fn serve_at_once(
+    /// The rest of a read of what is `cached`, which `began` then.
+    pub(super) async fn serve_hit(
         &self,
-        target: Target,
-        planned: Planned,
+        target: &Target,
+        cached: &Cached,
         buffer: Buffer,
         began: Time,
     ) -> Reply {
-        let sources = Sources::of(&planned.piece);
-        let (result, buffer) = match planned.piece.content {
-            Content::Hole => read::read_hole(self, &target, planned, buffer).await,
-            Content::Cached { pointers, dirty } => {
-                let cached = Cached::new(planned.piece, pointers, dirty);
-                let (read, buffer) = self.cache().read(cached.sector(), buffer).await;
-                let ended = self.with(|s| {
-                    let ended = s.read_ended(&cached, began, &read);
-                    if matches!(ended, Ended::Fine) {
-                        read::count(s, &target, sources);
-                        s.end_read(&target, began, true);
-                    }
-                    ended
+        let (read, buffer) = self.cache().read(cached.sector(), buffer).await;
+        let ended = self.with(|s| {
+            let ended = s.read_ended(cached, began, &read);
+            if matches!(ended, Ended::Fine) {
+                s.end_hit(target, cached, began);
+            }
+            ended
+        });
+        let (result, buffer) = match ended {
+            Ended::Fine => (Ok(()), buffer),
+            _ => {
+                let doubted = Box::pin(read::in_doubt(self, target, *cached, ended, read, buffer)).await;
+                self.with(|s| match doubted.0 {
+                    Ok(()) => s.end_hit(target, cached, began),
+                    Err(_) => s.end_read(target, began, false),
                 });
-                if matches!(ended, Ended::Fine) {
-                    self.signals().ranges.notify_all();
-                    return Reply { result: Ok(()), buffer: Some(buffer) };
-                }
-                Box::pin(read::in_doubt(self, &target, cached, ended, read, buffer)).await
+                doubted
             }
         };
-        self.with(|s| {
-            if result.is_ok() {
-                read::count(s, &target, sources);
-            }
-            s.end_read(&target, began, result.is_ok());
-        });
         self.signals().ranges.notify_all();
         Reply { result, buffer: Some(buffer) }
+    }
+}
+
+impl State {
+    /// Such a read has its data.
+    fn end_hit(&mut self, target: &Target, cached: &Cached, began: Time) {
+        read::count(self, target, Sources::of_cache(cached.sectors()));
+        self.end_read(target, began, true);
     }
 }

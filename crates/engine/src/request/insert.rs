@@ -1,23 +1,17 @@
 //! Puts data in the cache: space, data, then keys. A key enters the tree only after its data has been written
 //! (format 14, rule 1), and a failed write is never indexed.
 
-use crate::btree::{Attempt, Need, Piece, Record, pointer_to_read};
+use crate::btree::{Attempt, Need, Record, pointer_to_read};
 use crate::error::{Doing, Error};
 use crate::few::Few;
-use crate::request::parked::{self, Clean};
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target, release, write};
+use crate::request::{Range, Target, write};
 use crate::set::CacheSet;
 use crate::space::{Class, Space};
-use crate::volume::epoch::Stamp;
+use crate::state::State;
 use crate::written::Cause;
-use bcached_env::{Buffer, IoError, Payload, join_all};
+use bcached_env::{IoError, Payload, join_all};
 use bcached_format::{Key, Pointer, Position};
-
-/// Memory for fills in flight, for all volumes, in bytes; beyond, a miss just does not fill.
-const FILL_BYTES_MAX: u64 = 64 << 20;
-/// Fills in flight, for all volumes: each is a task. As many as requests, whose misses they are; beyond, a miss just does not fill.
-pub const FILLS_MAX: usize = super::REQUESTS_MAX;
 
 /// Space for a part of a range.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +37,27 @@ impl Chunk {
     }
 }
 
+/// What is left when some space has been taken, for those who have to do with that.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    breath_ns: u64,
+    /// Few buckets are free.
+    are_few: bool,
+    /// Some were closed, and want a summary.
+    has_closed: bool,
+}
+
+impl State {
+    /// See [`Left`].
+    pub(super) fn space_left(&self) -> Left {
+        Left {
+            breath_ns: self.breath_ns(),
+            are_few: self.buckets.free_count() < self.free_low(),
+            has_closed: self.open.has_closed(),
+        }
+    }
+}
+
 impl CacheSet {
     /// Takes space for as much of the range as there is; pinned.
     pub(crate) fn take_chunks(&self, class: Class, range: Range) -> Few<Chunk> {
@@ -61,14 +76,13 @@ impl CacheSet {
             }
             chunks
         });
-        self.space_was_taken();
+        self.tell_of_space(self.with(|s| s.space_left()));
         chunks
     }
 
     /// Tells those who have to do with what is left.
-    pub(super) fn space_was_taken(&self) {
-        let (breath_ns, are_few, has_closed) =
-            self.with(|s| (s.breath_ns(), s.buckets.free_count() < s.free_low(), s.open.has_closed()));
+    pub(super) fn tell_of_space(&self, left: Left) {
+        let Left { breath_ns, are_few, has_closed } = left;
         self.env().set_breath(breath_ns);
         if are_few {
             self.signals().allocator_work.notify_all();
@@ -207,58 +221,18 @@ impl CacheSet {
     }
 }
 
-/// Starts putting what was read for a hole into the cache, with the stamp of the read. The caller has its answer first.
-pub fn spawn_fill(set: &CacheSet, target: &Target, piece: Piece, claim: Claim, stamp: Stamp, data: &Buffer) {
-    let range = set.with(|s| s.volumes.get(target.id).and_then(|volume| volume.ranges.range_of(claim)));
-    let (Some((start, end)), true) = (range, has_place(set)) else {
-        release(set, target, claim);
-        return;
-    };
-    let bytes = usize::try_from((end - start) * 512).expect("a fill fits in memory");
-    assert_eq!(start, piece.start, "a fill starts where its hole does");
-    let mut copy = set.inner.stock.borrow_mut().take(bytes);
-    copy.as_mut_slice().copy_from_slice(&data.as_slice()[..bytes]);
-    let payload = copy.freeze();
-    spawn_favour(set, target, bytes as u64, async move |set, target| {
-        fill(&set, &target, Range { start, end }, claim, stamp, &payload).await;
-        set.inner.stock.borrow_mut().put_payload(payload);
-        release(&set, &target, claim);
-    });
-}
-
-/// There is a place and memory for a favour more.
-fn has_place(set: &CacheSet) -> bool {
-    set.with(|s| s.fill_bytes < FILL_BYTES_MAX && s.fills < FILLS_MAX)
-}
-
-/// Starts what nobody waits for, behind a request that has its answer. It has a place, and takes so many bytes.
-fn spawn_favour<F>(set: &CacheSet, target: &Target, bytes: u64, favour: impl FnOnce(CacheSet, Target) -> F)
-where
-    F: Future<Output = ()> + 'static,
-{
-    set.with(|s| {
-        s.begin_background(target.id);
-        s.fills += 1;
-        s.fill_bytes += bytes;
-    });
-    let favour = favour(set.clone(), target.clone());
-    let (set, id) = (set.clone(), target.id);
-    set.env().clone().spawn(async move {
-        favour.await;
-        set.with(|s| {
-            s.fills -= 1;
-            s.fill_bytes -= bytes;
-        });
-        set.let_go(id);
-    });
-}
-
 /// Starts taking a clean `copy` out of the tree that the cache device does not give any more: else whoever reads it waits for the
 /// device's error again, for ever, and each read keeps its bucket from being given up.
 pub fn spawn_drop(set: &CacheSet, target: &Target, copy: Key) {
-    if has_place(set) {
-        spawn_favour(set, target, 0, async move |set, target| drop_copy(&set, &target, copy).await);
+    if !set.with(|s| s.begin_favour(target.id, 0)) {
+        return;
     }
+    let (set, target) = (set.clone(), target.clone());
+    set.env().clone().spawn(async move {
+        drop_copy(&set, &target, copy).await;
+        set.with(|s| s.end_favour(target.id, 0));
+        set.signals().ranges.notify_all();
+    });
 }
 
 /// A favour that fails is forgotten: the copy stays where it is.
@@ -279,39 +253,6 @@ async fn drop_copy(set: &CacheSet, target: &Target, copy: Key) {
             .await;
         let Ok((upto, _)) = dropped else { return };
         rest = expected.cut(upto, expected.end);
-    }
-}
-
-async fn fill(set: &CacheSet, target: &Target, range: Range, claim: Claim, stamp: Stamp, payload: &Payload) {
-    // No waiting for space: a clean insert is a favour, not a duty.
-    let chunks = set.take_chunks(Class::Clean, range);
-    for (chunk, written) in set.write_chunks(chunks, range.start, payload, Cause::Fill).await {
-        match written {
-            Ok(()) => settle_clean(set, target, chunk, claim, stamp).await,
-            Err(_) => set.release_chunks(&[chunk]),
-        }
-    }
-}
-
-/// A clean chunk is in the cache: its key enters the tree if what it copies is durable on the backing device, else it
-/// is parked until it is. Dropped if somebody wrote to the range since `claim` was entered. The chunk's pin
-/// is gone, or belongs to the parked piece.
-async fn settle_clean(set: &CacheSet, target: &Target, chunk: Chunk, claim: Claim, stamp: Stamp) {
-    let fate = set.with(|s| {
-        let good = s.volumes.get(target.id).is_some_and(|volume| volume.ranges.fill_is_good(claim));
-        if !good {
-            s.fill_has_collided(target.id);
-            return Clean::Void;
-        }
-        parked::park(s, target, &chunk, stamp)
-    });
-    match fate {
-        Clean::Parked => set.signals().parked_work.notify_all(),
-        Clean::Void => set.release_chunks(&[chunk]),
-        Clean::Ready => {
-            let key = chunk.key(target.inode.expect("attached"), false);
-            insert_clean(set, target, &key, claim).await;
-        }
     }
 }
 

@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `bypass` | whether a request adds to the cache |
 //! | `at_once` | a read that is of one piece |
+//! | `miss_at_once` | the same of what is not in the cache |
 //! | `put_at_once` | a write of one piece to the cache alone |
 //! | `read` | pieces from the cache, holes from the backing device, fills |
 //! | `write` | the table of modes: back, through, around |
 //! | `insert` | space, data, then keys |
+//! | `fill` | the same for what was read, when the reader has it |
 //! | `flush` | flush, and what a backing flush sets free |
 //! | `discard` | discard and write-zeroes |
 //! | `ranges` | who waits for whom |
@@ -17,8 +19,10 @@
 mod at_once;
 pub mod bypass;
 pub mod discard;
+mod fill;
 pub mod flush;
 pub mod insert;
+mod miss_at_once;
 pub mod parked;
 mod put_at_once;
 pub mod ranges;
@@ -49,7 +53,7 @@ use uncached::or_uncached;
 pub const REQUESTS_MAX: usize = 1024;
 const BACKGROUND_TASKS_MAX: usize = 1024;
 const _: () =
-    assert!(2 * (REQUESTS_MAX + 2 * insert::FILLS_MAX) + BACKGROUND_TASKS_MAX <= bcached_env::TASKS_MAX);
+    assert!(2 * (REQUESTS_MAX + 2 * fill::FILLS_MAX) + BACKGROUND_TASKS_MAX <= bcached_env::TASKS_MAX);
 
 /// One request. Sectors of 512 bytes, relative to the volume; memory is whole sectors.
 #[derive(Debug)]
@@ -218,28 +222,37 @@ pub(crate) fn release(set: &CacheSet, target: &Target, claim: Claim) {
 impl CacheSet {
     /// Carries out one request, for who has one client. Any number may be in flight; overlapping writes take effect in the
     /// order of the calls.
-    pub async fn serve(&self, volume: VolumeId, request: Request) -> Reply {
-        self.serve_for(Client::default(), volume, request).await
+    pub fn serve(&self, volume: VolumeId, request: Request) -> impl Future<Output = Reply> {
+        self.serve_for(Client::default(), volume, request)
     }
 
     /// As [`CacheSet::serve`], for one client of several: what each of them streams is its own affair.
     pub async fn serve_for(&self, client: Client, volume: VolumeId, request: Request) -> Reply {
         let begun = self.env().now();
         let has_breath = self.env().has_breath();
+        let mut at_once = None;
         let started = self.with(|s| {
-            let (target, asked) = s.begin_request(client, volume, &request)?;
-            let at_once = if has_breath { s.at_once(&target, &request) } else { None };
-            Ok((target, asked, at_once))
+            let started = s.begin_request(client, volume, &request)?;
+            if has_breath {
+                at_once = s.at_once(&started.0, &request);
+            }
+            Ok(started)
         });
-        match (started, request) {
-            (Err(error), request) => refuse(request, error),
-            (Ok((target, _, Some(AtOnce::Read(planned)))), Request::Read { buffer, .. }) => {
-                self.serve_at_once(target, planned, buffer, begun).await
+        let (target, asked) = match started {
+            Ok(started) => started,
+            Err(error) => return refuse(request, error),
+        };
+        match (&at_once, request) {
+            (Some(AtOnce::Hit(cached)), Request::Read { buffer, .. }) => {
+                self.serve_hit(&target, cached, buffer, begun).await
             }
-            (Ok((target, asked, Some(AtOnce::Write(put)))), Request::Write { payload, .. }) => {
-                self.serve_put(target, asked, put, payload, begun).await
+            (Some(AtOnce::Miss(miss)), Request::Read { buffer, .. }) => {
+                self.serve_miss(&target, miss, buffer, begun).await
             }
-            (Ok((target, asked, _)), request) => self.serve_in_steps(target, asked, request, begun).await,
+            (Some(AtOnce::Write(put)), Request::Write { payload, .. }) => {
+                self.serve_put(&target, asked, put, payload, begun).await
+            }
+            (_, request) => self.serve_in_steps(target, asked, request, begun).await,
         }
     }
 
@@ -311,7 +324,8 @@ impl CacheSet {
 
 /// A request that has begun, with more than counting it.
 enum AtOnce {
-    Read(read::Planned),
+    Hit(read::Cached),
+    Miss(miss_at_once::Miss),
     Write(put_at_once::Put),
 }
 
@@ -319,7 +333,7 @@ impl State {
     /// Begins a request that can be carried out at once; else nothing has changed.
     fn at_once(&mut self, target: &Target, request: &Request) -> Option<AtOnce> {
         match request {
-            Request::Read { .. } => self.plan_at_once(target, request).map(AtOnce::Read),
+            Request::Read { .. } => self.plan_at_once(target, request),
             Request::Write { .. } => self.put_at_once(target, request).map(AtOnce::Write),
             _ => None,
         }
@@ -407,10 +421,10 @@ impl State {
 impl Target {
     /// The range in the key space; refused if it is empty or leaves the volume.
     fn range(&self, sector: u64, sectors: u64) -> Result<Range, Error> {
-        let end = sector.checked_add(sectors).filter(|end| sectors > 0 && *end <= self.sectors);
-        let refused = Error::Range { sector, sectors, volume_sectors: self.sectors };
-        let end = end.ok_or(refused)?;
-        Ok(Range { start: self.data_offset + sector, end: self.data_offset + end })
+        match sector.checked_add(sectors).filter(|end| sectors > 0 && *end <= self.sectors) {
+            Some(end) => Ok(Range { start: self.data_offset + sector, end: self.data_offset + end }),
+            None => Err(Error::Range { sector, sectors, volume_sectors: self.sectors }),
+        }
     }
 }
 

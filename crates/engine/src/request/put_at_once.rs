@@ -2,10 +2,11 @@
 //! another; between them its data is written. What wants more than that is done step by step (`write`), as is the rest of a write that meets
 //! something on its way.
 
+use crate::btree::cache::Leaf;
 use crate::btree::{Attempt, Record};
 use crate::error::{Doing, Error};
 use crate::latency::Path;
-use crate::request::insert::Chunk;
+use crate::request::insert::{Chunk, Left};
 use crate::request::ranges::Claim;
 use crate::request::uncached::from_queue;
 use crate::request::write::{self, Survey, Way};
@@ -26,8 +27,11 @@ pub struct Put {
     claim: Claim,
     chunk: Chunk,
     survey: Survey,
+    /// Where its key goes.
+    leaf: Leaf,
     /// Nothing of the volume was dirty.
     is_first: bool,
+    left: Left,
 }
 
 /// How one ended, of which the data has been written, or not.
@@ -53,11 +57,7 @@ impl State {
             return None;
         }
         let is_limited = self.lets_in_at_once(target)?;
-        let mut survey = Survey::default();
-        match self.survey_leaf(inode, range.start, range.end, &mut survey) {
-            Attempt::Done(upto) if upto >= range.end => {}
-            _ => return None,
-        }
+        let (survey, leaf) = self.survey_whole(inode, range.start, range.end)?;
         let class = Class::Dirty(inode);
         if write::way(self, target, range, survey, false) != Way::Back
             || self.open.left(class) < range.sectors()
@@ -73,7 +73,15 @@ impl State {
         let claim = volume.ranges.begin_write(range.start, range.end);
         let is_first = target.backing.is_some() && volume.begins_dirty(self.now);
         self.stats.written.add(Cause::Data, payload.len());
-        Some(Put { range, claim, chunk: Chunk { start: range.start, space }, survey, is_first })
+        Some(Put {
+            range,
+            claim,
+            chunk: Chunk { start: range.start, space },
+            survey,
+            leaf,
+            is_first,
+            left: self.space_left(),
+        })
     }
 
     /// The data of a write has been written, so: its key goes into the tree, if nothing is in the way of that, and it ends.
@@ -85,7 +93,7 @@ impl State {
         written: &Result<(), IoError>,
         may_go_on: bool,
     ) -> Ended {
-        let Put { range, claim, chunk, .. } = put;
+        let Put { range, claim, chunk, leaf, .. } = put;
         for pointer in chunk.space.pointers.as_slice() {
             let bytes = usize::try_from(range.sectors() * 512).expect("a request fits in memory");
             self.cache_has_done(pointer.sector(), bytes, written.is_ok());
@@ -100,7 +108,7 @@ impl State {
         if written.is_err() || !may_go_on || !is_ready || self.failed.is_some() {
             return Ended::Without(key);
         }
-        match self.insert(&key, Record::Journal) {
+        match self.insert_in(Some(*leaf), &key, Record::Journal) {
             Attempt::Done(upto) => {
                 if let Some(rest) = key.cut(upto, key.end) {
                     return Ended::Without(rest);
@@ -122,13 +130,13 @@ impl CacheSet {
     /// The rest of such a write, which `began` then.
     pub(super) async fn serve_put(
         &self,
-        target: Target,
+        target: &Target,
         asked: Option<Asked>,
-        put: Put,
+        put: &Put,
         payload: Payload,
         began: Time,
     ) -> Reply {
-        self.space_was_taken();
+        self.tell_of_space(put.left);
         if put.is_first {
             self.signals().writeback_work.notify_all();
         }
@@ -137,7 +145,7 @@ impl CacheSet {
         let may_go_on = self.env().has_breath();
         let (ended, told) = self.with(|s| {
             let had_failed = s.failed.is_some();
-            let ended = s.end_put(&target, &put, (asked, began), &written, may_go_on);
+            let ended = s.end_put(target, put, (asked, began), &written, may_go_on);
             (ended, s.is_to_be_told(had_failed))
         });
         self.tell_if(told);
@@ -147,7 +155,7 @@ impl CacheSet {
                 result
             }
             Ended::Without(rest) => {
-                Box::pin(self.put_in_steps(&target, (asked, began), put, payload, written, rest)).await
+                Box::pin(self.put_in_steps(target, (asked, began), put, payload, written, rest)).await
             }
         };
         Reply { result, buffer: None }
@@ -158,12 +166,12 @@ impl CacheSet {
         &self,
         target: &Target,
         (asked, began): (Option<Asked>, Time),
-        put: Put,
+        put: &Put,
         payload: Payload,
         written: Result<(), IoError>,
         rest: Key,
     ) -> Result<(), Error> {
-        let Put { range, claim, chunk, survey, .. } = put;
+        let Put { range, claim, chunk, survey, .. } = *put;
         target.goes(Path::WriteBack);
         let stored = match written {
             Ok(()) => self.put_dirty(target, rest).await,

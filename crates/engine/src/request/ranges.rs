@@ -12,21 +12,36 @@
 //!    first write to its range that is granted.
 
 use crate::volume::epoch::Stamp;
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key, Pointers};
 
-/// Names an entry of the table.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Claim(u64);
+/// Names an entry of the table, and says where it stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim {
+    number: u64,
+    start: u64,
+    /// Which of the table's lists it is in.
+    class: u8,
+}
 
-/// The longest entries of each of the table's sets, in sectors: few overlap among the shorter, and there are few of the longest.
+/// What was entered before it is told from what came later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Moment(u64);
+
+/// The longest entries of each of the table's lists, in sectors: few overlap among the shorter, and there are few of the longest.
 const LENGTHS: [u64; 3] = [256, 8192, u64::MAX];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    Write { granted: bool },
-    Fill { dropped: bool },
+    Write {
+        granted: bool,
+    },
+    Fill {
+        dropped: bool,
+        /// What is to be filled is still being read from the backing device.
+        missing: bool,
+    },
     Clean,
     Miss,
 }
@@ -34,6 +49,7 @@ enum Kind {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     start: u64,
+    number: u64,
     end: u64,
     kind: Kind,
 }
@@ -74,10 +90,10 @@ pub struct Claims {
 /// The table of one volume. Sectors of the key space.
 #[derive(Default)]
 pub struct Ranges {
-    entries: BTreeMap<Claim, Entry>,
-    /// The same by where they start, those apart that are longer than others: who looks for what overlaps goes over all that start so far
-    /// before, and one long discard would have him go over everything.
-    starts: [BTreeSet<(u64, Claim)>; LENGTHS.len()],
+    /// By where they start, and then by number; those apart that are longer than others: who looks for what overlaps goes over all that start
+    /// so far before, and one long discard would have him go over everything. A request has one entry as a rule, and a list of what is in flight
+    /// is short: in one piece of memory that grows once, it takes less than a tree.
+    lists: [Vec<Entry>; LENGTHS.len()],
     /// Writes among them.
     writes: usize,
     parked: BTreeMap<u64, Parked>,
@@ -87,33 +103,52 @@ pub struct Ranges {
 impl Ranges {
     fn enter(&mut self, start: u64, end: u64, kind: Kind) -> Claim {
         assert!(start < end, "a claim covers something");
-        let claim = Claim(self.next);
+        let number = self.next;
         self.next += 1;
-        let entry = Entry { start, end, kind };
+        let entry = Entry { start, number, end, kind };
         self.writes += usize::from(entry.is_write());
-        self.entries.insert(claim, entry);
-        self.starts[entry.class()].insert((start, claim));
-        claim
+        let class = entry.class();
+        let list = &mut self.lists[usize::from(class)];
+        // Nothing there has a higher number.
+        let place = list.partition_point(|other| other.start <= start);
+        list.insert(place, entry);
+        Claim { number, start, class }
+    }
+
+    /// Where the entry of a claim stands in its list, if it has not been released.
+    fn place(&self, claim: Claim) -> Option<usize> {
+        let list = &self.lists[usize::from(claim.class)];
+        list.binary_search_by_key(&(claim.start, claim.number), |entry| (entry.start, entry.number)).ok()
+    }
+
+    fn entry(&self, claim: Claim) -> Option<&Entry> {
+        self.place(claim).map(|place| &self.lists[usize::from(claim.class)][place])
+    }
+
+    fn entry_mut(&mut self, claim: Claim) -> Option<&mut Entry> {
+        self.place(claim).map(|place| &mut self.lists[usize::from(claim.class)][place])
     }
 
     /// What overlaps `[start, end)`, in no order. The volume may have thousands of claims, most of them elsewhere.
-    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (Claim, Entry)> + '_ {
-        let near = LENGTHS.iter().zip(&self.starts).flat_map(move |(longest, starts)| {
-            let first = (start.saturating_sub(*longest), Claim(0));
-            starts.range(first..(end, Claim(0))).map(|(_, claim)| (*claim, self.entries[claim]))
+    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = &Entry> + '_ {
+        let near = LENGTHS.iter().zip(&self.lists).flat_map(move |(longest, list)| {
+            near(list, *longest, start).iter().take_while(move |entry| entry.start < end)
         });
-        near.filter(move |(_, entry)| entry.end > start)
+        near.filter(move |entry| entry.end > start)
     }
 
     /// Whether anything that `counts` overlaps `[start, end)`.
     fn is_busy(&self, start: u64, end: u64, counts: impl Fn(Kind) -> bool) -> bool {
-        self.overlapping(start, end).any(|(_, entry)| counts(entry.kind))
+        LENGTHS.iter().zip(&self.lists).any(|(longest, list)| {
+            let mut near = near(list, *longest, start).iter().take_while(|entry| entry.start < end);
+            near.any(|entry| entry.end > start && counts(entry.kind))
+        })
     }
 
     /// Nobody does anything in `[start, end)`, and nothing is parked there.
     #[must_use]
     pub fn is_free(&self, start: u64, end: u64) -> bool {
-        !self.is_busy(start, end, |_| true) && self.parked_in(start, end).next().is_none()
+        !self.is_busy(start, end, |_| true) && !self.is_parked_in(start, end)
     }
 
     /// Enters a write where nobody does anything: it is granted.
@@ -129,23 +164,22 @@ impl Ranges {
     /// Grants a queued write if no earlier one overlaps. When granted, fills of the range are dropped and parked
     /// pieces are cut; `cut` is told which parts went, so that their buckets can be unpinned and pinned again.
     pub fn try_grant(&mut self, claim: Claim, cut: &mut dyn FnMut(Cut)) -> bool {
-        let Entry { start, end, .. } = self.entries[&claim];
-        // Itself is among them, and takes no memory for that as a rule.
-        let mut fills = Vec::new();
-        for (other, entry) in self.overlapping(start, end) {
-            if other < claim && entry.is_write() {
-                return false;
-            }
-            if matches!(entry.kind, Kind::Fill { .. }) {
-                fills.push(other);
-            }
+        let Entry { start, end, .. } = *self.entry(claim).expect("it was queued");
+        let is_earlier_write = |entry: &Entry| entry.number < claim.number && entry.is_write();
+        if self.overlapping(start, end).any(is_earlier_write) {
+            return false;
         }
-        for fill in fills {
-            let entry = self.entries.get_mut(&fill).expect("found above");
-            entry.kind = Kind::Fill { dropped: true };
+        for (longest, list) in LENGTHS.iter().zip(&mut self.lists) {
+            let first = first_near(list, *longest, start);
+            let near = list[first..].iter_mut().take_while(|entry| entry.start < end);
+            for entry in near.filter(|entry| entry.end > start) {
+                if let Kind::Fill { dropped, .. } = &mut entry.kind {
+                    *dropped = true;
+                }
+            }
         }
         self.cut_parked(start, end, cut);
-        self.entries.get_mut(&claim).expect("it was queued").kind = Kind::Write { granted: true };
+        self.entry_mut(claim).expect("it was queued").kind = Kind::Write { granted: true };
         true
     }
 
@@ -157,14 +191,32 @@ impl Ranges {
 
     /// Enters a fill; `None` if a write to the range is in progress, or another fill of it is under way.
     pub fn begin_fill(&mut self, start: u64, end: u64) -> Option<Claim> {
-        let counts = |kind| matches!(kind, Kind::Write { granted: true } | Kind::Fill { dropped: false });
-        (!self.is_busy(start, end, counts)).then(|| self.enter(start, end, Kind::Fill { dropped: false }))
+        self.begin_fill_from(start, end, false)
+    }
+
+    /// Enters a fill with the read of the backing device that brings what it puts, which [`Ranges::has_read`] ends; `None` as of
+    /// [`Ranges::begin_fill`].
+    pub fn begin_miss_to_fill(&mut self, start: u64, end: u64) -> Option<Claim> {
+        self.begin_fill_from(start, end, true)
+    }
+
+    fn begin_fill_from(&mut self, start: u64, end: u64, missing: bool) -> Option<Claim> {
+        let counts = |kind| matches!(kind, Kind::Write { granted: true } | Kind::Fill { dropped: false, .. });
+        let is_busy = self.is_busy(start, end, counts);
+        (!is_busy).then(|| self.enter(start, end, Kind::Fill { dropped: false, missing }))
+    }
+
+    /// What a fill puts has been read.
+    pub fn has_read(&mut self, fill: Claim) {
+        if let Some(Entry { kind: Kind::Fill { missing, .. }, .. }) = self.entry_mut(fill) {
+            *missing = false;
+        }
     }
 
     /// True while nobody has written to the fill's range since it was entered.
     #[must_use]
     pub fn fill_is_good(&self, claim: Claim) -> bool {
-        matches!(self.entries.get(&claim), Some(Entry { kind: Kind::Fill { dropped: false }, .. }))
+        matches!(self.entry(claim), Some(Entry { kind: Kind::Fill { dropped: false, .. }, .. }))
     }
 
     /// Enters a cleaning; `None` if a write to the range is in progress or another cleaning covers it.
@@ -176,7 +228,7 @@ impl Ranges {
     /// True if writes in progress cover all of `[start, end)`: whatever stands there is older than what comes.
     #[must_use]
     pub fn is_being_replaced(&self, start: u64, end: u64) -> bool {
-        let writes = self.overlapping(start, end).map(|(_, entry)| entry);
+        let writes = self.overlapping(start, end);
         let writes = writes.filter(|entry| entry.kind == Kind::Write { granted: true });
         let mut writes: Vec<(u64, u64)> = writes.map(|write| (write.start, write.end)).collect();
         writes.sort_unstable();
@@ -192,20 +244,20 @@ impl Ranges {
 
     /// What is entered from now on, for [`Ranges::has_misses`].
     #[must_use]
-    pub const fn now(&self) -> Claim {
-        Claim(self.next)
+    pub const fn now(&self) -> Moment {
+        Moment(self.next)
     }
 
     /// True while the backing device is being read there by who was entered before `then`.
     #[must_use]
-    pub fn has_misses(&self, start: u64, end: u64, then: Claim) -> bool {
-        self.overlapping(start, end).any(|(claim, entry)| entry.kind == Kind::Miss && claim < then)
+    pub fn has_misses(&self, start: u64, end: u64, then: Moment) -> bool {
+        self.overlapping(start, end).any(|entry| entry.is_being_read() && entry.number < then.0)
     }
 
     /// The range of a claim.
     #[must_use]
     pub fn range_of(&self, claim: Claim) -> Option<(u64, u64)> {
-        self.entries.get(&claim).map(|entry| (entry.start, entry.end))
+        self.entry(claim).map(|entry| (entry.start, entry.end))
     }
 
     /// True while a write is in progress or waits.
@@ -218,12 +270,13 @@ impl Ranges {
     #[must_use]
     pub fn claims_at(&self, sector: u64) -> Claims {
         let mut claims = Claims::default();
-        for (_, entry) in self.overlapping(sector, sector + 1) {
+        for entry in self.overlapping(sector, sector + 1) {
+            claims.missing |= entry.is_being_read();
             match entry.kind {
                 Kind::Write { .. } => claims.writing = true,
                 Kind::Clean => claims.writing_back = true,
-                Kind::Miss => claims.missing = true,
-                Kind::Fill { dropped } => claims.filling |= !dropped,
+                Kind::Miss => {}
+                Kind::Fill { dropped, .. } => claims.filling |= !dropped,
             }
         }
         claims
@@ -231,16 +284,22 @@ impl Ranges {
 
     /// The end of a write, fill, cleaning or miss.
     pub fn release(&mut self, claim: Claim) {
-        let entry = self.entries.remove(&claim).expect("a claim is released once");
-        self.starts[entry.class()].remove(&(entry.start, claim));
+        let place = self.place(claim).expect("a claim is released once");
+        let entry = self.lists[usize::from(claim.class)].remove(place);
         self.writes -= usize::from(entry.is_write());
     }
 
     /// Parks clean data. The range has no parked piece: its writer or fill held it.
     pub fn park(&mut self, start: u64, parked: Parked) {
-        let free = self.parked_in(start, parked.end).next().is_none();
-        assert!(free, "a range is parked once");
+        assert!(!self.is_parked_in(start, parked.end), "a range is parked once");
         self.parked.insert(start, parked);
+    }
+
+    /// Something is parked in `[start, end)`.
+    #[must_use]
+    pub fn is_parked_in(&self, start: u64, end: u64) -> bool {
+        // As a rule nothing is.
+        !self.parked.is_empty() && self.parked_in(start, end).next().is_some()
     }
 
     /// The parked pieces that overlap `[start, end)`, in order, uncut: start and piece.
@@ -309,15 +368,33 @@ impl Entry {
         matches!(self.kind, Kind::Write { .. })
     }
 
-    /// Which of the table's sets it is in.
-    fn class(&self) -> usize {
-        LENGTHS.partition_point(|longest| *longest < self.end - self.start)
+    /// The backing device is being read for it.
+    const fn is_being_read(&self) -> bool {
+        matches!(self.kind, Kind::Miss | Kind::Fill { missing: true, .. })
     }
+
+    /// Which of the table's lists it is in.
+    fn class(&self) -> u8 {
+        let length = self.end - self.start;
+        LENGTHS.iter().map(|longest| u8::from(*longest < length)).sum()
+    }
+}
+
+/// The first of a list, in order of their starts, whose entries are not longer than `longest`, that may reach behind `start`.
+fn first_near(list: &[Entry], longest: u64, start: u64) -> usize {
+    let first = start.saturating_sub(longest);
+    list.partition_point(|entry| entry.start < first)
+}
+
+/// The list from there on.
+fn near(list: &[Entry], longest: u64, start: u64) -> &[Entry] {
+    &list[first_near(list, longest, start)..]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::collections::BTreeSet;
     use bcached_format::{DeviceIndex, Gen, Pointer};
 
     fn grant(ranges: &mut Ranges, claim: Claim) -> bool {
@@ -386,6 +463,24 @@ mod tests {
     }
 
     #[test]
+    fn a_fill_whose_data_is_being_read_is_a_miss_until_it_has_been() {
+        let mut ranges = Ranges::default();
+        let fill = ranges.begin_miss_to_fill(0, 8).expect("nothing in progress");
+        assert_eq!(ranges.begin_miss_to_fill(0, 8), None, "a range is filled once at a time");
+        let then = ranges.now();
+        let claims = ranges.claims_at(4);
+        assert!(ranges.has_misses(0, 8, then) && claims.missing && claims.filling);
+        ranges.has_read(fill);
+        let claims = ranges.claims_at(4);
+        assert!(!ranges.has_misses(0, 8, then) && !claims.missing && claims.filling);
+        let again = ranges.begin_miss_to_fill(8, 16).expect("that is elsewhere");
+        let write = ranges.queue_write(4, 12);
+        assert!(grant(&mut ranges, write));
+        assert!(!ranges.fill_is_good(fill) && !ranges.fill_is_good(again));
+        assert!(ranges.has_misses(8, 16, ranges.now()), "a dropped one is read all the same");
+    }
+
+    #[test]
     fn a_long_claim_is_found_from_its_far_end() {
         let mut ranges = Ranges::default();
         let long = ranges.begin_clean(0, 1_000_000).expect("free");
@@ -409,11 +504,8 @@ mod tests {
         }
         let near: usize = LENGTHS
             .iter()
-            .zip(&ranges.starts)
-            .map(|(longest, starts)| {
-                let first = 999_992_u64.saturating_sub(*longest);
-                starts.range((first, Claim(0))..).count()
-            })
+            .zip(&ranges.lists)
+            .map(|(longest, list)| near(list, *longest, 999_992).len())
             .sum();
         assert!(near < 50, "{near} claims are gone over");
         assert!(!ranges.has_writes());
@@ -439,9 +531,9 @@ mod tests {
                 ranges.release(held.swap_remove(at).0);
             }
             let (from, to) = (start / 2, start / 2 + length);
-            let found: BTreeSet<Claim> = ranges.overlapping(from, to).map(|(claim, _)| claim).collect();
+            let found: BTreeSet<u64> = ranges.overlapping(from, to).map(|entry| entry.number).collect();
             let wanted = held.iter().filter(|(_, start, end)| *start < to && *end > from);
-            assert_eq!(found, wanted.map(|(claim, ..)| *claim).collect());
+            assert_eq!(found, wanted.map(|(claim, ..)| claim.number).collect());
         }
     }
 

@@ -5,11 +5,13 @@ use crate::btree::{Attempt, Content, Piece, pointer_to_read};
 use crate::error::{Doing, Error};
 use crate::few::Few;
 use crate::latency::Path;
+use crate::request::fill::{self, Fill};
 use crate::request::ranges::Claim;
-use crate::request::{Range, Target, flush, insert, release, write};
+use crate::request::{Range, Target, flush, insert, write};
 use crate::set::CacheSet;
 use crate::space::flushes::Running;
 use crate::state::State;
+use crate::volume::epoch::Begun;
 use crate::writeback::company::beside;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -23,8 +25,9 @@ pub(super) const FILL_SECTORS_MAX: u64 = 2048;
 #[derive(Clone, Copy)]
 pub(super) struct Planned {
     pub(super) piece: Piece,
-    fill: Option<Claim>,
-    /// Of a hole that is read from the backing device.
+    /// Of a hole that is to be filled.
+    pub(super) fill: Option<Claim>,
+    /// Of a hole that is read from the backing device, if that is not a matter of its fill.
     miss: Option<Claim>,
 }
 
@@ -42,6 +45,11 @@ impl Sources {
             Content::Cached { .. } => Self { cache: sectors, elsewhere: 0 },
             Content::Hole => Self { cache: 0, elsewhere: sectors },
         }
+    }
+
+    /// All of it came from the cache.
+    pub(super) const fn of_cache(sectors: u64) -> Self {
+        Self { cache: sectors, elsewhere: 0 }
     }
 
     const fn add(&mut self, other: Self) {
@@ -255,12 +263,7 @@ fn plan_leaf(
 pub(super) fn plan_piece(s: &mut State, target: &Target, piece: Piece, fill_left: &mut u64) -> Planned {
     let (mut fill, mut miss) = (None, None);
     match piece.content {
-        Content::Cached { pointers, .. } => {
-            s.pin(&pointers);
-            for pointer in pointers.as_slice() {
-                s.buckets.touch(*pointer);
-            }
-        }
+        Content::Cached { pointers, .. } => s.begin_to_read(&pointers),
         Content::Hole => {
             let has_failed = s.failed.is_some();
             let volume = s.volumes.get_mut(target.id).expect("a volume stays while it has requests");
@@ -269,13 +272,18 @@ pub(super) fn plan_piece(s: &mut State, target: &Target, piece: Piece, fill_left
                 && !volume.is_bypassed()
                 && target.bypass.is_none()
                 && target.backing.is_some();
-            miss = target.backing.as_ref().map(|_| volume.ranges.begin_miss(piece.start, piece.end));
-            if may_fill && *fill_left > 0 {
-                let end = piece.end.min(piece.start + *fill_left);
-                fill = volume.ranges.begin_fill(piece.start, end);
-                if fill.is_some() {
-                    *fill_left -= end - piece.start;
+            let end = if may_fill { piece.end.min(piece.start + *fill_left) } else { piece.start };
+            if end == piece.end {
+                fill = volume.ranges.begin_miss_to_fill(piece.start, end);
+            }
+            if fill.is_none() {
+                miss = target.backing.as_ref().map(|_| volume.ranges.begin_miss(piece.start, piece.end));
+                if piece.start < end && end < piece.end {
+                    fill = volume.ranges.begin_fill(piece.start, end);
                 }
+            }
+            if fill.is_some() {
+                *fill_left -= end - piece.start;
             }
         }
     }
@@ -323,7 +331,8 @@ async fn read_piece(
 ) -> (Result<(), Error>, Buffer) {
     match planned.piece.content {
         Content::Cached { pointers, dirty } => {
-            read_cached(set, target, Cached::new(planned.piece, pointers, dirty), buffer).await
+            let range = Range { start: planned.piece.start, end: planned.piece.end };
+            read_cached(set, target, Cached::new(range, pointers, dirty), buffer).await
         }
         Content::Hole => read_hole(set, target, planned, buffer).await,
     }
@@ -332,21 +341,30 @@ async fn read_piece(
 /// What lies in the cache, pinned while it is read.
 #[derive(Clone, Copy)]
 pub(super) struct Cached {
-    piece: Piece,
-    pointer: Pointer,
+    range: Range,
     pointers: Pointers,
     dirty: bool,
 }
 
 impl Cached {
-    pub(super) fn new(piece: Piece, pointers: Pointers, dirty: bool) -> Self {
-        let pointer = pointer_to_read(&pointers).expect("a cached piece has a pointer");
-        Self { piece, pointer, pointers, dirty }
+    pub(super) const fn new(range: Range, pointers: Pointers, dirty: bool) -> Self {
+        Self { range, pointers, dirty }
+    }
+
+    /// The copy of it that is read.
+    #[inline]
+    fn pointer(&self) -> Pointer {
+        pointer_to_read(&self.pointers).expect("a cached piece has a pointer")
+    }
+
+    /// How long it is.
+    pub(super) const fn sectors(&self) -> u64 {
+        self.range.sectors()
     }
 
     /// Where it is on the cache device.
-    pub(super) const fn sector(&self) -> u64 {
-        self.pointer.sector()
+    pub(super) fn sector(&self) -> u64 {
+        self.pointer().sector()
     }
 }
 
@@ -362,14 +380,20 @@ pub(super) enum Ended {
 }
 
 impl State {
+    /// What lies there is about to be read: it is pinned.
+    pub(super) fn begin_to_read(&mut self, pointers: &Pointers) {
+        for pointer in pointers.as_slice() {
+            self.buckets.begin(*pointer);
+        }
+    }
+
     /// A read of `cached` that was begun then has ended, so. The bucket tells when it was written to last, so data that is proven waits for
     /// a flush too while more comes into its bucket.
     pub(super) fn read_ended(&mut self, cached: &Cached, begun: Time, result: &Result<(), IoError>) -> Ended {
-        let sectors = cached.piece.end - cached.piece.start;
-        let bytes = usize::try_from(sectors * 512).expect("a request fits in memory");
+        let bytes = usize::try_from(cached.sectors() * 512).expect("a request fits in memory");
         self.cache_has_done(cached.sector(), bytes, result.is_ok());
         self.cache_has_read(self.now.since(begun));
-        match self.buckets.being_flushed(cached.pointer) {
+        match self.buckets.being_flushed(cached.pointer()) {
             Some(flush) if result.is_ok() => Ended::BeingFlushed(flush),
             _ => self.let_go(cached, result.is_ok()),
         }
@@ -378,8 +402,8 @@ impl State {
     /// The pin kept the bucket from being reused while it was read.
     fn let_go(&mut self, cached: &Cached, is_read: bool) -> Ended {
         self.unpin(&cached.pointers);
-        self.buckets.age(cached.piece.end - cached.piece.start);
-        let is_fine = is_read && !self.buckets.is_suspect(cached.pointer);
+        self.buckets.age(cached.sectors());
+        let is_fine = is_read && !self.buckets.is_suspect(cached.pointer());
         if is_fine { Ended::Fine } else { Ended::Doubtful }
     }
 }
@@ -421,17 +445,17 @@ pub(super) async fn in_doubt(
             read.map_err(Error::io(Doing::Data)).and_then(|()| set.check_alive())
         }
     };
-    let Cached { piece, pointers, dirty, .. } = cached;
+    let Cached { range, pointers, dirty } = cached;
     match (result, &target.backing) {
         (Ok(()), _) => (Ok(()), buffer),
         (Err(error), Some(_)) if !dirty => {
             if let (Error::Io { source, .. }, Some(inode)) = (&error, target.inode)
                 && source.kind == IoErrorKind::Io
             {
-                let size = u16::try_from(piece.end - piece.start).expect("a piece is of one key");
-                insert::spawn_drop(set, target, Key { inode, size, dirty, end: piece.end, pointers });
+                let size = u16::try_from(range.sectors()).expect("a piece is of one key");
+                insert::spawn_drop(set, target, Key { inode, size, dirty, end: range.end, pointers });
             }
-            read_again(set, target, Range { start: piece.start, end: piece.end }, buffer).await
+            read_again(set, target, range, buffer).await
         }
         (Err(error), _) => (Err(error), buffer),
     }
@@ -457,16 +481,7 @@ async fn read_again(
     }
 }
 
-/// Lent memory with what was read into our own, if that is anything.
-fn laid_over(set: &CacheSet, mut lent: Buffer, own: Buffer, is_read: bool) -> Buffer {
-    if is_read {
-        lent.put(own.as_slice());
-    }
-    set.inner.stock.borrow_mut().put(own);
-    lent
-}
-
-pub(super) async fn read_hole(
+async fn read_hole(
     set: &CacheSet,
     target: &Target,
     planned: Planned,
@@ -477,27 +492,31 @@ pub(super) async fn read_hole(
         return (Ok(()), buffer);
     };
     let begun = flush::epoch(set, target.id, |epoch| epoch.read_begins());
-    // What is put into the cache afterwards is copied, which lent memory does not let us.
-    let lent = (planned.fill.is_some() && buffer.lent().is_some()).then(|| {
-        let own = set.inner.stock.borrow_mut().take(buffer.len());
-        core::mem::replace(&mut buffer, own)
-    });
+    let (lent, buffer) = fill::land(set, planned.fill.is_some(), buffer);
     let (result, buffer) = beside(set, target, backing.read(planned.piece.start, buffer)).await;
-    if let Some(claim) = planned.miss {
-        release(set, target, claim);
+    if let Some(fill) = set.with(|s| s.end_miss(target, &planned, begun.filter(|_| result.is_ok()))) {
+        fill::spawn(set, target.clone(), fill, &buffer);
     }
-    if let Some(claim) = planned.fill {
-        let stamp = begun.and_then(|begun| flush::epoch(set, target.id, |epoch| epoch.read_ends(begun)));
-        match (&result, stamp) {
-            (Ok(()), Some(stamp)) => {
-                insert::spawn_fill(set, target, planned.piece, claim, stamp, &buffer);
-            }
-            _ => release(set, target, claim),
-        }
-    }
-    let buffer = match lent {
-        Some(lent) => laid_over(set, lent, buffer, result.is_ok()),
-        None => buffer,
-    };
+    set.signals().ranges.notify_all();
+    let buffer = fill::give_back(set, lent, buffer, result.is_ok());
     (result.map_err(Error::io(Doing::Backing)), buffer)
+}
+
+impl State {
+    /// What is planned has been read from the backing device, if it has since `begun`: a fill may begin. The caller rings `ranges`.
+    pub(super) fn end_miss(
+        &mut self,
+        target: &Target,
+        planned: &Planned,
+        begun: Option<Begun>,
+    ) -> Option<Fill> {
+        let volume = self.volumes.get_mut(target.id)?;
+        if let Some(claim) = planned.miss {
+            volume.ranges.release(claim);
+        }
+        let claim = planned.fill?;
+        volume.ranges.has_read(claim);
+        let stamp = volume.backing.as_ref().zip(begun).map(|(backing, begun)| backing.epoch.read_ends(begun));
+        self.begin_fill(target, claim, stamp)
+    }
 }

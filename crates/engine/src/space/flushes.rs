@@ -80,6 +80,12 @@ impl Flushes {
         }
     }
 
+    /// One is running, or has failed: until then all that is read is what was written.
+    #[must_use]
+    pub const fn are_in_doubt(&self) -> bool {
+        self.running || self.failure.is_some()
+    }
+
     /// True when data that was written while flush `number` was the newest may be gone. What was there when the set was
     /// opened (0) is safe.
     #[must_use]

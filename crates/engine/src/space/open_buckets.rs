@@ -109,8 +109,7 @@ impl OpenBuckets {
             buckets.get(open.id).generation,
         );
         open.used += sectors;
-        buckets.pin(pointer);
-        buckets.touch(pointer);
+        buckets.begin(pointer);
         if let Some(of) = of.filter(|_| class.is_summed()) {
             open.remember(of, sectors, summary::extents_in(self.summary_sectors));
         }

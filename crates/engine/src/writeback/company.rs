@@ -76,7 +76,7 @@ impl State {
     }
 
     /// A client uses the backing device. True if that slept.
-    fn client_comes(&mut self, id: VolumeId) -> bool {
+    pub(crate) fn client_comes(&mut self, id: VolumeId) -> bool {
         let now = self.now;
         let Some(volume) = self.volumes.get_mut(id) else { return false };
         let was_asleep = volume.company.is_asleep(now, &volume.options);
@@ -86,7 +86,7 @@ impl State {
     }
 
     /// It has its answer.
-    fn client_goes(&mut self, id: VolumeId, taken: Duration) {
+    pub(crate) fn client_goes(&mut self, id: VolumeId, taken: Duration) {
         let now = self.now;
         let Some(volume) = self.volumes.get_mut(id) else { return };
         volume.company.under_way -= 1;

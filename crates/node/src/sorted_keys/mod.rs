@@ -196,6 +196,7 @@ impl SortedKeys {
     }
 
     /// The key behind `place`.
+    #[inline]
     pub(crate) fn get(&self, place: Place) -> Option<&Key> {
         self.chunks.get(place.chunk)?.get(place.index)
     }
@@ -206,6 +207,7 @@ impl SortedKeys {
     }
 
     /// One key towards the front; `None` at the front.
+    #[inline]
     pub(crate) fn before(&self, place: Place) -> Option<Place> {
         if place.index > 0 {
             return Some(Place { index: place.index - 1, ..place });
@@ -215,6 +217,7 @@ impl SortedKeys {
     }
 
     /// One key towards the end. There must be a key behind `place`.
+    #[inline]
     pub(crate) fn next(&self, place: Place) -> Place {
         if place.index + 1 < self.chunks[place.chunk].len() {
             return Place { index: place.index + 1, ..place };

@@ -8,6 +8,7 @@
 //! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors; `by_usage` all, by usage.
 
 mod lengths;
+mod pointers;
 mod reserved;
 mod search;
 
@@ -21,7 +22,7 @@ use crate::state::State;
 use crate::work::BUCKETS_MAX;
 use alloc::vec::Vec;
 use bcached_format::prio::{self, PRIO_FRESH};
-use bcached_format::{BucketId, DeviceIndex, Gen, Key, Pointer, Replacement};
+use bcached_format::{BucketId, DeviceIndex, Gen, Pointer, Replacement};
 
 /// A bucket is not invalidated when its generation is this far ahead of the oldest pointer seen to it; kernels refuse
 /// live keys staler than this.
@@ -213,15 +214,6 @@ impl Buckets {
         &self.pending
     }
 
-    /// The bucket that `pointer` points into; `None` for a check pointer or one outside the devices.
-    #[inline]
-    #[must_use]
-    pub fn of(&self, pointer: Pointer) -> Option<BucketId> {
-        let index = pointer.sector() / self.bucket_sectors;
-        let inside = !pointer.is_check() && index >= self.first_bucket && index < self.count();
-        inside.then_some(BucketId { device: self.device, index })
-    }
-
     /// First sector of a bucket on its device.
     #[must_use]
     pub const fn sector(&self, id: BucketId) -> u64 {
@@ -236,6 +228,7 @@ impl Buckets {
 
     /// One bucket.
     #[must_use]
+    #[inline]
     pub fn get(&self, id: BucketId) -> &Bucket {
         &self.table[slot(id) as usize]
     }
@@ -251,41 +244,6 @@ impl Buckets {
         let name = move |index: usize| BucketId { device: self.device, index: (from + index) as u64 };
         let part = self.table.get(from..).unwrap_or_default();
         part.iter().take(BUCKETS_MAX).enumerate().map(move |(index, bucket)| (name(index), bucket))
-    }
-
-    /// How often the bucket has been reused since the pointer was made; `None` for a check pointer or a wild one.
-    #[inline]
-    #[must_use]
-    pub fn age_of(&self, pointer: Pointer) -> Option<u8> {
-        self.of(pointer).map(|id| self.get(id).generation.after(pointer.generation()))
-    }
-
-    /// True when the bucket has been reused since the pointer was made; check pointers and wild ones are stale.
-    #[must_use]
-    pub fn is_stale(&self, pointer: Pointer) -> bool {
-        self.age_of(pointer).is_none_or(|age| age > 0)
-    }
-
-    /// True when nothing that the key points to is there any more.
-    #[must_use]
-    pub fn is_dead(&self, key: &Key) -> bool {
-        key.pointers.as_slice().iter().all(|pointer| self.is_stale(*pointer))
-    }
-
-    /// True when the pointer stays stale after a crash: its bucket's generation has been stored, or was two ahead.
-    #[must_use]
-    pub fn is_durably_stale(&self, pointer: Pointer) -> bool {
-        self.of(pointer).is_none_or(|id| {
-            let bucket = self.get(id);
-            let distance = bucket.generation.after(pointer.generation());
-            distance > u8::from(bucket.usage == Usage::Pending)
-        })
-    }
-
-    /// True when a crash could bring something back that the key points to, whether it is there now or not.
-    #[must_use]
-    pub fn could_return(&self, key: &Key) -> bool {
-        key.pointers.as_slice().iter().any(|pointer| !self.is_durably_stale(*pointer))
     }
 
     /// Pulls the generation forward to that of a pointer found on disk (format 15 step 5). What was counted for the
@@ -359,13 +317,15 @@ impl Buckets {
     /// there, even what others wrote.
     #[must_use]
     pub fn is_suspect(&self, pointer: Pointer) -> bool {
-        self.of(pointer).is_some_and(|id| self.flushes.may_have_dropped(self.get(id).flush))
+        self.flushes.are_in_doubt()
+            && self.of(pointer).is_some_and(|id| self.flushes.may_have_dropped(self.get(id).flush))
     }
 
     /// The flush of the cache device that is running, if it may have dropped data in the bucket of `pointer`.
     #[must_use]
     pub fn being_flushed(&self, pointer: Pointer) -> Option<Running> {
-        self.of(pointer).and_then(|id| self.flushes.may_be_dropping(self.get(id).flush))
+        let id = if self.flushes.are_in_doubt() { self.of(pointer) } else { None };
+        id.and_then(|id| self.flushes.may_be_dropping(self.get(id).flush))
     }
 
     /// A live extent is gone from the bucket; `sectors` of it had been counted. `sequence`: the journal entry that records it;
@@ -394,18 +354,21 @@ impl Buckets {
         self.table[slot(id) as usize].pins += 1;
     }
 
+    /// What lies there is about to be read, or written: it must not be reused, and has been used now.
+    #[inline]
+    pub fn begin(&mut self, pointer: Pointer) {
+        let id = self.of(pointer).expect("only pointers that were checked are pinned");
+        let bucket = &mut self.table[slot(id) as usize];
+        bucket.pins += 1;
+        bucket.touched = self.clock;
+        self.victims.touch(slot(id));
+    }
+
     /// The end of what [`Buckets::pin`] began.
     pub fn unpin(&mut self, pointer: Pointer) {
         let id = self.of(pointer).expect("only pointers that were checked are pinned");
         let bucket = &mut self.table[slot(id) as usize];
         bucket.pins = bucket.pins.checked_sub(1).expect("pins and unpins are in pairs");
-    }
-
-    /// The bucket was read from or written to.
-    pub fn touch(&mut self, pointer: Pointer) {
-        let Some(id) = self.of(pointer) else { return };
-        self.table[slot(id) as usize].touched = self.clock;
-        self.victims.touch(slot(id));
     }
 
     /// Counts cached traffic; each 1024th of the cache makes everything one step older (the kernel's ageing).

@@ -1,0 +1,75 @@
+//! A read of one piece that the cache does not have: it begins in one transition, and ends in another, in which its fill begins.
+
+use crate::btree::cache::Leaf;
+use crate::btree::{Content, Piece};
+use crate::error::{Doing, Error};
+use crate::request::fill::{self, Fill};
+use crate::request::read::{self, Planned, Sources};
+use crate::request::{Range, Reply, Target};
+use crate::set::CacheSet;
+use crate::state::State;
+use crate::volume::epoch::Begun;
+use bcached_env::{Buffer, Time};
+
+/// A read of the backing device that has begun so.
+pub struct Miss {
+    planned: Planned,
+    /// Of what is missing.
+    leaf: Leaf,
+    begun: Option<Begun>,
+    /// The device slept.
+    wakes: bool,
+}
+
+impl State {
+    /// Begins to read `hole`, of which `leaf` says that it is one, from the backing device; `None` if some of it is not there alone, and then nothing has changed.
+    pub(super) fn begin_miss(&mut self, target: &Target, hole: Range, leaf: Leaf) -> Option<Miss> {
+        let volume = self.volumes.get(target.id)?;
+        if target.backing.is_none() || volume.ranges.is_parked_in(hole.start, hole.end) {
+            return None;
+        }
+        let begun = volume.backing.as_ref().map(|backing| backing.epoch.read_begins());
+        let piece = Piece { start: hole.start, end: hole.end, content: Content::Hole };
+        let mut fill_left = read::FILL_SECTORS_MAX;
+        let planned = read::plan_piece(self, target, piece, &mut fill_left);
+        let wakes = self.client_comes(target.id);
+        Some(Miss { planned, leaf, begun, wakes })
+    }
+
+    /// Such a read, which `began` then, has ended and is answered; what is put into the cache of it.
+    fn end_such_miss(&mut self, target: &Target, miss: &Miss, is_read: bool, began: Time) -> Option<Fill> {
+        self.client_goes(target.id, self.now.since(began));
+        let fill = self.end_miss(target, &miss.planned, miss.begun.filter(|_| is_read));
+        if is_read {
+            read::count(self, target, Sources::of(&miss.planned.piece));
+        }
+        self.end_read(target, began, is_read);
+        fill.map(|fill| fill.of(miss.leaf))
+    }
+}
+
+impl CacheSet {
+    /// The rest of such a read, which `began` then.
+    pub(super) async fn serve_miss(
+        &self,
+        target: &Target,
+        miss: &Miss,
+        buffer: Buffer,
+        began: Time,
+    ) -> Reply {
+        if miss.wakes {
+            // What has been gathered goes along.
+            self.signals().writeback_work.notify_all();
+        }
+        let backing = target.backing.as_ref().expect("it is read from there");
+        let (lent, buffer) = fill::land(self, miss.planned.fill.is_some(), buffer);
+        let (read, buffer) = backing.read(miss.planned.piece.start, buffer).await;
+        let fill = self.with(|s| s.end_such_miss(target, miss, read.is_ok(), began));
+        if let Some(fill) = fill {
+            fill::spawn(self, target.clone(), fill, &buffer);
+        }
+        self.signals().ranges.notify_all();
+        let buffer = fill::give_back(self, lent, buffer, read.is_ok());
+        Reply { result: read.map_err(Error::io(Doing::Backing)), buffer: Some(buffer) }
+    }
+}

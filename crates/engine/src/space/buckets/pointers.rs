@@ -1,0 +1,68 @@
+//! What pointers mean: which bucket each points into, and whether that has been reused since.
+
+use super::{Bucket, Buckets, Usage};
+use bcached_format::{BucketId, Key, Pointer};
+
+impl Buckets {
+    /// The bucket that `pointer` points into; `None` for a check pointer or one outside the devices.
+    #[inline]
+    #[must_use]
+    pub fn of(&self, pointer: Pointer) -> Option<BucketId> {
+        self.index_of(pointer).map(|index| BucketId { device: self.device, index: index as u64 })
+    }
+
+    /// The same, as a place in the table.
+    #[inline]
+    fn index_of(&self, pointer: Pointer) -> Option<usize> {
+        if pointer.is_check() {
+            return None;
+        }
+        let index = pointer.sector() / self.bucket_sectors;
+        let place = usize::try_from(index).ok()?;
+        (index >= self.first_bucket && place < self.table.len()).then_some(place)
+    }
+
+    /// The bucket itself.
+    #[inline]
+    fn at(&self, pointer: Pointer) -> Option<&Bucket> {
+        self.index_of(pointer).map(|index| &self.table[index])
+    }
+
+    /// How often the bucket has been reused since the pointer was made; `None` for a check pointer or a wild one.
+    #[inline]
+    #[must_use]
+    pub fn age_of(&self, pointer: Pointer) -> Option<u8> {
+        self.at(pointer).map(|bucket| bucket.generation.after(pointer.generation()))
+    }
+
+    /// True when the bucket has been reused since the pointer was made; check pointers and wild ones are stale.
+    #[inline]
+    #[must_use]
+    pub fn is_stale(&self, pointer: Pointer) -> bool {
+        self.age_of(pointer).is_none_or(|age| age > 0)
+    }
+
+    /// True when nothing that the key points to is there any more.
+    #[inline]
+    #[must_use]
+    pub fn is_dead(&self, key: &Key) -> bool {
+        key.pointers.as_slice().iter().all(|pointer| self.is_stale(*pointer))
+    }
+
+    /// True when the pointer stays stale after a crash: its bucket's generation has been stored, or was two ahead.
+    #[inline]
+    #[must_use]
+    pub fn is_durably_stale(&self, pointer: Pointer) -> bool {
+        self.at(pointer).is_none_or(|bucket| {
+            let distance = bucket.generation.after(pointer.generation());
+            distance > u8::from(bucket.usage == Usage::Pending)
+        })
+    }
+
+    /// True when a crash could bring something back that the key points to, whether it is there now or not.
+    #[inline]
+    #[must_use]
+    pub fn could_return(&self, key: &Key) -> bool {
+        key.pointers.as_slice().iter().any(|pointer| !self.is_durably_stale(*pointer))
+    }
+}
