@@ -39,7 +39,12 @@ impl Transfer {
             Self::UserCopy => devices::vm_with,
             Self::ZeroCopy => devices::new_vm_with,
         };
-        find(program, &["drivers/block/ublk_drv"])
+        // A queue for each processor.
+        let (processors, mebibytes) = match self {
+            Self::UserCopy => (1, 768),
+            Self::ZeroCopy => (2, 768),
+        };
+        Some(find(program, &["drivers/block/ublk_drv"])?.sized(mebibytes, processors))
     }
 }
 
@@ -88,6 +93,7 @@ for limit in logical_block_size physical_block_size minimum_io_size optimal_io_s
 	echo $limit $(cat $queue/$limit)
 done
 test $(cat $queue/discard_granularity) = 4096
+test $(ls -d $queue/../mq/* | wc -l) = $(nproc)
 test $(cat /sys/block/${device#/dev/}/size) = 524288
 mkfs.ext4 -q $device
 mkdir /mnt; mount -t ext4 -o discard $device /mnt

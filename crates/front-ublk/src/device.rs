@@ -9,7 +9,7 @@ use crate::abi::{
 };
 use crate::control::Control;
 use crate::error::{ControlError, DeviceError, Unavailable};
-use crate::queue::{Place, Queue, Shared};
+use crate::queue::{OnEnd, Place, Queue, Shared};
 use crate::server::Transfer;
 use bcached_port::{Export, SECTOR_BYTES};
 use bcached_uring::Guests;
@@ -22,8 +22,11 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Requests of a device at once.
+/// Requests of a queue at once.
 const DEPTH: u16 = 128;
+/// Queues of a device at most: one for each processor up to that. All are served by one thread, so more would only spare the processors of
+/// clients that they wait for each other.
+const QUEUES_MAX: usize = 4;
 /// Largest request: the block layer cuts what is larger.
 const IO_BYTES_MAX: u32 = 512 << 10;
 /// Largest discard, in sectors: 1 GiB.
@@ -111,7 +114,7 @@ impl Device {
         export: &Export,
         guests: &Guests,
         (number, former): (Option<u32>, Option<u32>),
-        on_end: impl FnOnce() + Send + 'static,
+        on_end: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<Self, DeviceError> {
         let control = open_control()?;
         let identity = identity_of(export);
@@ -138,7 +141,8 @@ impl Device {
 
     fn of(control: Control, info: &DeviceInfo, guests: &Guests) -> Self {
         let (number, features, bell) = (info.number, info.features, guests.bell());
-        Self { control, number, features, shared: Arc::default(), turn: Arc::new(move || bell.ring()) }
+        let shared = Arc::new(Shared::of(info.queues));
+        Self { control, number, features, shared, turn: Arc::new(move || bell.ring()) }
     }
 
     fn make(
@@ -146,11 +150,11 @@ impl Device {
         (identity, number): (u64, Option<u32>),
         export: &Export,
         guests: &Guests,
-        on_end: impl FnOnce() + Send + 'static,
+        on_end: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<Self, DeviceError> {
         let params = params_of(export)?;
         let wanted = DeviceInfo {
-            queues: 1,
+            queues: queues(),
             depth: DEPTH,
             max_io_bytes: IO_BYTES_MAX,
             number: number.unwrap_or(u32::MAX),
@@ -180,7 +184,7 @@ impl Device {
         info: DeviceInfo,
         export: &Export,
         guests: &Guests,
-        on_end: impl FnOnce() + Send + 'static,
+        on_end: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<Self, DeviceError> {
         let device = Self::of(control, &info, guests);
         device.begin_recovery()?;
@@ -211,29 +215,32 @@ impl Device {
         }
     }
 
-    /// Puts the queue on the ring; its commands are with the kernel soon after.
+    /// Puts the queues on the ring; their commands are with the kernel soon after.
     fn host(
         &self,
         info: &DeviceInfo,
         export: &Export,
         guests: &Guests,
-        on_end: impl FnOnce() + Send + 'static,
+        on_end: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<(), DeviceError> {
         let path = format!("/dev/ublkc{}", self.number);
         let unusable =
             |why: Errno| DeviceError::Character { path: path.clone(), why: std::io::Error::from(why) };
         let device = open_when_there(Path::new(&path)).map_err(unusable)?;
         let Some(route) = export.served.clone() else { return Err(unusable(Errno::NXIO)) };
-        let place = Place {
-            device: Arc::new(device),
-            number: 0,
-            depth: info.depth,
-            registers: info.features & F_AUTO_BUF_REG != 0,
-            route,
-            turn: Arc::clone(&self.turn),
-            shared: Arc::clone(&self.shared),
-        };
-        guests.host(Box::new(Queue::new(place, on_end).map_err(unusable)?))?;
+        let (device, on_end) = (Arc::new(device), OnEnd::new(on_end));
+        for number in 0..info.queues {
+            let place = Place {
+                device: Arc::clone(&device),
+                number,
+                depth: info.depth,
+                registers: info.features & F_AUTO_BUF_REG != 0,
+                route: route.clone(),
+                turn: Arc::clone(&self.turn),
+                shared: Arc::clone(&self.shared),
+            };
+            guests.host(Box::new(Queue::new(place, Arc::clone(&on_end)).map_err(unusable)?))?;
+        }
         Ok(())
     }
 
@@ -260,7 +267,7 @@ impl Device {
     pub(crate) fn remove(&self) -> Result<(), DeviceError> {
         self.shared.is_going.store(true, Ordering::Release);
         // What its engine has given up is answered now: the stop waits for that.
-        self.shared.rung.store(true, Ordering::Release);
+        self.shared.ring();
         (self.turn)();
         self.command(Command::StopDev, (&[], 0), WITH_IO)?;
         self.command(Command::DelDev, (&[], 0), WITH_IO)
@@ -327,6 +334,12 @@ fn find(control: &Control, identity: u64, former: Option<u32>) -> Result<Found, 
 /// Our own counts as dead: what of it was served by this process is not any more, or nobody would look for it.
 fn is_alive(process: i32) -> bool {
     u32::try_from(process) != Ok(std::process::id()) && Path::new(&format!("/proc/{process}")).exists()
+}
+
+/// Queues of a new device.
+fn queues() -> u16 {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    u16::try_from(processors.min(QUEUES_MAX)).expect("a few")
 }
 
 fn info_of(control: &Control, number: u32) -> Result<DeviceInfo, ControlError> {

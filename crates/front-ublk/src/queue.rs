@@ -33,21 +33,61 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Data of requests that a queue has in memory at most, in bytes; one request alone may be larger.
+/// Data of requests that the queues of a device have in memory at most, in bytes; each has an equal part of it, and one request alone may
+/// be larger than that.
 pub const BYTES_MAX: usize = 8 << 20;
 
-/// Memory that a queue keeps for later requests, in bytes: for as many of 4 KiB as it has tags, or some large ones.
+/// Memory that they keep for later requests, in bytes: for as many of 4 KiB as a queue has tags, or some large ones.
 const STOCK_BYTES: usize = 2 << 20;
 
-/// What a queue and the thread of its device share.
-#[derive(Default)]
+/// What the queues and the thread of their device share.
 pub(crate) struct Shared {
     /// The device is going for good: what the engine does not finish fails.
     pub is_going: AtomicBool,
     /// The memory of requests is lent to the engine.
     pub lends: AtomicBool,
-    /// A reply has come since the last turn, or there is room again.
-    pub rung: AtomicBool,
+    /// Of each queue: a reply has come since its last turn, or there is room again.
+    rung: Box<[AtomicBool]>,
+}
+
+impl Shared {
+    /// Of so many queues.
+    pub(crate) fn of(queues: u16) -> Self {
+        let rung = (0..queues).map(|_| AtomicBool::new(false)).collect();
+        Self { is_going: AtomicBool::new(false), lends: AtomicBool::new(false), rung }
+    }
+
+    /// All queues look at everything in their next turn.
+    pub(crate) fn ring(&self) {
+        self.rung.iter().for_each(|rung| rung.store(true, Ordering::Release));
+    }
+
+    fn rung_of(&self, queue: u16) -> &AtomicBool {
+        &self.rung[usize::from(queue)]
+    }
+
+    /// A queue's part of what the device may have.
+    fn part(&self, bytes: usize) -> usize {
+        bytes / self.rung.len()
+    }
+}
+
+/// Calls what it has when it is dropped: with the last of those that share it.
+pub(crate) struct OnEnd(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+impl OnEnd {
+    /// That is called on the ring's thread, so it must not wait.
+    pub(crate) fn new(call: impl FnOnce() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self(Some(Box::new(call))))
+    }
+}
+
+impl Drop for OnEnd {
+    fn drop(&mut self) {
+        if let Some(call) = self.0.take() {
+            call();
+        }
+    }
 }
 
 /// See the file's head.
@@ -83,8 +123,8 @@ pub(crate) struct Queue {
     /// The kernel has told a tag that the device is going.
     is_aborted: bool,
     shared: Arc<Shared>,
-    /// Called when it is dropped.
-    on_end: Option<Box<dyn FnOnce() + Send>>,
+    /// Goes with the last queue.
+    _on_end: Arc<OnEnd>,
 }
 
 /// A request that the engine has.
@@ -113,13 +153,13 @@ pub(crate) struct Place {
 }
 
 impl Queue {
-    /// `on_end` is called when the ring is done with it, or dies; on that thread, and it must not wait.
-    pub(crate) fn new(place: Place, on_end: impl FnOnce() + Send + 'static) -> Result<Self, Errno> {
+    /// `on_end` is dropped when the ring is done with it, or dies.
+    pub(crate) fn new(place: Place, on_end: Arc<OnEnd>) -> Result<Self, Errno> {
         let Place { device, number, depth, registers, route, turn, shared } = place;
         let descriptors = Descriptors::map(&device, number, depth)?;
         let rings = Arc::clone(&shared);
         let bell: Bell = Arc::new(move || {
-            if !rings.rung.swap(true, Ordering::AcqRel) {
+            if !rings.rung_of(number).swap(true, Ordering::AcqRel) {
                 turn();
             }
         });
@@ -136,7 +176,7 @@ impl Queue {
             has_begun: false,
             unread: VecDeque::with_capacity(usize::from(depth)),
             held: 0,
-            stock: Stock::new(STOCK_BYTES),
+            stock: Stock::new(shared.part(STOCK_BYTES)),
             waiting: VecDeque::with_capacity(usize::from(depth)),
             given_up: Vec::new(),
             registers,
@@ -145,7 +185,7 @@ impl Queue {
             in_kernel: 0,
             is_aborted: false,
             shared,
-            on_end: Some(Box::new(on_end)),
+            _on_end: on_end,
         })
     }
 
@@ -160,7 +200,7 @@ impl Queue {
         while let Some(tag) = self.unread.front().copied() {
             let described = self.descriptors.read(tag);
             let held = data_of(described);
-            if !has_room(self.held, held) {
+            if !has_room(self.held, held, self.shared.part(BYTES_MAX)) {
                 return;
             }
             self.unread.pop_front();
@@ -291,8 +331,8 @@ fn data_of(described: Description) -> usize {
 }
 
 /// Whether so much more may be in memory beside what is there.
-const fn has_room(held: usize, bytes: usize) -> bool {
-    held == 0 || bytes == 0 || bytes <= BYTES_MAX.saturating_sub(held)
+const fn has_room(held: usize, bytes: usize, bytes_max: usize) -> bool {
+    held == 0 || bytes == 0 || bytes <= bytes_max.saturating_sub(held)
 }
 
 /// What the kernel is told of it. A request's pages that end before the request does are an I/O error.
@@ -321,7 +361,7 @@ impl Guest for Queue {
             (0..self.depth).for_each(|tag| self.push(tag, None));
         }
         // Taken before the look, so that what rings during it is not missed.
-        if self.shared.rung.swap(false, Ordering::AcqRel) {
+        if self.shared.rung_of(self.number).swap(false, Ordering::AcqRel) {
             while let Some((asked, reply)) = self.replies.try_next() {
                 self.answer(asked, reply);
             }
@@ -371,21 +411,14 @@ impl Guest for Queue {
     }
 }
 
-impl Drop for Queue {
-    fn drop(&mut self) {
-        if let Some(on_end) = self.on_end.take() {
-            on_end();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn one_request_alone_always_has_room() {
-        assert!(has_room(0, 2 * BYTES_MAX) && has_room(BYTES_MAX, 0) && has_room(BYTES_MAX - 4096, 4096));
-        assert!(!has_room(BYTES_MAX - 4095, 4096) && !has_room(2 * BYTES_MAX, 512));
+        let has_room = |held, bytes| has_room(held, bytes, 1 << 20);
+        assert!(has_room(0, 2 << 20) && has_room(1 << 20, 0) && has_room((1 << 20) - 4096, 4096));
+        assert!(!has_room((1 << 20) - 4095, 4096) && !has_room(2 << 20, 512));
     }
 }

@@ -3,8 +3,8 @@
 use io_uring::IoUring;
 use std::ops::Range;
 
-/// Of all guests of one ring together. The kernel allows four times as many.
-const SLOTS: u16 = 4096;
+/// Of all guests of one ring together: as many as the kernel allows, and enough for 32 devices of four deep queues.
+const SLOTS: u16 = 1 << 14;
 
 /// The table of one ring. It is made when a guest wants part of it.
 #[derive(Default)]
