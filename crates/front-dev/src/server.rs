@@ -2,16 +2,13 @@
 
 use crate::loops::LoopDevice;
 use crate::nbd::NbdDevice;
-use bcached_front_ublk::DeviceState;
-use bcached_front_ublk::server::{Changed, News, StillThere};
+use bcached_front_ublk::table::{Answer, Changed, DeviceState, News, Seat, StillThere, Table};
 use bcached_port::Export;
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
 
 /// How often a device that is not there is tried again, and one that is there looked at.
 const RETRY: Duration = Duration::from_secs(5);
@@ -48,14 +45,7 @@ pub struct Served {
 
 /// The devices of one daemon.
 pub struct DevServer {
-    devices: Mutex<BTreeMap<String, Entry>>,
-    news: News,
-    changed: Changed,
-}
-
-struct Entry {
-    tell: Sender<Message>,
-    state: Arc<Mutex<DeviceState>>,
+    devices: Table<Message>,
 }
 
 enum Message {
@@ -63,9 +53,9 @@ enum Message {
     /// The device of that life has ended.
     Ended(u64),
     /// What the kernel keeps of it in memory is to be written; the answer is how that went.
-    Write(Sender<Result<(), String>>),
+    Write(Answer<String>),
     /// Away with it; the answer is how that went.
-    Remove(Sender<Result<(), String>>),
+    Remove(Answer<String>),
 }
 
 enum Device {
@@ -73,16 +63,11 @@ enum Device {
     Loop(LoopDevice),
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds one of these locks can panic midway.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl DevServer {
     /// Without devices. `news` is called on a device's thread when its state is about to change, `changed` when it has.
     #[must_use]
-    pub fn new(news: News, changed: Changed) -> Self {
-        Self { devices: Mutex::default(), news, changed }
+    pub const fn new(news: News, changed: Changed) -> Self {
+        Self { devices: Table::new(news, changed) }
     }
 
     /// Gives a volume its device, or tells the one that it has how large the volume is now.
@@ -90,33 +75,15 @@ impl DevServer {
     /// # Errors
     /// The system gives no thread.
     pub fn serve(&self, served: Served) -> std::io::Result<()> {
-        let mut devices = lock(&self.devices);
-        let name = served.export.name.clone();
-        if let Some(entry) = devices.get(&name) {
-            let _told = entry.tell.send(Message::Serve(served));
-            return Ok(());
-        }
-        let (tell, messages) = channel();
-        let state = Arc::new(Mutex::new(DeviceState::Coming));
-        let life = Life {
-            name: name.clone(),
-            served,
-            device: None,
-            number: 0,
-            tell: tell.clone(),
-            state: Arc::clone(&state),
-            news: Arc::clone(&self.news),
-            changed: Arc::clone(&self.changed),
-        };
-        thread::Builder::new().name(format!("dev {name}")).spawn(move || life.run(&messages))?;
-        devices.insert(name, Entry { tell, state });
-        Ok(())
+        let export = Arc::clone(&served.export);
+        let life = |seat, served, messages: &_| Life { seat, served, device: None, number: 0 }.run(messages);
+        self.devices.serve(("dev", &export), served, Message::Serve, life)
     }
 
     /// What has become of a volume's device; `None` if it was never to have one here.
     #[must_use]
     pub fn state(&self, name: &str) -> Option<DeviceState> {
-        lock(&self.devices).get(name).map(|entry| lock(&entry.state).clone())
+        self.devices.state(name)
     }
 
     /// Has what the kernel keeps in memory of a volume's device written, if that does not happen when its last user closes it. Waits for that up
@@ -125,7 +92,7 @@ impl DevServer {
     /// # Errors
     /// It could not be written, or not yet.
     pub fn write_out(&self, name: &str, limit: Duration) -> Result<(), String> {
-        let Some(tell) = lock(&self.devices).get(name).map(|entry| entry.tell.clone()) else { return Ok(()) };
+        let Some(tell) = self.devices.teller(name) else { return Ok(()) };
         let (answer, answered) = channel();
         let _told = tell.send(Message::Write(answer));
         match answered.recv_timeout(limit) {
@@ -143,28 +110,7 @@ impl DevServer {
     /// # Errors
     /// Those that are still there, and why. They go when they can.
     pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
-        let deadline = Instant::now() + limit;
-        let entries = {
-            let mut devices = lock(&self.devices);
-            names.iter().filter_map(|name| Some((name, devices.remove(name)?))).collect::<Vec<_>>()
-        };
-        let asked = entries.into_iter().map(|(name, entry)| {
-            let (answer, answered) = channel();
-            let _told = entry.tell.send(Message::Remove(answer));
-            (name, answered)
-        });
-        let mut still = Vec::new();
-        for (name, answered) in asked.collect::<Vec<_>>() {
-            match answered.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                // Its thread has gone: there was nothing.
-                Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => {}
-                Ok(Err(error)) => still.push(format!("{name}: {error}")),
-                Err(RecvTimeoutError::Timeout) => {
-                    still.push(format!("{name}: its device does not go"));
-                }
-            }
-        }
-        if still.is_empty() { Ok(()) } else { Err(StillThere { names: still }) }
+        self.devices.remove(names, limit, Message::Remove, "its device does not go")
     }
 }
 
@@ -200,15 +146,11 @@ impl Device {
 
 /// A device's thread.
 struct Life {
-    name: String,
+    seat: Seat<Message>,
     served: Served,
     device: Option<Device>,
     /// Counts the devices that it has had: the end of an older one is no news.
     number: u64,
-    tell: Sender<Message>,
-    state: Arc<Mutex<DeviceState>>,
-    news: News,
-    changed: Changed,
 }
 
 impl Life {
@@ -245,8 +187,8 @@ impl Life {
         }
         if let Some(device) = self.device.take() {
             let path = device.path().display();
-            tracing::warn!(event = "device-gone", "{}: {path} has been taken away", self.name);
-            self.becomes(DeviceState::Coming);
+            tracing::warn!(event = "device-gone", "{}: {path} has been taken away", self.seat.name);
+            self.seat.becomes(DeviceState::Coming);
         }
         self.bring();
     }
@@ -262,7 +204,7 @@ impl Life {
                     tracing::error!(
                         event = "device-not-resized",
                         "{}: {path} keeps its size until the next start: {error}",
-                        self.name
+                        self.seat.name
                     );
                 }
             }
@@ -276,12 +218,12 @@ impl Life {
             Ok(device) => {
                 let path = device.path().to_owned();
                 self.device = Some(device);
-                self.becomes(DeviceState::Here { path, transfer: None });
+                self.seat.becomes(DeviceState::Here { path, transfer: None });
             }
             Err(why) => {
                 // What was tried and ended is no news.
                 self.number += 1;
-                self.becomes(DeviceState::Missing(why));
+                self.seat.becomes(DeviceState::Missing(why));
             }
         }
     }
@@ -290,24 +232,16 @@ impl Life {
         let export = &self.served.export;
         match &self.served.under {
             Under::Nbd(connect) => {
-                let connection = connect(&self.name)?;
-                let (tell, number) = (Mutex::new(self.tell.clone()), self.number);
+                let connection = connect(&self.seat.name)?;
+                let (tell, number) = (self.seat.tell.clone(), self.number);
                 let on_end: Arc<dyn Fn() + Send + Sync> =
-                    Arc::new(move || drop(lock(&tell).send(Message::Ended(number))));
+                    Arc::new(move || drop(tell.send(Message::Ended(number))));
                 NbdDevice::bring(export, &connection, &on_end).map(Device::Nbd)
             }
-            Under::Loop(_) if matches!(self.name.as_str(), "." | "..") => {
+            Under::Loop(_) if matches!(self.seat.name.as_str(), "." | "..") => {
                 Err("no file can be called so".to_owned())
             }
-            Under::Loop(folder) => LoopDevice::bring(&folder.join(&self.name), export).map(Device::Loop),
-        }
-    }
-
-    fn becomes(&self, state: DeviceState) {
-        if *lock(&self.state) != state {
-            (self.news)(&self.name, &state);
-            *lock(&self.state) = state;
-            (self.changed)();
+            Under::Loop(folder) => LoopDevice::bring(&folder.join(&self.seat.name), export).map(Device::Loop),
         }
     }
 }

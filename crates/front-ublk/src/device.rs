@@ -10,7 +10,7 @@ use crate::abi::{
 use crate::control::Control;
 use crate::error::{ControlError, DeviceError, Unavailable};
 use crate::queue::{OnEnd, Place, Queue, Shared};
-use crate::server::Transfer;
+use crate::table::Transfer;
 use bcached_port::{Export, SECTOR_BYTES};
 use bcached_uring::Guests;
 use rustix::fs::{Mode, OFlags};

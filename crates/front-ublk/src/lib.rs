@@ -25,8 +25,10 @@ mod features;
 mod pages;
 mod queue;
 pub mod server;
+pub mod table;
 
 pub use device::Features;
 pub use error::{ControlError, DeviceError, Unavailable};
 pub use queue::BYTES_MAX;
-pub use server::{DeviceState, Leaving, Served, Transfer, UblkServer};
+pub use server::{Leaving, Served, UblkServer};
+pub use table::{DeviceState, Transfer};

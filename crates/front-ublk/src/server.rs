@@ -1,14 +1,12 @@
-//! The devices of all volumes. Each has a thread, on which the kernel is waited for, so that no device waits for another.
+//! The devices of all volumes.
 
 use crate::device::Device;
 use crate::error::DeviceError;
+use crate::table::{Answer, Changed, DeviceState, News, Seat, StillThere, Table};
 use bcached_port::Export;
 use bcached_uring::Guests;
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// How often a device that is not there is tried again.
@@ -25,60 +23,11 @@ pub struct Served {
     pub number: Option<u32>,
 }
 
-/// What has become of a volume's device.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum DeviceState {
-    /// It is being made, or taken over.
-    Coming,
-    /// It can be used.
-    Here {
-        /// The device's.
-        path: PathBuf,
-        /// How data comes and goes, of a ublk device.
-        transfer: Option<Transfer>,
-    },
-    /// There is none, for this reason; it is tried again.
-    Missing(String),
-}
-
-/// How the data of requests of a ublk device comes and goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Transfer {
-    /// The engine's devices read and write the memory of whoever asked.
-    ZeroCopy,
-    /// It is copied from there and to there.
-    UserCopy,
-}
-
-impl Transfer {
-    /// As `status` calls it.
-    #[must_use]
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::ZeroCopy => "zero copy",
-            Self::UserCopy => "user copy",
-        }
-    }
-}
-
-/// Called on a device's thread when its state is about to change: what is done there is done when others see the new one. It must not wait.
-pub type News = Arc<dyn Fn(&str, &DeviceState) + Send + Sync>;
-
-/// Called there when it has.
-pub type Changed = Arc<dyn Fn() + Send + Sync>;
-
 /// The devices of one daemon. Dropped, it leaves them to the next server.
 pub struct UblkServer {
-    devices: Mutex<BTreeMap<String, Entry>>,
-    news: News,
-    changed: Changed,
+    devices: Table<Message>,
     /// The process whose devices go over to this one while it lives.
     former: Option<u32>,
-}
-
-struct Entry {
-    tell: Sender<Message>,
-    state: Arc<Mutex<DeviceState>>,
 }
 
 enum Message {
@@ -86,29 +35,16 @@ enum Message {
     /// The ring is done with the queue of that life.
     Ended(u64),
     /// Away with it; the answer is how that went.
-    Remove(Sender<Result<(), DeviceError>>),
+    Remove(Answer<DeviceError>),
     /// The next server has it: it is let go of as it is when the ring is done with its queue. The answer is dropped then.
     Leave(Sender<()>),
-}
-
-/// Devices that could not be taken away in time.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{}", names.join(", "))]
-pub struct StillThere {
-    /// Their volumes, and why.
-    pub names: Vec<String>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds one of these locks can panic midway.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl UblkServer {
     /// Without devices. Those of the process `former` go over to this one while that lives: it has let go of them, or is about to.
     #[must_use]
     pub fn new(news: News, changed: Changed, former: Option<u32>) -> Self {
-        Self { devices: Mutex::default(), news, changed, former }
+        Self { devices: Table::new(news, changed), former }
     }
 
     /// Gives a volume its device, or tells the one that it has where the volume is served now and how large it is.
@@ -116,56 +52,24 @@ impl UblkServer {
     /// # Errors
     /// The system gives no thread.
     pub fn serve(&self, served: Served) -> std::io::Result<()> {
-        let mut devices = lock(&self.devices);
-        let name = served.export.name.clone();
-        if let Some(entry) = devices.get(&name) {
-            let _told = entry.tell.send(Message::Serve(served));
-            return Ok(());
-        }
-        let (tell, messages) = channel();
-        let state = Arc::new(Mutex::new(DeviceState::Coming));
-        let life = Life {
-            name: name.clone(),
-            served,
-            device: None,
-            number: 0,
-            tell: tell.clone(),
-            state: Arc::clone(&state),
-            news: Arc::clone(&self.news),
-            changed: Arc::clone(&self.changed),
-            former: self.former,
-            leaves: None,
-        };
-        thread::Builder::new().name(format!("ublk {name}")).spawn(move || life.run(&messages))?;
-        devices.insert(name, Entry { tell, state });
-        Ok(())
+        let (former, export) = (self.former, Arc::clone(&served.export));
+        let life = move |seat, served, messages: &_| Life::new(seat, served, former).run(messages);
+        self.devices.serve(("ublk", &export), served, Message::Serve, life)
     }
 
     /// What has become of a volume's device; `None` if it was never to have one.
     #[must_use]
     pub fn state(&self, name: &str) -> Option<DeviceState> {
-        lock(&self.devices).get(name).map(|entry| lock(&entry.state).clone())
-    }
-
-    /// Where a volume's device is, if it can be used.
-    #[must_use]
-    pub fn path(&self, name: &str) -> Option<PathBuf> {
-        match self.state(name)? {
-            DeviceState::Here { path, .. } => Some(path),
-            DeviceState::Coming | DeviceState::Missing(_) => None,
-        }
+        self.devices.state(name)
     }
 
     /// Leaves all devices to the next server, with what has been asked of them. It is to be waited for after the engines that serve them
     /// have ended.
     pub fn leave(&self) -> Leaving {
-        let entries = std::mem::take(&mut *lock(&self.devices));
-        let left = entries.into_values().map(|entry| {
+        Leaving(self.devices.leave(|| {
             let (answer, answered) = channel();
-            let _told = entry.tell.send(Message::Leave(answer));
-            answered
-        });
-        Leaving(left.collect())
+            (Message::Leave(answer), answered)
+        }))
     }
 
     /// Takes the devices of these volumes from the kernel; what they have not answered fails. Waits for that up to `limit`.
@@ -173,28 +77,7 @@ impl UblkServer {
     /// # Errors
     /// Those that are still there, and why. They go when they can.
     pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
-        let deadline = Instant::now() + limit;
-        let entries = {
-            let mut devices = lock(&self.devices);
-            names.iter().filter_map(|name| Some((name, devices.remove(name)?))).collect::<Vec<_>>()
-        };
-        let asked = entries.into_iter().map(|(name, entry)| {
-            let (answer, answered) = channel();
-            let _told = entry.tell.send(Message::Remove(answer));
-            (name, answered)
-        });
-        let mut still = Vec::new();
-        for (name, answered) in asked.collect::<Vec<_>>() {
-            match answered.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                // Its thread has gone: there was nothing.
-                Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => {}
-                Ok(Err(error)) => still.push(format!("{name}: {error}")),
-                Err(RecvTimeoutError::Timeout) => {
-                    still.push(format!("{name}: the kernel does not let go of it"));
-                }
-            }
-        }
-        if still.is_empty() { Ok(()) } else { Err(StillThere { names: still }) }
+        self.devices.remove(names, limit, Message::Remove, "the kernel does not let go of it")
     }
 }
 
@@ -214,21 +97,21 @@ impl Leaving {
 
 /// A device's thread.
 struct Life {
-    name: String,
+    seat: Seat<Message>,
     served: Served,
     device: Option<Device>,
     /// Counts the queues that it has had: the end of an older one is no news.
     number: u64,
-    tell: Sender<Message>,
-    state: Arc<Mutex<DeviceState>>,
-    news: News,
-    changed: Changed,
     former: Option<u32>,
     /// It is another server's as soon as the ring is done with it.
     leaves: Option<Sender<()>>,
 }
 
 impl Life {
+    const fn new(seat: Seat<Message>, served: Served, former: Option<u32>) -> Self {
+        Self { seat, served, device: None, number: 0, former, leaves: None }
+    }
+
     fn run(mut self, messages: &Receiver<Message>) {
         self.bring();
         loop {
@@ -245,7 +128,7 @@ impl Life {
                     if self.leaves.is_some() {
                         return;
                     }
-                    self.becomes(DeviceState::Coming);
+                    self.seat.becomes(DeviceState::Coming);
                     self.bring();
                 }
                 Ok(Message::Ended(_)) => {}
@@ -277,16 +160,16 @@ impl Life {
 
     fn bring(&mut self) {
         self.number += 1;
-        let (tell, number) = (self.tell.clone(), self.number);
+        let (tell, number) = (self.seat.tell.clone(), self.number);
         let on_end = move || drop(tell.send(Message::Ended(number)));
         let Served { export, guests, number } = &self.served;
         match Device::bring(export, guests, (*number, self.former), on_end) {
             Ok(device) => {
                 let (path, transfer) = (device.path(), Some(device.transfer()));
                 self.device = Some(device);
-                self.becomes(DeviceState::Here { path, transfer });
+                self.seat.becomes(DeviceState::Here { path, transfer });
             }
-            Err(error) => self.becomes(DeviceState::Missing(error.to_string())),
+            Err(error) => self.seat.becomes(DeviceState::Missing(error.to_string())),
         }
     }
 
@@ -296,18 +179,10 @@ impl Life {
             Ok(false) => tracing::warn!(
                 event = "ublk-not-resized",
                 "{}: this kernel cannot resize {} while it is served; its new size is seen after the next start",
-                self.name,
+                self.seat.name,
                 device.path().display()
             ),
-            Err(error) => tracing::error!(event = "ublk-not-resized", "{}: {error}", self.name),
-        }
-    }
-
-    fn becomes(&self, state: DeviceState) {
-        if *lock(&self.state) != state {
-            (self.news)(&self.name, &state);
-            *lock(&self.state) = state;
-            (self.changed)();
+            Err(error) => tracing::error!(event = "ublk-not-resized", "{}: {error}", self.seat.name),
         }
     }
 }

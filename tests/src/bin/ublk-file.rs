@@ -4,7 +4,7 @@
 //! `remove`, `resize SECTORS`. Killed, it leaves the device to the next one.
 
 use bcached_env::{Disk, Env, Executor, Order};
-use bcached_front_ublk::server::News;
+use bcached_front_ublk::table::News;
 use bcached_front_ublk::{DeviceState, Features, Served, UblkServer};
 use bcached_port::{Export, Operation, Reply, Request, Route, Server, Uuid, VolumeId, open as open_port};
 use bcached_uring::{Access, Device, DriverOptions, open_driver};

@@ -11,7 +11,7 @@ use bcached_front_dev::server::Connect;
 use bcached_front_dev::{Connection, DevServer, Rung, Served, Under, detach, left_behind};
 use bcached_front_fuse::{self as fuse, FuseServer};
 use bcached_front_nbd::{self as nbd, NbdServer};
-use bcached_front_ublk::server::{Changed, News, StillThere};
+use bcached_front_ublk::table::{Changed, News, StillThere};
 use bcached_front_ublk::{DeviceState, UblkServer};
 use bcached_port::{Export, ExportTable, Way, Ways};
 use std::collections::BTreeMap;
@@ -59,10 +59,7 @@ impl Devices {
     }
 
     pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
-        match self.state(name)? {
-            DeviceState::Here { path, .. } => Some(path),
-            DeviceState::Coming | DeviceState::Missing(_) => None,
-        }
+        self.state(name)?.path()
     }
 
     pub(super) fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
