@@ -239,6 +239,19 @@ wait_for 20 test -L $link
 mount -t ext4 $link /mnt
 cmp /tmp/data /mnt/a
 umount /mnt
+# Nobody serves it any more, and nobody will.
+kill -9 $server; wait $server || true
+wait_for 20 sh -c 'bcached doctor | grep \"nobody serves $0: what is asked of it waits\"' $device
+dd if=$link of=/dev/null bs=4k count=1 iflag=direct & reading=$!
+sleep 1
+code=0; bcached remove $device || code=$?
+test $code = 3
+bcached remove --dry-run --in-use $device
+bcached remove --in-use $link
+! wait $reading
+test -z \"$(ls /sys/class/ublk-char)\"
+test ! -e $device
+serve
 kill -TERM $server; wait $server
 test ! -e $device
 test ! -L $link

@@ -34,7 +34,7 @@ const DISCARD_SECTORS_MAX: u32 = 1 << 21;
 /// What the driver needs no I/O for.
 const QUICK: Duration = Duration::from_secs(5);
 /// What includes I/O on the device: looking for partitions, or waiting for the last requests.
-const WITH_IO: Duration = Duration::from_secs(60);
+pub(crate) const WITH_IO: Duration = Duration::from_secs(60);
 /// A dead server's end is seen by the driver some moments after the process has gone.
 const QUIESCE_MAX: Duration = Duration::from_secs(10);
 /// Between two looks.
@@ -279,7 +279,7 @@ impl Device {
     }
 }
 
-fn open_control() -> Result<Control, DeviceError> {
+pub(crate) fn open_control() -> Result<Control, DeviceError> {
     Ok(Control::open().map_err(|why| ControlError {
         command: Command::GetFeatures,
         number: u32::MAX,
@@ -295,18 +295,22 @@ fn identity_of(export: &Export) -> u64 {
 }
 
 /// In the lowest 16 bits of the word that the driver keeps for us.
-const MARK: u64 = 0xbcac;
+pub(crate) const MARK: u64 = 0xbcac;
 
 fn own_process() -> u64 {
     u64::from(std::process::id())
 }
 
+/// The numbers of all devices.
+pub(crate) fn listed() -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir(CLASS) else { return Vec::new() };
+    let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
+    entries.flatten().filter_map(|entry| number(entry.file_name().to_str()?)).collect()
+}
+
 /// Looks for a device of that identity.
 fn find(control: &Control, identity: u64, former: Option<u32>) -> Result<Found, DeviceError> {
-    let Ok(entries) = std::fs::read_dir(CLASS) else { return Ok(Found::Nothing) };
-    let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
-    let numbers = entries.flatten().filter_map(|entry| number(entry.file_name().to_str()?));
-    for number in numbers {
+    for number in listed() {
         let info = match info_of(control, number) {
             Ok(info) => info,
             // It went in between, or is not for us to see.
@@ -332,7 +336,7 @@ fn find(control: &Control, identity: u64, former: Option<u32>) -> Result<Found, 
 }
 
 /// Our own counts as dead: what of it was served by this process is not any more, or nobody would look for it.
-fn is_alive(process: i32) -> bool {
+pub(crate) fn is_alive(process: i32) -> bool {
     u32::try_from(process) != Ok(std::process::id()) && Path::new(&format!("/proc/{process}")).exists()
 }
 
@@ -342,7 +346,7 @@ fn queues() -> u16 {
     u16::try_from(processors.min(QUEUES_MAX)).expect("a few")
 }
 
-fn info_of(control: &Control, number: u32) -> Result<DeviceInfo, ControlError> {
+pub(crate) fn info_of(control: &Control, number: u32) -> Result<DeviceInfo, ControlError> {
     let answer = control.call(Command::GetDevInfo, number, (&[0; INFO_BYTES], 0), QUICK)?;
     Ok(DeviceInfo::from_bytes(&as_info(&answer)))
 }

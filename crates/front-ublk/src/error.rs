@@ -28,7 +28,8 @@ pub enum Unavailable {
 pub struct ControlError {
     pub(crate) command: Command,
     pub(crate) number: u32,
-    pub(crate) why: Errno,
+    /// Its answer.
+    pub why: Errno,
 }
 
 impl std::error::Error for ControlError {}

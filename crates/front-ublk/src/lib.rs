@@ -22,6 +22,7 @@ mod descriptors;
 mod device;
 mod error;
 mod features;
+mod orphan;
 mod pages;
 mod queue;
 pub mod server;
@@ -29,6 +30,7 @@ pub mod table;
 
 pub use device::Features;
 pub use error::{ControlError, DeviceError, Unavailable};
+pub use orphan::Orphan;
 pub use queue::BYTES_MAX;
 pub use server::{Leaving, Served, UblkServer};
 pub use table::{DeviceState, Transfer};

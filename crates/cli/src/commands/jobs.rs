@@ -2,6 +2,7 @@
 //! `cancel`: long work that a daemon does. The daemon judges and does; here it is begun, watched and waited for.
 
 use super::called::{self, called};
+use super::orphan;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
@@ -68,6 +69,9 @@ pub fn attach(flags: &flags::Attach) -> Result<Report, Failure> {
 
 /// Serves a volume no more.
 pub fn remove(flags: &flags::Remove) -> Result<Report, Failure> {
+    if let Some(removed) = orphan::remove(flags) {
+        return removed;
+    }
     let watch = Watch::of(&flags.watch)?;
     let begin = Begin::new(Verb::Remove, flags.volume.clone());
     let job = watch.begin(&Begin { dry_run: flags.watch.dry_run, ..begin })?;

@@ -14,6 +14,7 @@ mod list;
 pub mod make;
 mod metrics;
 mod options;
+mod orphan;
 mod release;
 mod scan;
 mod schema;

@@ -53,9 +53,15 @@ pub struct Add {
 
 /// `bcached remove`.
 #[derive(clap::Args, Debug)]
+#[command(
+    after_help = "A block device /dev/ublkbN whose daemon is gone is taken from the kernel; no daemon need run for that."
+)]
 pub struct Remove {
-    /// A volume's name, label, UUID (or its first 8 digits) or backing device
+    /// A volume's name, label, UUID (or its first 8 digits) or backing device; or a block device (ublk) that nobody serves any more
     pub volume: String,
+    /// Take away a block device that nobody serves though it is in use: what waits there fails
+    #[arg(long)]
+    pub in_use: bool,
     #[command(flatten)]
     pub watch: Watch,
 }

@@ -4,14 +4,14 @@ use super::Item;
 use super::system::System;
 use bcached_front_dev::Rung;
 use bcached_front_dev::rung::choose;
-use bcached_front_ublk::{Features, Unavailable};
+use bcached_front_ublk::{Features, Orphan, Unavailable};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 pub(super) fn items(system: &System) -> Vec<Item> {
-    vec![
-        dev(),
-        ublk(system),
+    let mut items = vec![dev(), ublk(system)];
+    items.extend(orphans());
+    items.extend([
         Item::yes("nbd server", "exports on unix sockets and TCP; it needs nothing of the machine"),
         nbd(system),
         Item::yes("vhost-user", "disks of virtual machines whose memory is shared"),
@@ -19,7 +19,8 @@ pub(super) fn items(system: &System) -> Vec<Item> {
             .or_else_unless(has_fusermount, "fusermount3"),
         device("loop", ("/dev/loop-control", "loop"), "block devices over files", system)
             .or_else_unless(|| has_program("losetup"), "losetup"),
-    ]
+    ]);
+    items
 }
 
 /// What `export = "dev"` would be.
@@ -52,6 +53,16 @@ fn ublk(system: &System) -> Item {
         }
         Err(other) => Item::no(NAME, other.to_string(), None),
     }
+}
+
+/// Devices of ours that nobody serves: whoever uses one waits.
+fn orphans() -> Vec<Item> {
+    let orphans = Orphan::all().unwrap_or_default().into_iter().map(|orphan| {
+        let path = orphan.path().display().to_string();
+        let mends = format!("bcached serve goes on with it, bcached remove {path} takes it away");
+        Item::no("ublk device", format!("nobody serves {path}: what is asked of it waits"), Some(mends))
+    });
+    orphans.collect()
 }
 
 fn nbd(system: &System) -> Item {

@@ -1,0 +1,70 @@
+//! `bcached remove DEVICE` of a ublk device that nobody serves any more: no daemon need run, nor know its volume.
+
+use crate::failure::{Failure, Kind};
+use crate::flags;
+use crate::output::{Report, Show};
+use bcached_front_ublk::{DeviceError, Orphan};
+use bcached_uring::Identity;
+use rustix::io::Errno;
+use serde::Serialize;
+use std::path::Path;
+
+/// What became of it.
+#[derive(Serialize)]
+struct Removed {
+    device: String,
+    /// It would have been, and nothing was done.
+    dry_run: bool,
+}
+
+/// Takes away what `flags` name, if it is such a device.
+pub fn remove(flags: &flags::Remove) -> Option<Result<Report, Failure>> {
+    if !flags.volume.starts_with("/dev/") {
+        return None;
+    }
+    match Orphan::at(Path::new(&flags.volume)) {
+        Ok(orphan) => orphan.map(|orphan| taken_away(orphan, flags)),
+        // Without the driver there is no such device.
+        Err(DeviceError::Control(error))
+            if matches!(error.why, Errno::NOENT | Errno::NODEV | Errno::NXIO) =>
+        {
+            None
+        }
+        Err(error) => Some(Err(failure(&flags.volume, &error))),
+    }
+}
+
+fn taken_away(orphan: Orphan, flags: &flags::Remove) -> Result<Report, Failure> {
+    let path = orphan.path();
+    let device = path.display().to_string();
+    let users: Vec<_> = Identity::of(&path).map_or_else(Vec::new, Identity::users);
+    if !users.is_empty() && !flags.in_use {
+        let users: Vec<_> = users.iter().map(ToString::to_string).collect();
+        let what = format!("{device} is in use by {}", users.join(", "));
+        return Err(Failure::new(Kind::InUse, what)
+            .why("what is asked of it waits for a daemon that serves its volume, and what has not been written yet would be lost")
+            .next("`bcached serve` goes on with it; with --in-use it goes all the same, and its users get errors"));
+    }
+    if !flags.watch.dry_run {
+        orphan.remove().map_err(|error| failure(&device, &error))?;
+    }
+    Report::of(&Removed { device, dry_run: flags.watch.dry_run })
+}
+
+fn failure(device: &str, error: &DeviceError) -> Failure {
+    let kind = match error {
+        DeviceError::Control(error) if matches!(error.why, Errno::ACCESS | Errno::PERM) => Kind::Permission,
+        DeviceError::Control(error) if error.why == Errno::TIMEDOUT => Kind::TimeLimit,
+        _ => Kind::Io,
+    };
+    Failure::new(kind, format!("cannot remove {device}")).why(error.to_string())
+}
+
+impl Show for Removed {
+    const SCHEMA: &'static str = "bcached.removed-device";
+
+    fn text(&self) -> String {
+        let Self { device, dry_run } = self;
+        if *dry_run { format!("{device} would be removed\n") } else { format!("{device} is removed\n") }
+    }
+}
