@@ -270,7 +270,7 @@ impl Life {
             Ok(true) => {}
             Ok(false) => tracing::warn!(
                 event = "ublk-not-resized",
-                "{}: this kernel cannot resize {} while it is served; its new size is seen after the next start",
+                "{}: this kernel cannot resize {} while it is there; the one that `bcached stop` and `bcached add` make has the new size",
                 self.name,
                 device.path().display()
             ),
