@@ -15,8 +15,25 @@ use crate::requires;
 
 /// What it takes to make one, beside what each guest takes.
 const PROGRAMS: [&str; 5] = ["syslinux", "mcopy", "mkfs.fat", "mkfs.ext4", "qemu-img"];
-/// Boots the partition that is marked; from `syslinux-common`.
-const BOOT_CODE: &str = "/usr/lib/syslinux/mbr/mbr.bin";
+/// Real mode, at 0x7c00: it moves to 0x600, reads the first sector of the first partition and goes on with that. The sector is copied to its place
+/// by the processor: an emulated one keeps what it has translated of 0x7c00, and learns from its own stores alone that it is stale. Those of
+/// another process, which serves the disk, it does not see.
+#[rustfmt::skip]
+const BOOT: &[u8] = &[
+    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0, 0xbc, 0x00, 0x7c, 0xfb, // cli; zero segments and stack; sti
+    0xfc, 0xbe, 0x00, 0x7c, 0xbf, 0x00, 0x06, 0xb9, 0x00, 0x01, 0xf3, 0xa5, // cld; 512 bytes from 0x7c00 to 0x600
+    0xea, 0x1e, 0x06, 0x00, 0x00,             // jmp 0:there
+    // there:
+    0xbe, 0x3d, 0x06, 0xb4, 0x42, 0xcd, 0x13, // mov si, packet; mov ah, 0x42; int 0x13
+    0x72, 0x13,                               // jc failed
+    0xbe, 0x00, 0x90, 0xbf, 0x00, 0x7c, 0xb9, 0x00, 0x01, 0xf3, 0xa5, // 512 bytes from 0x9000 to 0x7c00
+    0xbe, 0xbe, 0x07,                         // mov si, entry: the partition's, of the table
+    0xea, 0x00, 0x7c, 0x00, 0x00,             // jmp 0:0x7c00
+    // failed:
+    0xf4, 0xeb, 0xfd,                         // hlt, for ever
+    // packet: of 16 bytes, one sector, to 0x9000, from there on:
+    16, 0, 1, 0, 0x00, 0x90, 0, 0,
+];
 const MIB: u64 = 1 << 20;
 /// Where the FAT begins, how long it is, and how long the ext4 behind it, in MiB. Its initramfs is what decides.
 const FAT: (u64, u64) = (1, 62);
@@ -34,10 +51,6 @@ impl Vm {
     /// One of the programs failed.
     pub fn bootable(&self, directory: &Path, script: &str) -> Result<Option<PathBuf>, GuestError> {
         if !requires::programs(&PROGRAMS) {
-            return Ok(None);
-        }
-        if !Path::new(BOOT_CODE).is_file() {
-            requires::skip(&format!("there is no {BOOT_CODE}"));
             return Ok(None);
         }
         let initramfs = initramfs::build(directory, &self.modules, &self.also, script)?;
@@ -103,7 +116,7 @@ fn tool(name: &str) -> PathBuf {
     requires::program(name).expect("looked for before")
 }
 
-/// Both file systems at their places, and the table of partitions with the code that boots the first one.
+/// Both file systems at their places, and the table of partitions with what boots the first one.
 fn compose(disk: &Path, fat: &Path, ext4: &Path) -> io::Result<()> {
     let disk = File::options().write(true).open(disk)?;
     for (file, (begins, mebibytes)) in [(fat, FAT), (ext4, EXT4)] {
@@ -115,8 +128,8 @@ fn compose(disk: &Path, fat: &Path, ext4: &Path) -> io::Result<()> {
         }
     }
     let mut table = [0; 512];
-    let code = fs::read(BOOT_CODE)?;
-    table[..code.len()].copy_from_slice(&code);
+    table[..BOOT.len()].copy_from_slice(BOOT);
+    table[BOOT.len()..BOOT.len() + 8].copy_from_slice(&(FAT.0 * MIB / 512).to_le_bytes());
     for (entry, (active, kind, (begins, mebibytes))) in
         [(0x80, 0x0c, FAT), (0, 0x83, EXT4)].into_iter().enumerate()
     {

@@ -79,9 +79,10 @@ impl Vm {
         Self { also, ..self }
     }
 
-    /// The same without the guest program of workloads.
+    /// The same with no program but busybox.
     #[must_use]
     pub fn bare(mut self) -> Self {
+        self.also.programs.clear();
         self.also.is_bare = true;
         self
     }
