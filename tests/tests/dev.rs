@@ -85,7 +85,7 @@ wait_for 20 unused || { ls -l /sys/block/nbd*/pid; false; }
 test ! -L $link || { ls -l $link; cat /tmp/log; false; }
 serve
 kill -TERM $server; wait $server
-! grep event=device /tmp/log | grep -v device-way-chosen
+if grep event=device /tmp/log | grep -v device-way-chosen; then false; fi
 unused
 test -z \"$(ls /dev/bcache/by-uuid /dev/bcache/by-label 2>/dev/null | grep -v :)\"
 bcached check --backing /dev/vdb /dev/vda > /dev/null

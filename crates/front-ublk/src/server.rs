@@ -178,7 +178,7 @@ impl Life {
             Ok(true) => {}
             Ok(false) => tracing::warn!(
                 event = "ublk-not-resized",
-                "{}: this kernel cannot resize {} while it is served; its new size is seen after the next start",
+                "{}: this kernel cannot resize {} while it is there; the one that `bcached stop` and `bcached add` make has the new size",
                 self.seat.name,
                 device.path().display()
             ),

@@ -169,7 +169,7 @@ fn main() -> Outcome {
     let profiler = is_set("BENCH_PROFILE").then(|| requires::program("perf")).flatten();
     let profiles = profiler.is_some();
     programs.extend(profiler);
-    let vm = vm.with(Also { modules: MODULES.to_vec(), programs });
+    let vm = vm.with(Also { modules: MODULES.to_vec(), programs, ..Also::default() });
     let (vm, loads) = if counts {
         (vm.sized(5120, 1).counting(), COUNTED.as_slice())
     } else {

@@ -50,7 +50,16 @@ impl Console {
     }
 
     /// Follows the console until the job's end or its crash marker, and sees the guest gone.
-    pub(crate) fn follow(mut self, job: &Job<'_>) -> Result<Report, GuestError> {
+    pub(crate) fn follow(self, job: &Job<'_>) -> Result<Report, GuestError> {
+        self.follow_aloud(job, &mut |_| {})
+    }
+
+    /// The same; `hear` is told each line when it comes.
+    pub(crate) fn follow_aloud(
+        mut self,
+        job: &Job<'_>,
+        hear: &mut dyn FnMut(&str),
+    ) -> Result<Report, GuestError> {
         let deadline = Instant::now() + job.limit;
         let mut transcript = Vec::new();
         loop {
@@ -64,6 +73,7 @@ impl Console {
                     return Err(GuestError::Ended { transcript: transcript.join("\n") });
                 }
             };
+            hear(&line);
             if job.crash_at == Some(line.as_str()) {
                 self.kill();
                 transcript.push(line);

@@ -177,7 +177,8 @@ relay() {{
 echo "<6>$start_of_log" > /dev/kmsg
 relay & relay=$!
 sh {job_path} 2>&1; status=$?
-sync
+# A failed job may leave a device that nobody serves: what waits for that is not waited for.
+sync & [ $status != 0 ] || wait $!
 echo "<6>$end_of_log" > /dev/kmsg
 wait $relay
 echo "{JOB_EXIT}$status"

@@ -1,28 +1,49 @@
 //! Guests in which volumes are block devices of the kernel, with file systems on them.
 
 use super::{Also, Vm};
-use crate::failure::Failure;
+use crate::failure::Outcome;
 use crate::guest::{Job, Machine as _};
 use crate::requires;
 use crate::uml::built_program;
+use std::io;
 use std::time::Duration;
+use tempfile::NamedTempFile;
 
 const LIMIT: Duration = Duration::from_secs(300);
+
+/// The daemon in a guest, with a configuration of its own: functions for jobs.
+pub const DAEMON: &str = include_str!("daemon.sh");
 
 /// A guest with ext4, a program of ours and drivers, by their paths as in [`Also::modules`].
 #[must_use]
 pub fn vm_with(program: &str, drivers: &[&'static str]) -> Option<Vm> {
-    prepared(Vm::find()?, program, drivers)
+    vm_having(program, &[], drivers)
 }
 
 /// The same with a later kernel ([`Vm::find_new`]).
+///
+/// # Panics
+/// The program of ours is not built.
 #[must_use]
 pub fn new_vm_with(program: &str, drivers: &[&'static str]) -> Option<Vm> {
-    prepared(Vm::find_new()?, program, drivers)
+    prepared(Vm::find_new, program, &[], drivers)
 }
 
-fn prepared(vm: Vm, program: &str, drivers: &[&'static str]) -> Option<Vm> {
-    let mkfs = requires::program("mkfs.ext4")?;
+/// The same as [`vm_with`] with programs of this machine; without one of them the test counts as skipped.
+///
+/// # Panics
+/// The program of ours is not built.
+#[must_use]
+pub fn vm_having(program: &str, tools: &[&str], drivers: &[&'static str]) -> Option<Vm> {
+    prepared(Vm::find, program, tools, drivers)
+}
+
+fn prepared(find: fn() -> Option<Vm>, program: &str, tools: &[&str], drivers: &[&'static str]) -> Option<Vm> {
+    let tools: Vec<&str> = ["mkfs.ext4"].iter().chain(tools).copied().collect();
+    if !requires::programs(&tools) {
+        return None;
+    }
+    let vm = find()?;
     let ext4 = [
         "lib/crc16",
         "arch/x86/crypto/crc32c-intel",
@@ -32,24 +53,44 @@ fn prepared(vm: Vm, program: &str, drivers: &[&'static str]) -> Option<Vm> {
         "fs/ext4/ext4",
     ];
     let modules = ext4.into_iter().chain(drivers.iter().copied()).collect();
-    let program = built_program(program).ok()?;
-    Some(vm.with(Also { modules, programs: vec![program, mkfs] }))
+    let program = built_program(program).expect("a test with nothing to test");
+    let tools = tools.into_iter().filter_map(requires::program);
+    Some(vm.with(Also { modules, programs: tools.chain([program]).collect(), ..Also::default() }))
 }
 
 /// What the job printed, on blank disks of such sizes, in MiB.
 ///
 /// # Errors
 /// It failed.
-pub fn run_on(vm: &Vm, sizes: &[u64], script: &str) -> Result<Vec<String>, Failure> {
-    let images: Vec<_> = sizes
-        .iter()
-        .map(|mebibytes| {
-            let image = tempfile::NamedTempFile::new()?;
+pub fn run_on(vm: &Vm, sizes: &[u64], script: &str) -> Outcome<Vec<String>> {
+    Disks::blank(sizes)?.run(vm, script)
+}
+
+/// Disks that outlive their guests.
+#[derive(Debug)]
+pub struct Disks(Vec<NamedTempFile>);
+
+impl Disks {
+    /// Of such sizes, in MiB, with nothing on them.
+    ///
+    /// # Errors
+    /// There is no room for files.
+    pub fn blank(sizes: &[u64]) -> Outcome<Self> {
+        let blank = |mebibytes: &u64| {
+            let image = NamedTempFile::new()?;
             image.as_file().set_len(mebibytes << 20)?;
             Ok(image)
-        })
-        .collect::<std::io::Result<_>>()?;
-    let paths: Vec<_> = images.iter().map(tempfile::NamedTempFile::path).collect();
-    let job = Job { images: &paths, script, crash_at: None, limit: LIMIT };
-    Ok(vm.run(&job)?.output)
+        };
+        Ok(Self(sizes.iter().map(blank).collect::<io::Result<_>>()?))
+    }
+
+    /// What the job printed, on these.
+    ///
+    /// # Errors
+    /// It failed.
+    pub fn run(&self, vm: &Vm, script: &str) -> Outcome<Vec<String>> {
+        let images: Vec<_> = self.0.iter().map(NamedTempFile::path).collect();
+        let job = Job { images: &images, script, crash_at: None, limit: LIMIT };
+        Ok(vm.run(&job)?.output)
+    }
 }

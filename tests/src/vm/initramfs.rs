@@ -41,9 +41,14 @@ pub(super) fn build(
         let link = root.join("bin").join(applet);
         symlink("busybox", &link).map_err(GuestError::host(format!("link {applet}")))?;
     }
-    add_program(&root, &built_program("verified-io")?)?;
+    if !also.is_bare {
+        add_program(&root, &built_program("verified-io")?)?;
+    }
     for program in &also.programs {
         add_program(&root, program)?;
+    }
+    for (from, to) in &also.files {
+        place(&root, from, to)?;
     }
     let mut insert = String::new();
     for module in MODULES.into_iter().chain(also.modules.iter().copied()) {
@@ -74,19 +79,32 @@ pub(super) fn build(
     Ok(packed)
 }
 
-/// Copies a program into `/bin` and the libraries that its loader names to where it looks for them.
+/// Copies a program into `/bin`.
 fn add_program(root: &Path, program: &Path) -> Result<(), GuestError> {
-    let name = program.file_name().expect("a program has a name");
-    copy(program, &root.join("bin").join(name))?;
+    let name = program.file_name().expect("a program has a name").to_string_lossy();
+    place(root, program, &format!("/bin/{name}"))
+}
+
+/// Copies a file to its place in the guest; if it is a program, the libraries that its loader names to where it looks for them.
+fn place(root: &Path, from: &Path, to: &str) -> Result<(), GuestError> {
+    let place = below(root, to)?;
+    // What busybox has of that name is a link to busybox.
+    let _ = fs::remove_file(&place);
+    copy(from, &place)?;
     // A static program makes ldd fail: it needs nothing.
-    let libraries = output(Command::new("ldd").arg(program)).unwrap_or_default();
+    let libraries = output(Command::new("ldd").arg(from)).unwrap_or_default();
     for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
-        let target = root.join(library.trim_start_matches('/'));
-        fs::create_dir_all(target.parent().expect("below the root"))
-            .map_err(GuestError::host("make the initramfs"))?;
-        copy(Path::new(library), &target)?;
+        copy(Path::new(library), &below(root, library)?)?;
     }
     Ok(())
+}
+
+/// A path of the guest, in a directory that is there.
+fn below(root: &Path, path: &str) -> Result<PathBuf, GuestError> {
+    let place = root.join(path.trim_start_matches('/'));
+    fs::create_dir_all(place.parent().expect("below the root"))
+        .map_err(GuestError::host("make the initramfs"))?;
+    Ok(place)
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), GuestError> {
@@ -102,7 +120,7 @@ fn output(command: &mut Command) -> Result<String, GuestError> {
 }
 
 /// Runs a command to its end; a failure carries its own words.
-fn run(command: &mut Command) -> Result<Vec<u8>, GuestError> {
+pub(super) fn run(command: &mut Command) -> Result<Vec<u8>, GuestError> {
     let output = command.output().map_err(GuestError::host(format!("start {command:?}")))?;
     if output.status.success() {
         return Ok(output.stdout);

@@ -4,6 +4,7 @@
 //! program with its libraries, the job. Images are virtio disks; qemu keeps no cache of its own beyond the host's (`cache=unsafe`), so that a
 //! killed qemu is a crashed guest and nothing else, as in [`crate::uml`].
 
+pub mod bootable;
 pub mod devices;
 mod initramfs;
 
@@ -46,6 +47,10 @@ pub struct Also {
     pub modules: Vec<&'static str>,
     /// Programs, by their paths here.
     pub programs: Vec<PathBuf>,
+    /// Without the guest program of workloads, which is large.
+    pub is_bare: bool,
+    /// Files, by their paths here and there.
+    pub files: Vec<(PathBuf, String)>,
 }
 
 impl Vm {
@@ -87,6 +92,21 @@ impl Vm {
     #[must_use]
     pub fn with(self, also: Also) -> Self {
         Self { also, ..self }
+    }
+
+    /// The same with no program but busybox.
+    #[must_use]
+    pub fn bare(mut self) -> Self {
+        self.also.programs.clear();
+        self.also.is_bare = true;
+        self
+    }
+
+    /// The same with such files besides, by their paths here and there; a program brings its libraries along.
+    #[must_use]
+    pub fn with_files(mut self, files: impl IntoIterator<Item = (PathBuf, String)>) -> Self {
+        self.also.files.extend(files);
+        self
     }
 
     /// The same with so much memory, in MiB, and so many processors.
