@@ -77,9 +77,10 @@ impl Node {
         let next = self.geometry.whole_blocks(set_bytes(self.pending_words())) / self.geometry.block_bytes();
         let spare = self.total_blocks / BLOCKS_OF_A_ROOMY_NODE;
         let is_log_full = self.written_blocks as usize + next + spare as usize > self.total_blocks as usize;
-        is_log_full
-            || self.memory_bytes() + self.insert_growth_bytes_max(KEYS_BEFORE_FULL)
-                > self.memory_limit as usize
+        let room = (self.memory_limit as usize).saturating_sub(self.memory_bytes());
+        let is_memory_full = self.insert_growth_bytes_bound(KEYS_BEFORE_FULL) > room
+            && self.insert_growth_bytes_max(KEYS_BEFORE_FULL) > room;
+        is_log_full || is_memory_full
     }
 }
 

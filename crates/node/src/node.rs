@@ -216,6 +216,12 @@ impl Node {
         self.view.growth_bytes_max(inserts) + self.pending.growth_bytes_max(2 * inserts)
     }
 
+    /// No less than that, and told at once: where there is plenty of memory nobody need know better.
+    #[must_use]
+    pub fn insert_growth_bytes_bound(&self, inserts: usize) -> usize {
+        self.view.growth_bytes_bound(inserts) + self.pending.growth_bytes_bound(2 * inserts)
+    }
+
     /// The most that replacing `old` children by `new` ones can add to [`Node::memory_bytes`].
     #[must_use]
     pub fn replace_growth_bytes_max(&self, old: usize, new: usize) -> usize {

@@ -301,6 +301,12 @@ impl NodeCache {
         self.nodes[slot].charge + growth <= self.node_bytes
     }
 
+    /// So many bytes are left, without giving up a node.
+    #[must_use]
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.bytes() + bytes <= self.budget
+    }
+
     /// Makes room for the node in `slot` to grow by `growth` bytes at most; false if there is none now.
     #[must_use]
     pub fn room_to_grow(&mut self, slot: usize, growth: usize) -> bool {

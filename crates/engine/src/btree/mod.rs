@@ -377,7 +377,8 @@ impl State {
 
     /// So many keys more are within the memory that a node may take.
     fn may_take(&self, slot: usize, keys: usize) -> bool {
-        self.nodes.may_grow(slot, self.growth_bytes_max(slot, keys))
+        let bound = self.nodes.get(slot).node().insert_growth_bytes_bound(keys);
+        self.nodes.may_grow(slot, bound) || self.nodes.may_grow(slot, self.growth_bytes_max(slot, keys))
     }
 
     /// The most that so many keys can add to the memory of the leaf in `slot`.
@@ -391,6 +392,10 @@ impl State {
 
     /// Sees to it that the leaf in `slot` has the memory for so many inserts; false if there is none now.
     fn has_memory(&mut self, slot: usize, inserts: usize) -> bool {
+        let bound = self.nodes.get(slot).node().insert_growth_bytes_bound(inserts);
+        if self.nodes.has_room(bound) {
+            return true;
+        }
         let growth = self.growth_bytes_max(slot, inserts);
         self.nodes.room_to_grow(slot, growth)
     }

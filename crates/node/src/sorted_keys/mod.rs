@@ -179,11 +179,16 @@ impl SortedKeys {
             + longer(self.bounds.capacity()) * size_of::<Position>()
     }
 
+    /// No less than [`SortedKeys::growth_bytes_max`], and told at once.
+    pub(crate) fn growth_bytes_bound(&self, splices: usize) -> usize {
+        let chunks = self.chunks.len() + splices;
+        splices * CHUNK_BYTES + (chunks + chunks / 2 + OUTER_STEP) * OUTER_BYTES
+    }
+
     /// In front of the first key whose position is greater than `position`.
     pub(crate) fn after(&self, position: Position) -> Place {
-        let chunk = self.bounds.partition_point(|bound| *bound <= position);
-        let index =
-            self.chunks.get(chunk).map_or(0, |keys| keys.partition_point(|key| key.position() <= position));
+        let chunk = count_upto(&self.bounds, position, |bound| *bound);
+        let index = self.chunks.get(chunk).map_or(0, |keys| count_upto(keys, position, Key::position));
         Place { chunk, index }
     }
 
@@ -254,6 +259,19 @@ impl SortedKeys {
             *self = Self::from_sorted(core::mem::take(&mut self.chunks).into_iter().flatten());
         }
     }
+}
+
+/// How many of `list`, which is in order, stand at `position` or before it.
+#[inline]
+fn count_upto<T>(list: &[T], position: Position, of: impl Fn(&T) -> Position) -> usize {
+    let [body @ .., last] = list else { return 0 };
+    let is_here = |one: Option<&T>| one.is_some_and(|one| of(one).inode == position.inode);
+    if !is_here(body.first()) || !is_here(body.last()) {
+        return list.partition_point(|one| of(one) <= position);
+    }
+    // Nearly always all are of one volume, but for the last child of all: then offsets alone are compared.
+    let count = body.partition_point(|one| of(one).offset <= position.offset);
+    if count < body.len() { count } else { count + usize::from(of(last) <= position) }
 }
 
 #[cfg(test)]

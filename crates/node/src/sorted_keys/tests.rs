@@ -53,6 +53,37 @@ fn place(keys: &SortedKeys, index: usize) -> Place {
     Place { chunk: keys.chunks.len(), index: 0 }
 }
 
+/// Keys of several volumes, and one at the end of all: however many are of one, a place is where a look at each of them says.
+#[test]
+fn a_place_is_found_among_keys_of_any_volumes() {
+    let of = |inode: u32, offset: u64| Key { inode: Inode(inode), ..key(offset) };
+    for counts in [[0, 0, 0], [1, 0, 0], [0, 200, 0], [3, 200, 1], [100, 1, 100], [1, 1, 1], [70, 64, 61]] {
+        let volumes = counts.iter().zip(0..);
+        let all = volumes.flat_map(|(count, inode)| (1..=*count).map(move |number| of(inode, 10 * number)));
+        for has_last in [false, true] {
+            let last = Key { inode: Position::MAX.inode, ..key(Position::MAX.offset) };
+            let keys: Vec<Key> = all.clone().chain(has_last.then_some(last)).collect();
+            let sorted = SortedKeys::from_sorted(keys.iter().copied());
+            let offsets = [0, 1, 9, 10, 11, 615, 640, 999, 1000, 1999, 2000, 2001, u64::MAX];
+            for position in (0..4).flat_map(|inode| offsets.map(|offset| Position::new(Inode(inode), offset)))
+            {
+                let wanted = keys.iter().filter(|key| key.position() <= position).count();
+                assert_eq!(sorted.keys_before(sorted.after(position)), wanted, "{counts:?}, {position:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_bound_of_growth_is_one() {
+    for count in [0, 1, 60, 61, 300, 5000] {
+        let keys = SortedKeys::from_sorted((0..count).map(key));
+        for splices in [1, 2, 3, 4, 40, 300] {
+            assert!(keys.growth_bytes_bound(splices) >= keys.growth_bytes_max(splices), "{count}, {splices}");
+        }
+    }
+}
+
 #[test]
 fn keys_can_be_appended_one_by_one() {
     let mut keys = SortedKeys::default();
