@@ -1,0 +1,95 @@
+//! Another process takes over volumes over ublk, in a guest, while `fio` writes to one and a file system lies on the other; either process may be
+//! killed in the middle of it. Nobody above sees an error, and the devices stay the same.
+
+use bcached_tests::failure::Outcome;
+use bcached_tests::vm::devices::{DAEMON, run_on, vm_having};
+
+const SCRIPT: &str = r#"
+bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb --label raw > /dev/null
+bcached make -B /dev/vdc --for /dev/vda --label files > /dev/null
+cat > /run/b/config.toml <<end
+version = 1
+[cache.fast]
+device = "/dev/vda"
+[defaults]
+export = "ublk"
+cache_mode = "writeback"
+[volume.raw]
+backing = "/dev/vdb"
+[volume.files]
+backing = "/dev/vdc"
+end
+serve
+here=/dev/bcache/by-label
+raw=$(readlink $here/raw) files=$(readlink $here/files)
+mkfs.ext4 -q $files; mount -t ext4 -o errors=panic $files /mnt
+( load $raw 2m raw --offset=16m ) & writer=$!
+( load /mnt/file 2m file --fallocate=none ) & filer=$!
+# Both have come through another pass since.
+go_on() {
+	goes_on raw; goes_on file
+	test $(readlink $here/raw) = $raw && test $(readlink $here/files) = $files
+}
+# The process that answers is $server; none: fails.
+who() {
+	server=$(bcached status --json 2>/dev/null | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' | head -n 1)
+	test -n "$server"
+}
+go_on
+for round in 1 2; do
+	former=$server
+	bcached take-over > /tmp/told || { cat /tmp/told /tmp/log; exit 1; }
+	who; test $server != $former
+	wait_for 20 test ! -d /proc/$former
+	go_on
+done
+# killed_at DELAY WHOM: a take-over in which one of both is killed after that. It goes on, by one of them or by the next start.
+killed_at() {
+	who
+	# The killer is no child of whom it kills, nor has it what that holds.
+	cat > /tmp/wrapped <<end
+#!/bin/sh
+new=\$\$ old=\$BCACHED_TAKES_OVER
+( sleep $1; kill -9 \$$2; : > /tmp/killed ) > /dev/null 2>&1 < /dev/null &
+exec bcached "\$@"
+end
+	chmod +x /tmp/wrapped
+	rm -f /tmp/killed
+	former=$server
+	if bcached take-over --program /tmp/wrapped --timeout 60s > /tmp/told 2>&1; then told=done; else told="exit $?"; fi
+	wait_for 20 test -e /tmp/killed || { cat /tmp/told /tmp/log; return 1; }
+	# What is ending has not ended yet.
+	sleep 1
+	if who; then
+		if [ $server = $former ]; then end=old; else end=new; fi
+	else
+		end=nobody
+		serve
+	fi
+	echo "killed $2 after $1: $told, $end"
+	go_on
+}
+for seconds in 0.1 0.6 1.2; do
+	for whom in new old; do killed_at $seconds $whom; done
+done
+: > /tmp/enough
+ends $writer; ends $filer
+umount /mnt; mount -t ext4 $files /mnt
+written /mnt/file 2m $(passes file) --verify_only
+written $raw 2m $(passes raw) --offset=16m --verify_only
+umount /mnt
+who
+kill -TERM $server
+wait_for 60 test ! -d /proc/$server
+test -z "$(ls /sys/class/ublk-char)"
+bcached check --backing /dev/vdb --backing /dev/vdc /dev/vda > /dev/null
+echo all is well"#;
+
+#[test]
+fn whoever_takes_over_and_whoever_is_killed_nobody_above_sees_an_error() -> Outcome {
+    let Some(vm) = vm_having("bcached", &["fio"], &["drivers/block/ublk_drv"]) else { return Ok(()) };
+    let said = run_on(&vm.sized(1024, 1), &[128, 128, 128], &format!("{DAEMON}{SCRIPT}"))?;
+    println!("{}", said.join("\n"));
+    assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
+    Ok(())
+}
