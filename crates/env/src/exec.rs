@@ -432,7 +432,9 @@ impl Executor {
                 return Outcome::Done;
             }
             let is_idle = is_idle || !self.has_ready();
-            let until = if is_idle { self.next_timer() } else { Some(self.env.core.clock()) };
+            // None comes or goes before it is looked at again.
+            let timer = self.next_timer();
+            let until = if is_idle { timer } else { Some(self.env.core.clock()) };
             self.env.core.driver.borrow_mut().wait(until, &mut events);
             for event in events.drain(..) {
                 match event {
@@ -441,7 +443,9 @@ impl Executor {
                     Event::Halt => return Outcome::Halted,
                 }
             }
-            self.fire_timers();
+            if let Some(first) = timer {
+                self.fire_timers(first);
+            }
         }
     }
 
@@ -467,8 +471,8 @@ impl Executor {
         self.env.core.timers.borrow().first_key_value().map(|((time, _), _)| *time)
     }
 
-    fn fire_timers(&self) {
-        let Some(first) = self.next_timer() else { return };
+    /// Wakes those whose time has come, of which that is the `first`.
+    fn fire_timers(&self, first: Time) {
         let now = self.env.core.clock();
         if first > now {
             return;

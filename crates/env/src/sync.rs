@@ -24,8 +24,16 @@ impl Notify {
     }
 
     /// Wakes all who wait now.
+    #[inline]
     pub fn notify_all(&self) {
         self.epoch.set(self.epoch.get() + 1);
+        // As a rule nobody does.
+        if !self.waiters.borrow().is_empty() {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
         for waker in self.waiters.borrow_mut().drain(..) {
             waker.wake();
         }

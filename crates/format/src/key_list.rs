@@ -199,11 +199,11 @@ fn words_at_start<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
 pub fn write_key(bytes: &mut [u8], key: &Key) -> Option<usize> {
     let words = key.words();
     let target = bytes.get_mut(..words * WORD_BYTES)?;
-    let pointers = key.pointers.as_slice().iter().map(|pointer| pointer.word());
-    for (slot, word) in
-        target.chunks_exact_mut(WORD_BYTES).zip([key.header_word(), key.end].into_iter().chain(pointers))
-    {
-        slot.copy_from_slice(&word.to_le_bytes());
+    let (slots, _) = target.as_chunks_mut::<WORD_BYTES>();
+    let (head, pointers) = slots.split_first_chunk_mut::<2>()?;
+    *head = [key.header_word().to_le_bytes(), key.end.to_le_bytes()];
+    for (slot, pointer) in pointers.iter_mut().zip(key.pointers.as_slice()) {
+        *slot = pointer.word().to_le_bytes();
     }
     Some(words)
 }

@@ -163,11 +163,12 @@ impl PrioWriter {
     /// If they do not fit.
     pub fn push(&mut self, entries: impl Iterator<Item = BucketPrio>) {
         let begin = self.end;
+        let (mut slots, _) = self.bytes[begin..].as_chunks_mut::<ENTRY_BYTES>();
         for entry in entries {
-            let slot = self.bytes.get_mut(self.end..self.end + ENTRY_BYTES);
-            let slot = slot.expect("the buckets' entries fit in the set");
-            slot[..2].copy_from_slice(&entry.prio.to_le_bytes());
-            slot[2] = entry.generation.0;
+            let (slot, behind) = slots.split_first_mut().expect("the buckets' entries fit in the set");
+            let [low, high] = entry.prio.to_le_bytes();
+            *slot = [low, high, entry.generation.0];
+            slots = behind;
             self.end += ENTRY_BYTES;
         }
         self.sum.add(&self.bytes[begin..self.end]);

@@ -18,6 +18,7 @@ pub(crate) fn is_hole(key: &Key) -> bool {
 }
 
 /// The keys of `keys` that share a sector with `[start, end)` of `inode`, in order and uncut.
+#[inline]
 pub(crate) fn overlapping(
     keys: &SortedKeys,
     inode: Inode,
@@ -28,6 +29,7 @@ pub(crate) fn overlapping(
 }
 
 /// The same, when the place of the first key that ends after the range's start is known.
+#[inline]
 pub(crate) fn overlapping_from(
     keys: &SortedKeys,
     place: Place,

@@ -239,6 +239,7 @@ impl Node {
 
     /// The keys of a leaf that share a sector with `[start, end)` of `inode`, in order and uncut. Keys whose pointer
     /// is stale are among them.
+    #[inline]
     pub fn overlapping(&self, inode: Inode, start: u64, end: u64) -> impl Iterator<Item = &Key> + Clone {
         extents::overlapping(&self.view, inode, start, end)
     }

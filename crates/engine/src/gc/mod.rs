@@ -45,7 +45,7 @@ impl State {
     pub(crate) fn visit_leaf(
         &mut self,
         at: Position,
-        visit: &mut dyn FnMut(&Buckets, &Key),
+        mut visit: impl FnMut(&Buckets, &Key),
     ) -> Attempt<Visited> {
         let slot = match self.descend(at, 0) {
             Ok(slot) => slot,

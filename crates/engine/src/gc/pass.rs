@@ -257,7 +257,7 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
         }
         let visited = set
             .attempt(|s| {
-                s.visit_leaf(next, &mut |buckets, key| {
+                s.visit_leaf(next, |buckets, key| {
                     // What has no pointers is dead, too.
                     let mut is_alive = false;
                     for pointer in key.pointers.as_slice() {

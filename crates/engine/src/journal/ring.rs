@@ -58,6 +58,8 @@ pub struct Journal {
     /// Sequence of the open entry.
     next: u64,
     keys: Vec<Key>,
+    /// As many as the last entry with keys had: the open one gets room for these at once.
+    usual: usize,
     /// Words of `keys`.
     words: usize,
     pins: BTreeMap<u64, u32>,
@@ -87,6 +89,7 @@ impl Journal {
             reserve: 0,
             next: 1,
             keys: Vec::new(),
+            usual: 0,
             words: 0,
             pins: BTreeMap::new(),
             replaying: None,
@@ -297,6 +300,9 @@ impl Journal {
     /// Appends a key; the caller has checked [`Journal::has_room`]. Returns the sequence it will be in.
     pub fn append(&mut self, key: &Key) -> u64 {
         self.words += key.words();
+        if self.keys.capacity() == 0 {
+            self.keys.reserve_exact(self.usual);
+        }
         self.keys.push(*key);
         self.next
     }
@@ -353,6 +359,9 @@ impl Journal {
             }
             self.current = (self.current + 1) % self.buckets.len();
             self.used_sectors = 0;
+        }
+        if self.has_keys() {
+            self.usual = self.keys.len();
         }
         let closed = Closed {
             sequence: self.next,

@@ -231,6 +231,7 @@ impl SortedKeys {
     }
 
     /// All keys behind `place`, in order.
+    #[inline]
     pub(crate) fn iter_from(&self, place: Place) -> impl Iterator<Item = &Key> + Clone {
         let (first, rest) = match self.chunks.get(place.chunk..) {
             Some([first, rest @ ..]) => (&first[place.index..], rest),
