@@ -1,0 +1,100 @@
+//! A machine of 512 MiB writes far more than that through ext4 on a volume of its own daemon's, over ublk, while the disk below stands still for a
+//! while: the kernel then needs the daemon to get memory, and the daemon must not need the kernel's. Nothing hangs, nothing is killed.
+
+use bcached_tests::failure::Outcome;
+use bcached_tests::guest::{Job, Machine as _};
+use bcached_tests::vm::devices::{DAEMON, vm_having};
+use std::time::Duration;
+
+/// Set, the machine writes 4 GiB, for ten minutes at least, and the disk stands still for a minute of them.
+const LONG: &str = "BCACHED_LONG";
+
+const JOB: &str = r#"
+# What is not the machine's by rights: its first file system lies in memory, and more of it than it would have.
+memory() { awk -v of="$1:" '$1 == of {print $2}' /proc/meminfo; }
+surplus=$(($(memory MemTotal) - $(du -skx / | cut -f 1) - 512 * 1024))
+test $surplus -gt 0
+mkdir /ballast; mount -t ramfs ballast /ballast
+dd if=/dev/zero of=/ballast/it bs=1k count=$surplus 2> /dev/null
+
+sectors=$(blockdev --getsz /dev/vdb)
+dmsetup create --noudevsync --noudevrules slow --table "0 $sectors linear /dev/vdb 0"
+below=/dev/dm-$(dmsetup info -c --noheadings -o minor slow)
+bcached make --writeback -b 64k -C /dev/vda -B $below --label media > /dev/null
+cat > /run/b/config.toml <<end
+version = 1
+memory = "128M"
+[cache.fast]
+device = "/dev/vda"
+[volume.media]
+backing = "$below"
+export = "ublk"
+sequential_cutoff = 0
+writeback_percent = 10
+end
+serve
+device=/dev/bcache/by-label/media
+mkfs.ext4 -q $device; mount -t ext4 -o errors=panic $device /mnt
+
+# A file of 32 MiB that only this generation has; sixteen of them, over and over.
+content() { yes "generation $1" | head -c 33554432; }
+started=$(cut -d . -f 1 /proc/uptime)
+age() { echo $(($(cut -d . -f 1 /proc/uptime) - started)); }
+( generation=0
+while test $generation -lt $generations || test $(age) -lt $seconds; do
+	content $generation > /mnt/$((generation % 16)) || { echo cannot write; exit 1; }
+	echo $generation >> /tmp/written
+	generation=$((generation + 1))
+done ) &
+writer=$!
+written() { wc -l < /tmp/written; }
+has_written() { test $(written) -ge $1; }
+: > /tmp/written
+wait_for $patience has_written $((generations / 4))
+dmsetup suspend --noflush --nolockfs slow
+sleep $stall
+# Whoever wants to know is answered, whatever waits.
+bcached status > /dev/null
+dmsetup resume slow
+wait_for $patience has_written $((generations / 2))
+wait_for $((patience + seconds)) test ! -d /proc/$writer
+wait $writer
+sync
+umount /mnt; mount -t ext4 $device /mnt
+last=$(($(written) - 1))
+for generation in $(seq $((last - 15)) $last); do
+	content $generation | cmp - /mnt/$((generation % 16))
+done
+umount /mnt
+test -d /proc/$server
+dmesg | grep -i 'oom\|out of memory\|blocked for more than' && exit 1
+grep -i 'error\|cannot' /tmp/log && exit 1
+echo wrote $((32 * $(written))) MiB in $(age) s, the daemon took $(awk '/VmHWM/ {print int($2 / 1024)}' /proc/$server/status) MiB at most
+kill -TERM $server; wait $server
+echo all is well
+"#;
+
+#[test]
+fn a_machine_of_512_mib_writes_to_its_own_volume() -> Outcome {
+    let Some(vm) = vm_having("bcached", &["dmsetup"], &["drivers/md/dm-mod", "drivers/block/ublk_drv"])
+    else {
+        return Ok(());
+    };
+    let (parameters, limit) = if std::env::var_os(LONG).is_some() {
+        ("generations=128 seconds=600 stall=60 patience=900", 3600)
+    } else {
+        ("generations=40 seconds=0 stall=10 patience=200", 580)
+    };
+    let script = format!("{DAEMON}\n{parameters}\n{JOB}");
+    let disks = [tempfile::NamedTempFile::new()?, tempfile::NamedTempFile::new()?];
+    for (disk, bytes) in disks.iter().zip([256 << 20, 1 << 30]) {
+        disk.as_file().set_len(bytes)?;
+    }
+    let images = [disks[0].path(), disks[1].path()];
+    let limit = Duration::from_secs(limit);
+    let report = vm.sized(960, 1).run(&Job { images: &images, script: &script, crash_at: None, limit })?;
+    let said = report.output;
+    assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
+    said.iter().filter(|line| line.starts_with("wrote ")).for_each(|line| println!("{line}"));
+    Ok(())
+}

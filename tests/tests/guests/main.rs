@@ -1,0 +1,11 @@
+//! Tests in qemu with kernels of Debian's. One program, so that as many guests run at a time as there are processors: each wants one.
+
+mod dev;
+mod file_systems;
+mod little_memory;
+mod machine;
+mod nbd_client;
+mod ublk;
+mod ublk_take_over;
+mod udev;
+mod vm;
