@@ -2,7 +2,7 @@
 //! killed in the middle of it. Nobody above sees an error, and the devices stay the same.
 
 use bcached_tests::failure::Outcome;
-use bcached_tests::vm::devices::{DAEMON, run_on, vm_having};
+use bcached_tests::vm::devices::{DAEMON, new_vm_having, run_on};
 
 const SCRIPT: &str = r#"
 bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb --label raw > /dev/null
@@ -87,7 +87,7 @@ echo all is well"#;
 
 #[test]
 fn whoever_takes_over_and_whoever_is_killed_nobody_above_sees_an_error() -> Outcome {
-    let Some(vm) = vm_having("bcached", &["fio"], &["drivers/block/ublk_drv"]) else { return Ok(()) };
+    let Some(vm) = new_vm_having("bcached", &["fio"], &["drivers/block/ublk_drv"]) else { return Ok(()) };
     let said = run_on(&vm.sized(1024, 1), &[128, 128, 128], &format!("{DAEMON}{SCRIPT}"))?;
     println!("{}", said.join("\n"));
     assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
