@@ -38,7 +38,10 @@ device=/dev/bcache/by-label/media
 mkfs.ext4 -q $device; mount -t ext4 -o errors=panic $device /mnt
 
 # A file of 32 MiB that only this generation has; sixteen of them, over and over.
-content() { yes "generation $1" | head -c 33554432; }
+content() {
+	yes "generation $1" | head -c 1048576 > /tmp/piece
+	for n in $(seq 32); do cat /tmp/piece; done
+}
 started=$(cut -d . -f 1 /proc/uptime)
 age() { echo $(($(cut -d . -f 1 /proc/uptime) - started)); }
 ( generation=0
