@@ -154,7 +154,6 @@ impl Buffer {
         match (&mut self.0, next.0) {
             (Kind::Own(memory), Kind::Own(next)) => memory.unsplit(next),
             (Kind::Lent(lent), Kind::Lent(next)) => lent.join(&next),
-            (Kind::Own(memory), next) if memory.is_empty() => self.0 = next,
             _ => unreachable!("memory of two kinds is not joined"),
         }
     }

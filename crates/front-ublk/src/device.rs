@@ -34,7 +34,7 @@ const DISCARD_SECTORS_MAX: u32 = 1 << 21;
 /// What the driver needs no I/O for.
 const QUICK: Duration = Duration::from_secs(5);
 /// What includes I/O on the device: looking for partitions, or waiting for the last requests.
-pub(crate) const WITH_IO: Duration = Duration::from_secs(60);
+const WITH_IO: Duration = Duration::from_secs(60);
 /// A dead server's end is seen by the driver some moments after the process has gone.
 const QUIESCE_MAX: Duration = Duration::from_secs(10);
 /// Between two looks.
@@ -134,9 +134,7 @@ impl Device {
             Found::Orphan(info) => info.number,
             Found::Remains(number) => number,
         };
-        control.call(Command::StopDev, number, (&[], 0), WITH_IO)?;
-        control.call(Command::DelDev, number, (&[], 0), WITH_IO)?;
-        Ok(())
+        take_away(&control, number)
     }
 
     fn of(control: Control, info: &DeviceInfo, guests: &Guests) -> Self {
@@ -246,7 +244,7 @@ impl Device {
 
     /// `/dev/ublkbN`.
     pub(crate) fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/dev/ublkb{}", self.number))
+        block_device(self.number)
     }
 
     /// How its data comes and goes, now that it has been started.
@@ -269,14 +267,26 @@ impl Device {
         // What its engine has given up is answered now: the stop waits for that.
         self.shared.ring();
         (self.turn)();
-        self.command(Command::StopDev, (&[], 0), WITH_IO)?;
-        self.command(Command::DelDev, (&[], 0), WITH_IO)
+        take_away(&self.control, self.number)
     }
 
     fn command(&self, command: Command, with: (&[u8], u64), limit: Duration) -> Result<(), DeviceError> {
         self.control.call(command, self.number, with, limit)?;
         Ok(())
     }
+}
+
+/// `/dev/ublkbN`.
+pub(crate) fn block_device(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkb{number}"))
+}
+
+/// Takes a device from the kernel: what waits there fails.
+pub(crate) fn take_away(control: &Control, number: u32) -> Result<(), DeviceError> {
+    for command in [Command::StopDev, Command::DelDev] {
+        control.call(command, number, (&[], 0), WITH_IO)?;
+    }
+    Ok(())
 }
 
 pub(crate) fn open_control() -> Result<Control, DeviceError> {

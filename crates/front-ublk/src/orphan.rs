@@ -1,9 +1,9 @@
 //! Devices of ours in the kernel that nobody serves: of a daemon that has died, or has left them for the next one. What is asked of them waits
 //! until somebody serves their volume again, or takes them away.
 
-use crate::abi::{Command, State};
+use crate::abi::State;
 use crate::control::Control;
-use crate::device::{MARK, WITH_IO, info_of, is_alive, listed, open_control};
+use crate::device::{MARK, block_device, info_of, is_alive, listed, open_control, take_away};
 use crate::error::{ControlError, DeviceError};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ impl Orphan {
     /// Its block device.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/dev/ublkb{}", self.number))
+        block_device(self.number)
     }
 
     /// Takes it from the kernel: what waits there fails, and what its users have not written yet is lost.
@@ -61,9 +61,6 @@ impl Orphan {
     /// # Errors
     /// The driver's refusal; that it takes too long.
     pub fn remove(self) -> Result<(), DeviceError> {
-        for command in [Command::StopDev, Command::DelDev] {
-            self.control.call(command, self.number, (&[], 0), WITH_IO)?;
-        }
-        Ok(())
+        take_away(&self.control, self.number)
     }
 }

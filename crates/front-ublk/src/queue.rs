@@ -99,10 +99,8 @@ pub(crate) struct Queue {
     route: Route,
     requests: Requests<Asked>,
     replies: Replies<Asked>,
-    /// It has had its first turn, and fetches.
-    has_begun: bool,
-    /// Commands that are to go to the kernel.
-    to_push: VecDeque<UblkCommand>,
+    /// Tags that are to go to the kernel, with how their requests have ended: none yet, of those that fetch.
+    to_push: VecDeque<(u16, Option<i32>)>,
     /// Tags whose requests have not been looked at, for want of memory.
     unread: VecDeque<u16>,
     /// Bytes of data that are in memory.
@@ -172,8 +170,7 @@ impl Queue {
             requests,
             replies,
             depth,
-            to_push: VecDeque::with_capacity(usize::from(depth)),
-            has_begun: false,
+            to_push: (0..depth).map(|tag| (tag, None)).collect(),
             unread: VecDeque::with_capacity(usize::from(depth)),
             held: 0,
             stock: Stock::new(shared.part(STOCK_BYTES)),
@@ -313,13 +310,8 @@ impl Queue {
         }
     }
 
-    fn push(&mut self, tag: u16, result: Option<i32>) {
-        let slot = self.lenders.slot(tag);
-        self.to_push.push_back(UblkCommand { queue: self.number, tag, result, slot });
-    }
-
     fn commit(&mut self, tag: u16, result: i32) {
-        self.push(tag, Some(result));
+        self.to_push.push_back((tag, Some(result)));
     }
 }
 
@@ -349,17 +341,12 @@ impl Guest for Queue {
         if self.registers { self.depth } else { 0 }
     }
 
-    fn slots_from(&mut self, first: Option<u16>) {
-        if let Some(first) = first {
-            self.lenders = Lenders::new(&self.device, (self.number, self.depth), first);
-            self.shared.lends.store(true, Ordering::Release);
-        }
+    fn slots_from(&mut self, first: u16) {
+        self.lenders = Lenders::new(&self.device, (self.number, self.depth), first);
+        self.shared.lends.store(true, Ordering::Release);
     }
 
     fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
-        if !std::mem::replace(&mut self.has_begun, true) {
-            (0..self.depth).for_each(|tag| self.push(tag, None));
-        }
         // Taken before the look, so that what rings during it is not missed.
         if self.shared.rung_of(self.number).swap(false, Ordering::AcqRel) {
             while let Some((asked, reply)) = self.replies.try_next() {
@@ -376,8 +363,9 @@ impl Guest for Queue {
                 self.end(tag, -Errno::IO.raw_os_error());
             }
         }
-        while let Some(command) = self.to_push.front() {
-            if !push(Command::Ublk(*command)) {
+        while let Some((tag, result)) = self.to_push.front().copied() {
+            let command = UblkCommand { queue: self.number, tag, result, slot: self.lenders.slot(tag) };
+            if !push(Command::Ublk(command)) {
                 break;
             }
             self.to_push.pop_front();

@@ -35,6 +35,15 @@ impl DeviceState {
             Self::Coming | Self::Missing(_) => None,
         }
     }
+
+    /// How its data comes and goes, of a ublk device that can be used.
+    #[must_use]
+    pub const fn transfer(&self) -> Option<Transfer> {
+        match self {
+            Self::Here { transfer, .. } => *transfer,
+            Self::Coming | Self::Missing(_) => None,
+        }
+    }
 }
 
 /// How the data of requests of a ublk device comes and goes.

@@ -50,9 +50,8 @@ pub trait Guest: Send {
         0
     }
 
-    /// Their numbers begin with that, and are its own as long as it lives here; `None`: there is no room for them. Told before its first
-    /// turn, if it wants any.
-    fn slots_from(&mut self, _first: Option<u16>) {}
+    /// Their numbers begin with that, and are its own as long as it lives here. Told before its first turn, if there is room for them.
+    fn slots_from(&mut self, _first: u16) {}
 
     /// When the ring ends it need not wait for its commands.
     fn leaves_first(&self) -> bool {

@@ -119,8 +119,8 @@ impl Ring {
     pub(crate) fn take_in(&mut self, mut guest: Box<dyn Guest>) {
         let (device, wanted) = (guest.device(), guest.slots_wanted());
         let slots = if wanted > 0 { self.slots.take(&self.ring, wanted) } else { None };
-        if wanted > 0 {
-            guest.slots_from(slots);
+        if let Some(first) = slots {
+            guest.slots_from(first);
         }
         self.guests.insert(Hosted { guest, device, in_kernel: 0, slots });
     }
@@ -137,9 +137,11 @@ impl Ring {
 
     /// True if the ring does this kind of work itself.
     pub(crate) fn can_do(work: &Work) -> bool {
+        if work.action.lent().is_some() && !work.device.takes_lent() {
+            return false;
+        }
         match &work.action {
-            Action::Read { buffer, .. } => buffer.lent().is_none() || work.device.takes_lent(),
-            Action::Write { payload, .. } if payload.lent().is_some() && !work.device.takes_lent() => false,
+            Action::Read { .. } => true,
             // Where to ask for the size may take long, a flush needs a thread for that.
             Action::Flush => work.device.kind() == DeviceKind::Block || !work.device.submits_slowly(),
             // Before a write to the end of a file its size is asked; without RWF_DSYNC a forced one takes two calls.
@@ -320,7 +322,7 @@ impl Ring {
         if errno == Errno::OPNOTSUPP && operation.learn_refusal() {
             return Step::Helper;
         }
-        if operation.is_lent() && matches!(errno, Errno::INVAL | Errno::FAULT) {
+        if operation.work.action.lent().is_some() && matches!(errno, Errno::INVAL | Errno::FAULT) {
             // Memory as its request has it is not for this device, or not registered any more: a helper copies.
             return Step::Helper;
         }
@@ -335,14 +337,6 @@ impl Operation {
             Action::Read { buffer, .. } => Some(buffer.len()),
             Action::Write { payload, .. } => Some(payload.len()),
             _ => None,
-        }
-    }
-
-    fn is_lent(&self) -> bool {
-        match &self.work.action {
-            Action::Read { buffer, .. } => buffer.lent().is_some(),
-            Action::Write { payload, .. } => payload.lent().is_some(),
-            _ => false,
         }
     }
 
@@ -432,7 +426,8 @@ const fn registered(start: usize) -> *mut u8 {
     core::ptr::without_provenance_mut(start)
 }
 
-/// Takes what is registered at `count` slots from `first` on out of the ring's table.
+/// Takes what is registered at `count` slots from `first` on out of the ring's table. Who still reads or writes there has the memory until
+/// that has ended.
 pub(crate) fn clear_slots(ring: &IoUring, first: u32, count: usize) -> std::io::Result<()> {
     let nothing = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
     // SAFETY: what is put there instead is nothing, so no memory is referred to.

@@ -24,7 +24,7 @@ impl Slots {
         }
         let run = self.find(count)?;
         // A guest whose device has gone may have left something there.
-        clear(ring, &run)?;
+        crate::ring::clear_slots(ring, u32::from(run.start), run.len()).ok()?;
         let at = self.taken.partition_point(|taken| taken.start < run.start);
         self.taken.insert(at, run.clone());
         Some(run.start)
@@ -42,11 +42,6 @@ impl Slots {
     pub(crate) fn give_back(&mut self, first: u16) {
         self.taken.retain(|taken| taken.start != first);
     }
-}
-
-/// Takes what is registered there out of the table. Who still reads or writes there has the memory until that has ended.
-fn clear(ring: &IoUring, run: &Range<u16>) -> Option<()> {
-    crate::ring::clear_slots(ring, u32::from(run.start), run.len()).ok()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use crate::counters::{Counters, count};
 use crate::device::Device;
-use bcached_env::{Buffer, Completion, IoErrorKind, Op, Payload, Token};
+use bcached_env::{Buffer, Completion, IoErrorKind, Lent, Op, Payload, Token};
 use std::sync::Arc;
 
 /// Bytes of a sector.
@@ -41,6 +41,17 @@ pub(crate) enum Action {
         offset: u64,
         length: u64,
     },
+}
+
+impl Action {
+    /// The memory of others that is read into, or written from.
+    pub(crate) const fn lent(&self) -> Option<&Lent> {
+        match self {
+            Self::Read { buffer, .. } => buffer.lent(),
+            Self::Write { payload, .. } => payload.lent(),
+            Self::Flush | Self::Discard { .. } | Self::Zero { .. } => None,
+        }
+    }
 }
 
 impl Work {

@@ -376,10 +376,8 @@ impl Fronts {
             let by = if way == Way::Dev { running.dev.rung(name) } else { None };
             let way_there = if by == Some(Rung::Ublk) { Way::Ublk } else { way };
             let place = running.place(name, way_there)?;
-            let transfer = match running.device(name) {
-                Some(DeviceState::Here { transfer, .. }) if way_there == Way::Ublk => transfer,
-                _ => None,
-            };
+            let device = if way_there == Way::Ublk { running.device(name) } else { None };
+            let transfer = device.and_then(|device| device.transfer());
             Some(Had { way, by, transfer, place })
         };
         ways.iter().filter_map(had).collect()
