@@ -8,11 +8,12 @@
 //! | [`workload`] | seeded verified writes, and the model of what must be there |
 //! | [`guest`] | a job for a kernel, its report, the list of allowed log lines |
 //! | [`uml`] | kernel 6.1 in User-Mode Linux |
-//! | [`vm`] | kernel 6.12 in qemu |
+//! | [`vm`] | kernel 6.12, or a later one, in qemu |
 //! | [`set`] | a cache set in image files |
 //! | [`side`] | who takes a turn with a set: a kernel or our daemon |
 //! | [`kernel_image`] | cache sets that a real kernel brought into a named state |
 //! | [`nbd`] | a small NBD client |
+//! | [`ready`] | waiting for a daemon that was started |
 //! | [`offline`] | a set judged by the offline checker |
 //! | [`recording`] | power cuts at any moment of a recorded run, judged by the simulator's oracle |
 //! | [`scope`] | how much the environment asks for |
@@ -26,6 +27,7 @@ pub mod guest;
 pub mod kernel_image;
 pub mod nbd;
 pub mod offline;
+pub mod ready;
 pub mod recording;
 pub mod requires;
 pub mod scope;

@@ -8,7 +8,7 @@ mod scenario;
 use std::io;
 use std::time::Duration;
 
-pub use scenario::Scenario;
+pub use scenario::{Scenario, base_workload};
 
 use crate::guest::{GuestError, Job, Machine, Report};
 use crate::offline;

@@ -180,7 +180,8 @@ impl Scenario {
 }
 
 /// Three hundred writes of up to 32 KiB all over the volume, some read back, flushed now and then.
-const fn base_workload(geometry: &Geometry) -> Workload {
+#[must_use]
+pub const fn base_workload(geometry: &Geometry) -> Workload {
     Workload {
         seed: 20,
         volume: 0,

@@ -7,10 +7,9 @@ use std::cell::Cell;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{Ending, LegError, Side};
 use crate::guest::GuestError;
 use crate::nbd::Client;
+use crate::ready;
 use crate::set::CacheSet;
 use crate::uml::built_program;
 use crate::workload::{Fate, Mismatch, Model, Random, RunError, Target, Workload, run};
@@ -133,18 +133,11 @@ impl Daemon {
         command.env("BCACHED_STATE", set.directory().join("state"));
         command.arg("--export").arg(format!("nbd:{}", socket.display()));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file);
-        let mut child = command.spawn().map_err(LegError::host("start bcached"))?;
-        let output = child.stdout.take().expect("piped above");
-        let daemon = Self { child, socket, log };
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
-        match lines.recv_timeout(LIMIT) {
-            Ok(line) if line == "ready" => Ok(daemon),
-            other => Err(daemon.failed(&format!("bcached serve is not ready: {other:?}"))),
+        let child = command.spawn().map_err(LegError::host("start bcached"))?;
+        let mut daemon = Self { child, socket, log };
+        match ready::wait(&mut daemon.child, LIMIT) {
+            Ok(()) => Ok(daemon),
+            Err(why) => Err(daemon.failed(&why)),
         }
     }
 

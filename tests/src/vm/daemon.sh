@@ -1,9 +1,10 @@
-# The daemon in a guest, with the configuration that the job writes to /run/b/config.toml, unless $options say something else.
+# The daemon in a guest, with the configuration that the job writes to /run/b/config.toml, unless $options say something else; it is ready within
+# $patience seconds.
 mkdir -p /run/b /mnt /dev/shm
 mount -t tmpfs shm /dev/shm
 export BCACHED_NOTES=/run/b BCACHED_STATE=/run/b BCACHED_CONTROL=/run/b/control.sock
 
-options="--config /run/b/config.toml"
+options="--config /run/b/config.toml" patience=90
 
 # serve: the daemon, until it is ready; its process is $server.
 serve() {
@@ -11,7 +12,14 @@ serve() {
 	: > /tmp/out; : > /tmp/log
 	bcached serve $options > /tmp/out 2> /tmp/log &
 	server=$!
-	wait_for 90 grep -q '^ready' /tmp/out || { cat /tmp/log; return 1; }
+	wait_for $patience grep -q '^ready' /tmp/out || { cat /tmp/log; return 1; }
+}
+
+# serve_device: the same of one volume; its block device is $device.
+serve_device() {
+	serve
+	device=$(sed -n 's/.*it is the block device \([^ ]*\).*/\1/p' /tmp/log | tail -n 1)
+	test -n "$device" && wait_for 20 test -b $device || { cat /tmp/log; return 1; }
 }
 
 # killed: the daemon is, by SIGKILL.

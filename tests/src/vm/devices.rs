@@ -20,16 +20,7 @@ pub fn vm_with(program: &str, drivers: &[&'static str]) -> Option<Vm> {
     vm_having(program, &[], drivers)
 }
 
-/// The same with a later kernel ([`Vm::find_new`]).
-///
-/// # Panics
-/// The program of ours is not built.
-#[must_use]
-pub fn new_vm_with(program: &str, drivers: &[&'static str]) -> Option<Vm> {
-    new_vm_having(program, &[], drivers)
-}
-
-/// The same with programs of this machine. A server of ublk that ends under load, however it ends, may bring down a 6.12 kernel (CVE-2025-37906,
+/// The same with a later kernel ([`Vm::find_new`]) and programs of this machine. A server of ublk that ends under load, however it ends, may bring down a 6.12 kernel (CVE-2025-37906,
 /// mended in 6.15: a command is completed twice), so what does that over and over runs here.
 ///
 /// # Panics
@@ -99,8 +90,16 @@ impl Disks {
     /// # Errors
     /// It failed.
     pub fn run(&self, vm: &Vm, script: &str) -> Outcome<Vec<String>> {
+        self.run_within(LIMIT, vm, script)
+    }
+
+    /// The same with another limit.
+    ///
+    /// # Errors
+    /// It failed, or took longer.
+    pub fn run_within(&self, limit: Duration, vm: &Vm, script: &str) -> Outcome<Vec<String>> {
         let images: Vec<_> = self.0.iter().map(NamedTempFile::path).collect();
-        let job = Job { images: &images, script, crash_at: None, limit: LIMIT };
+        let job = Job { images: &images, script, crash_at: None, limit };
         Ok(vm.run(&job)?.output)
     }
 }

@@ -2,21 +2,14 @@
 //! on the host (`crates/cli/tests/dev.rs`).
 
 use bcached_tests::failure::Outcome;
-use bcached_tests::vm::devices::{run_on, vm_with};
+use bcached_tests::vm::devices::{DAEMON, run_on, vm_with};
 
 /// Serves the volume on `/dev/vda` and `/dev/vdb`, whose device is `$device` then.
 const SERVE: &str = "
-mkdir -p /run/b /mnt
-export BCACHED_NOTES=/run/b BCACHED_STATE=/run/b BCACHED_CONTROL=/run/b/control.sock
 bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb
-serve() {
-	# What the one before has said is not what this one says.
-	: > /tmp/out; : > /tmp/log
-	bcached serve --cache /dev/vda --backing /dev/vdb --export dev --stop-timeout 1s > /tmp/out 2> /tmp/log &
-	server=$!
-	wait_for 60 grep -q '^ready' /tmp/out || { cat /tmp/log; return 1; }
-	device=$(sed -n 's/.*it is the block device \\([^ ]*\\).*/\\1/p' /tmp/log | tail -n 1)
-	test -n \"$device\" && wait_for 20 test -b $device || { cat /tmp/log; return 1; }
+options='--cache /dev/vda --backing /dev/vdb --export dev --stop-timeout 1s' patience=60
+chosen() {
+	serve_device
 	sed -n 's/.*\\(its block device comes by .*\\) \\[event.*/\\1/p' /tmp/log
 }
 # Another process goes on, and has a device too; whose name it is is said by its link.
@@ -26,9 +19,9 @@ take_over() {
 	test -n \"$server\" && ! test -d /proc/$former || { cat /tmp/log; return 1; }
 	device=$(readlink $link)
 }
-ends() { kill -TERM $server; wait_for 20 test ! -d /proc/$server; }
+stops() { kill -TERM $server; wait_for 20 test ! -d /proc/$server; }
 unused() { ! ls /sys/block/nbd*/pid 2>/dev/null; }
-serve
+chosen
 link=$(echo /dev/bcache/by-uuid/*)
 volume=bcache-$(basename $link | cut -c1-8)
 test $link -ef $device
@@ -74,7 +67,7 @@ writer=$!
 kill -9 $server; wait_for 20 test ! -d /proc/$server
 wait $writer || true
 wait_for 20 unused
-serve
+chosen
 mount -t ext4 $link /mnt
 cmp /tmp/data /mnt/a
 # In use at a stop it ends.
@@ -83,7 +76,7 @@ grep -o 'event=device-cut' /tmp/log
 umount /mnt || umount -l /mnt
 wait_for 20 unused || { ls -l /sys/block/nbd*/pid; false; }
 test ! -L $link || { ls -l $link; cat /tmp/log; false; }
-serve
+chosen
 kill -TERM $server; wait $server
 if grep event=device /tmp/log | grep -v device-way-chosen; then false; fi
 unused
@@ -94,7 +87,7 @@ echo all is well";
 #[test]
 fn where_there_is_no_ublk_the_kernels_nbd_client_has_the_device() -> Outcome {
     let Some(vm) = vm_with("bcached", &["drivers/block/nbd"]) else { return Ok(()) };
-    let said = run_on(&vm, &[128, 256], &format!("{SERVE}{BY_NBD}"))?;
+    let said = run_on(&vm, &[128, 256], &format!("{DAEMON}{SERVE}{BY_NBD}"))?;
     let chosen = "its block device comes by kernel nbd (ublk: /dev/ublk-control does not exist: load the module (modprobe ublk_drv; Linux 6.5 and \
                   newer))";
     let lines = [
@@ -127,7 +120,7 @@ fn where_there_is_ublk_the_device_outlives_the_daemon() -> Outcome {
         &vm,
         &[128, 256],
         &format!(
-            "{SERVE}
+            "{DAEMON}{SERVE}
 first=$device
 mkfs.ext4 -q $device; mount -t ext4 -o errors=panic $link /mnt
 head -c 20000000 /dev/urandom > /tmp/data
@@ -136,7 +129,7 @@ writer=$!
 kill -9 $server; wait $server || true
 sleep 1
 test -d /proc/$writer
-serve
+chosen
 test $device = $first
 test $link -ef $device
 wait $writer
@@ -144,7 +137,7 @@ cmp /tmp/data /mnt/a
 kill -TERM $server; wait $server
 grep -o 'event=ublk-left' /tmp/log
 test -b $device
-serve
+chosen
 test $device = $first
 cmp /tmp/data /mnt/a
 # Mounted and written to while another process takes over: it is the same device.
@@ -160,7 +153,7 @@ bcached stop $volume
 wait_for 20 test ! -e $device
 bcached add $volume
 wait_for 20 test -L $link
-ends
+stops
 test ! -L $link
 test -z \"$(ls /sys/class/ublk-char)\"
 unused

@@ -2,8 +2,7 @@
 //! while: the kernel then needs the daemon to get memory, and the daemon must not need the kernel's. Nothing hangs, nothing is killed.
 
 use bcached_tests::failure::Outcome;
-use bcached_tests::guest::{Job, Machine as _};
-use bcached_tests::vm::devices::{DAEMON, vm_having};
+use bcached_tests::vm::devices::{DAEMON, Disks, vm_having};
 use std::time::Duration;
 
 /// Set, the machine writes 4 GiB, for ten minutes at least, and the disk stands still for a minute of them.
@@ -93,14 +92,8 @@ fn a_machine_of_512_mib_writes_to_its_own_volume() -> Outcome {
         ("generations=20 seconds=0 stall=10 patience=200 looks=4", 580)
     };
     let script = format!("{DAEMON}\n{parameters}\n{JOB}");
-    let disks = [tempfile::NamedTempFile::new()?, tempfile::NamedTempFile::new()?];
-    for (disk, bytes) in disks.iter().zip([256 << 20, 1 << 30]) {
-        disk.as_file().set_len(bytes)?;
-    }
-    let images = [disks[0].path(), disks[1].path()];
     let limit = Duration::from_secs(limit);
-    let report = vm.sized(960, 1).run(&Job { images: &images, script: &script, crash_at: None, limit })?;
-    let said = report.output;
+    let said = Disks::blank(&[256, 1024])?.run_within(limit, &vm.sized(960, 1), &script)?;
     assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
     said.iter().filter(|line| line.starts_with("wrote ")).for_each(|line| println!("{line}"));
     Ok(())

@@ -3,15 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
 use bcached_tests::failure::{Context as _, Failure, Outcome};
 use bcached_tests::guest::Job;
+use bcached_tests::ready;
 use bcached_tests::uml::built_program;
 use bcached_tests::vm::bootable::{DISK, ext4_is_in_order};
 use bcached_tests::vm::devices::vm_having;
@@ -115,20 +113,13 @@ fn start(program: &Path, directory: &Path) -> Outcome<Child> {
     command.arg("--control").arg(directory.join("run/control.sock"));
     command.env("BCACHED_NOTES", directory.join("run")).env("BCACHED_STATE", directory.join("run"));
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn()?;
-    let output = child.stdout.take().expect("piped above");
-    let (sender, lines) = mpsc::channel();
-    thread::spawn(move || {
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            let _ = sender.send(line);
-        }
-    });
-    match lines.recv_timeout(LIMIT) {
-        Ok(line) if line == "ready" => Ok(child),
-        other => {
+    match ready::wait(&mut child, LIMIT) {
+        Ok(()) => Ok(child),
+        Err(why) => {
             let _ = child.kill();
             let _ = child.wait();
             let said = fs::read_to_string(directory.join("log")).unwrap_or_default();
-            Err(Failure::new(format!("bcached serve is not ready: {other:?}\n{said}")))
+            Err(Failure::new(format!("{why}\n{said}")))
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Volumes as block devices of a real kernel: the front end for ublk, on a file, in a guest.
 
+use bcached_front_ublk::Transfer;
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::Vm;
-use bcached_tests::vm::devices::{self, run_on};
+use bcached_tests::vm::devices::{self, DAEMON, run_on};
 
 /// Serves `/dev/vda` as a device; what it says goes to `/tmp/said`, what is written to descriptor 3 it obeys.
 const SERVE: &str = r#"
@@ -19,32 +20,13 @@ serve() {
 }
 "#;
 
-/// How the data of requests comes and goes: by a kernel that can only copy, and by one that registers memory with the ring.
-#[derive(Clone, Copy)]
-enum Transfer {
-    UserCopy,
-    ZeroCopy,
-}
-
-impl Transfer {
-    const fn word(self) -> &'static str {
-        match self {
-            Self::UserCopy => "user copy",
-            Self::ZeroCopy => "zero copy",
-        }
-    }
-
-    fn vm_with(self, program: &str) -> Option<Vm> {
-        let find = match self {
-            Self::UserCopy => devices::vm_with,
-            Self::ZeroCopy => devices::new_vm_with,
-        };
-        // A queue for each processor.
-        let (processors, mebibytes) = match self {
-            Self::UserCopy => (1, 768),
-            Self::ZeroCopy => (2, 768),
-        };
-        Some(find(program, &["drivers/block/ublk_drv"])?.sized(mebibytes, processors))
+/// A guest with a kernel that can only copy data of requests, or with one that registers their memory with the ring: that has two processors, and
+/// so a device two queues.
+fn vm_with(transfer: Transfer, program: &str) -> Option<Vm> {
+    let drivers = ["drivers/block/ublk_drv"];
+    match transfer {
+        Transfer::UserCopy => devices::vm_with(program, &drivers),
+        Transfer::ZeroCopy => Some(devices::new_vm_having(program, &[], &drivers)?.sized(768, 2)),
     }
 }
 
@@ -83,7 +65,7 @@ fn so_it_is_where_memory_is_registered() -> Outcome {
 }
 
 fn has_a_file_system(transfer: Transfer) -> Outcome {
-    let Some(vm) = transfer.vm_with("ublk-file") else { return Ok(()) };
+    let Some(vm) = vm_with(transfer, "ublk-file") else { return Ok(()) };
     let said = run(
         &vm,
         transfer,
@@ -127,7 +109,7 @@ echo all is well",
 
 /// The server is killed under load, again and again: its I/O waits for the next one, and nobody above hears of an error.
 fn outlives_its_server(transfer: Transfer) -> Outcome {
-    let Some(vm) = transfer.vm_with("ublk-file") else { return Ok(()) };
+    let Some(vm) = vm_with(transfer, "ublk-file") else { return Ok(()) };
     let said = run(
         &vm,
         transfer,
@@ -187,28 +169,14 @@ echo all is well",
 
 /// The daemon with a volume as a block device: what is written goes on when it is killed, a stop leaves the device to the next start if
 /// it is in use, and takes it away if it is not.
-fn outlives_the_daemon(transfer: Transfer) -> Outcome {
-    let Some(vm) = transfer.vm_with("bcached") else { return Ok(()) };
-    let said = run_on(
-        &vm,
-        &[128, 256],
-        "mkdir -p /run/b
-export BCACHED_NOTES=/run/b BCACHED_STATE=/run/b BCACHED_CONTROL=/run/b/control.sock
+const OUTLIVES: &str = r#"
 bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb
-serve() {
-	# What the one before has said is not what this one says.
-	: > /tmp/out; : > /tmp/log
-	bcached serve --cache /dev/vda --backing /dev/vdb --export ublk --stop-timeout 1s > /tmp/out 2> /tmp/log &
-	server=$!
-	wait_for 60 grep -q '^ready' /tmp/out || { cat /tmp/log; return 1; }
-	device=$(sed -n 's/.*it is the block device \\([^ ]*\\).*/\\1/p' /tmp/log | tail -n 1)
-	wait_for 20 test -b $device || { cat /tmp/log; return 1; }
-}
-serve
+options='--cache /dev/vda --backing /dev/vdb --export ublk --stop-timeout 1s' patience=60
+serve_device
 first=$device
 link=$(echo /dev/bcache/by-uuid/*)
 test $link -ef $device
-mkfs.ext4 -q $device; mkdir /mnt; mount -t ext4 -o errors=panic $link /mnt
+mkfs.ext4 -q $device; mount -t ext4 -o errors=panic $link /mnt
 bcached status
 head -c 20000000 /dev/urandom > /tmp/data
 dd if=/tmp/data of=/mnt/a bs=64k conv=fsync 2>/dev/null
@@ -219,7 +187,7 @@ for round in 1 2 3; do
 	kill -9 $server; wait $server || true
 	sleep 1
 	test -d /proc/$writer
-	serve
+	serve_device
 	test $device = $first
 	wait $writer
 	cmp /tmp/data /mnt/b
@@ -228,7 +196,7 @@ cmp /tmp/data /mnt/a
 kill -TERM $server; wait $server
 grep -o 'event=ublk-left' /tmp/log
 test -b $device
-serve
+serve_device
 test $device = $first
 cmp /tmp/data /mnt/a
 umount /mnt
@@ -241,24 +209,27 @@ cmp /tmp/data /mnt/a
 umount /mnt
 # Nobody serves it any more, and nobody will.
 kill -9 $server; wait $server || true
-wait_for 20 sh -c 'bcached doctor | grep \"nobody serves $0: what is asked of it waits\"' $device
+wait_for 20 sh -c 'bcached doctor | grep "nobody serves $0: what is asked of it waits"' $device
 dd if=$link of=/dev/null bs=4k count=1 iflag=direct & reading=$!
 sleep 1
 code=0; bcached remove $device || code=$?
 test $code = 3
 bcached remove --dry-run --in-use $device
 bcached remove --in-use $link
-! wait $reading
-test -z \"$(ls /sys/class/ublk-char)\"
+if wait $reading; then echo it has read; false; fi
+test -z "$(ls /sys/class/ublk-char)"
 test ! -e $device
-serve
+serve_device
 kill -TERM $server; wait $server
 test ! -e $device
 test ! -L $link
-test -z \"$(ls /sys/class/ublk-char)\"
+test -z "$(ls /sys/class/ublk-char)"
 bcached check --backing /dev/vdb /dev/vda > /dev/null
-echo all is well",
-    )?;
+echo all is well"#;
+
+fn outlives_the_daemon(transfer: Transfer) -> Outcome {
+    let Some(vm) = vm_with(transfer, "bcached") else { return Ok(()) };
+    let said = run_on(&vm, &[128, 256], &format!("{DAEMON}{OUTLIVES}"))?;
     let in_use = |line: &String| line.contains("it is in use by the mount /mnt");
     assert!(said.iter().any(in_use) && said.iter().any(|line| line == "exit 3"), "{said:#?}");
     let client = |line: &String| line.starts_with("client the mount /mnt: writing ");

@@ -2,7 +2,7 @@
 
 use bcached_check::Options;
 use bcached_tests::failure::{Context as _, Outcome};
-use bcached_tests::kernel_image::{Scenario, kernel_image};
+use bcached_tests::kernel_image::{Scenario, base_workload, kernel_image};
 use bcached_tests::offline::examine;
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Ending, Kernel, Ours, Side as _};
@@ -30,20 +30,7 @@ fn kernel_6_12_takes_a_set_of_ours_and_gives_it_back() -> Outcome {
     let (ours, kernel) = (Ours::find()?, Kernel(&vm));
     let geometry = Geometry::small(512 << 10, 4096);
     let mut set = CacheSet::make(geometry, 1, Maker::Ours(ours.program()))?;
-    let mut workload = Workload {
-        seed: 41,
-        volume: 0,
-        first_sequence: 1,
-        first_sector: 0,
-        sectors: geometry.volume_sectors,
-        block_sectors: geometry.block_sectors(),
-        write_sectors_max: 64,
-        writes: 300,
-        flush_every: 16,
-        flushes_max: 0,
-        read_every: 5,
-        discard_every: 0,
-    };
+    let mut workload = Workload { seed: 41, ..base_workload(&geometry) };
     let crash = Ending::CrashAfterFlush(8);
     for (leg, ending) in [crash, crash, Ending::CleanStop, Ending::CleanStop].into_iter().enumerate() {
         let side: &dyn bcached_tests::side::Side = if leg % 2 == 0 { &ours } else { &kernel };
