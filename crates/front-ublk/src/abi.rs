@@ -77,6 +77,8 @@ pub(crate) const F_USER_COPY: u64 = 1 << 7;
 pub(crate) const F_AUTO_BUF_REG: u64 = 1 << 11;
 /// The device can be resized.
 pub(crate) const F_UPDATE_SIZE: u64 = 1 << 10;
+/// A device can be told to keep requests back.
+pub(crate) const F_QUIESCE: u64 = 1 << 12;
 
 /// What a device's server does with it, as the driver sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

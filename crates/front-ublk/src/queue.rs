@@ -46,15 +46,17 @@ pub(crate) struct Shared {
     pub is_going: AtomicBool,
     /// The memory of requests is lent to the engine.
     pub lends: AtomicBool,
+    /// The ring must not end while a request is on its way: see [`Features::may_complete_twice`](crate::Features::may_complete_twice).
+    pub ends_at_rest: bool,
     /// Of each queue: a reply has come since its last turn, or there is room again.
     rung: Box<[AtomicBool]>,
 }
 
 impl Shared {
     /// Of so many queues.
-    pub(crate) fn of(queues: u16) -> Self {
+    pub(crate) fn of(queues: u16, ends_at_rest: bool) -> Self {
         let rung = (0..queues).map(|_| AtomicBool::new(false)).collect();
-        Self { is_going: AtomicBool::new(false), lends: AtomicBool::new(false), rung }
+        Self { is_going: AtomicBool::new(false), lends: AtomicBool::new(false), ends_at_rest, rung }
     }
 
     /// All queues look at everything in their next turn.
@@ -387,6 +389,11 @@ impl Guest for Queue {
         }
         // The tag is the kernel's for good.
         self.is_aborted = true;
+    }
+
+    fn ends_at_rest(&self) -> Option<u16> {
+        // Requests that still come stay here, unanswered: the kernel gives them to the next server.
+        self.shared.ends_at_rest.then_some(self.depth)
     }
 
     fn is_over(&self) -> bool {

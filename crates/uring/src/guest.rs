@@ -57,6 +57,13 @@ pub trait Guest: Send {
     fn leaves_first(&self) -> bool {
         false
     }
+
+    /// Its ring must not end while one of its commands may be on its way here; so many it has at most. They are on a ring of its own. When the
+    /// engine's ring ends it is told of those that still come, but has no turn any more; when none has come for a moment, or after half a
+    /// second, its ring ends with the thread, as it does if that is killed. `None`: it may end at any time.
+    fn ends_at_rest(&self) -> Option<u16> {
+        None
+    }
 }
 
 /// What a guest has the kernel do.

@@ -23,6 +23,7 @@ mod driver;
 mod errno;
 pub mod guest;
 mod ioctl;
+mod lasting;
 pub mod memory;
 pub mod note;
 pub mod passed;

@@ -15,6 +15,7 @@ use crate::counters::{Counters, count};
 use crate::device::{Device, DeviceKind};
 use crate::errno::{is_transient, kind_of};
 use crate::guest::Guest;
+use crate::lasting::{Apart, Lasting};
 use crate::perform::TRANSFER_MAX;
 use crate::slots::Slots;
 use crate::work::{Action, Work};
@@ -35,11 +36,23 @@ const SIGNALS: u64 = u64::MAX;
 /// In the `user_data` of a guest's command, above the number of the guest and, in the lowest 16 bits, its tag.
 const OF_GUEST: u64 = 1 << 62;
 
+/// In the `user_data` of a poll of a guest's own ring, above its number. There is no number 0: it is of the end of such a poll.
+const OF_APART: u64 = 1 << 61;
+
 /// After so many `EAGAIN` or `EINTR` in a row a helper thread does the operation, where waiting is possible.
 const ATTEMPTS: u8 = 8;
 
 /// How long a dropped ring waits for the kernel before it leaks what is in flight.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
+
+/// Between two looks meanwhile.
+const LAST_LOOK: Duration = Duration::from_millis(100);
+
+/// How long nothing has come to a guest that is at rest: who waits for answers that it keeps back asks for nothing more, and others seldom.
+const REST: Duration = Duration::from_millis(20);
+
+/// A ring ends after that even if something still comes.
+const REST_MAX: Duration = Duration::from_millis(500);
 
 /// An operation and how far it has come.
 struct Operation {
@@ -75,11 +88,13 @@ struct Hosted {
     in_kernel: usize,
     /// The first of its slots, if it has some.
     slots: Option<u16>,
+    /// The ring that its commands are on, if that is its own.
+    apart: Option<Apart>,
 }
 
 /// A ring and what is in it.
 pub(crate) struct Ring {
-    ring: IoUring,
+    ring: Lasting,
     operations: Slab<Operation>,
     /// Operations whose entry is not pushed yet.
     backlog: VecDeque<usize>,
@@ -93,6 +108,8 @@ pub(crate) struct Ring {
     is_watching: bool,
     counters: Arc<Counters>,
     guests: Slab<Hosted>,
+    /// Counts rings of guests.
+    aparts: u64,
     slots: Slots,
 }
 
@@ -101,7 +118,7 @@ impl Ring {
         // One place is the poll's.
         let places = usize::try_from(ring.params().cq_entries()).unwrap_or(usize::MAX).max(2) - 1;
         Self {
-            ring,
+            ring: Lasting::new(ring),
             operations: Slab::with_capacity(places),
             backlog: VecDeque::with_capacity(places),
             in_kernel: 0,
@@ -111,6 +128,7 @@ impl Ring {
             is_watching: false,
             counters,
             guests: Slab::new(),
+            aparts: 0,
             slots: Slots::default(),
         }
     }
@@ -122,7 +140,12 @@ impl Ring {
         if let Some(first) = slots {
             guest.slots_from(first);
         }
-        self.guests.insert(Hosted { guest, device, in_kernel: 0, slots });
+        // Where the system gives no other ring, it is on this one as others are: nothing depends on that but a kernel with a fault.
+        let apart = guest.ends_at_rest().and_then(|commands| {
+            self.aparts += 1;
+            Apart::new(self.aparts, commands).ok()
+        });
+        self.guests.insert(Hosted { guest, device, in_kernel: 0, slots, apart });
     }
 
     /// Takes `work` in; the kernel sees it with the next [`Ring::submit`] or [`Ring::sleep`].
@@ -156,9 +179,10 @@ impl Ring {
 
     /// Gives every guest its turn; false if there was no room for all that they want. Who has nothing more to do here goes.
     fn turn_guests(&mut self) -> bool {
-        let (ring, table, mut has_room) = (&mut self.ring, &mut self.slots, true);
+        let (main, table, mut has_room) = (&mut *self.ring, &mut self.slots, true);
         self.guests.retain(|number, hosted| {
-            let Hosted { guest, device, in_kernel, slots } = hosted;
+            let Hosted { guest, device, in_kernel, slots, apart } = hosted;
+            let ring = apart.as_mut().map_or(&mut *main, |apart| &mut *apart.ring);
             guest.turn(&mut |command| {
                 let data = OF_GUEST | (number as u64) << 16 | u64::from(command.tag());
                 // SAFETY: the entry refers to no memory, and `device` keeps the descriptor open until the command has been reaped.
@@ -169,6 +193,9 @@ impl Ring {
                 is_in
             });
             let stays = *in_kernel > 0 || !guest.is_over();
+            if let Some(apart) = apart {
+                has_room &= tend_apart(main, apart, stays);
+            }
             if !stays {
                 slots.iter().for_each(|first| table.give_back(*first));
             }
@@ -181,8 +208,19 @@ impl Ring {
     fn guest_completed(&mut self, data: u64, result: i32) {
         let number = usize::try_from((data & !OF_GUEST) >> 16).expect("numbers of guests are slab indices");
         let hosted = self.guests.get_mut(number).expect("a guest stays until its last command has ended");
-        hosted.in_kernel -= 1;
-        hosted.guest.completed(u16::try_from(data & 0xffff).expect("16 bits"), result);
+        hosted.completed(data, result);
+    }
+
+    /// Tells guests with rings of their own of what has completed there; whether something has.
+    fn reap_aparts(&mut self) -> bool {
+        let mut has_any = false;
+        for (_, hosted) in &mut self.guests {
+            while let Some(entry) = hosted.apart.as_mut().and_then(|apart| apart.ring.completion().next()) {
+                hosted.completed(entry.user_data(), entry.result());
+                has_any = true;
+            }
+        }
+        has_any
     }
 
     /// Pushes what there is room for; true if nothing is left over.
@@ -235,7 +273,10 @@ impl Ring {
     /// Whether something has completed, or will be told to have if the kernel is asked, or a guest has found something.
     pub(crate) fn has_news(&mut self) -> bool {
         let in_ring = self.ring.submission().taskrun() || !self.ring.completion().is_empty();
-        in_ring || self.guests.iter().any(|(_, hosted)| hosted.guest.has_news())
+        let has_news = |hosted: &mut Hosted| {
+            hosted.guest.has_news() || hosted.apart.as_mut().is_some_and(Apart::has_news)
+        };
+        in_ring || self.guests.iter_mut().any(|(_, hosted)| has_news(hosted))
     }
 
     /// Tells the guests that nobody looks any more; false if one of them is to have a turn first.
@@ -269,6 +310,10 @@ impl Ring {
                 self.guest_completed(entry.user_data(), entry.result());
                 continue;
             }
+            if entry.user_data() & OF_APART != 0 {
+                self.apart_told(entry.user_data(), cqueue::more(entry.flags()));
+                continue;
+            }
             let key = usize::try_from(entry.user_data()).expect("keys are slab indices");
             self.in_kernel -= 1;
             match self.step(key, entry.result()) {
@@ -277,6 +322,7 @@ impl Ring {
                 Step::Done(result) => done.push((self.operations.remove(key).work, result)),
             }
         }
+        self.reap_aparts();
         // After all of them: one look at a device's size is good for everything that ended before it.
         let mut looked: Option<(Arc<Device>, Result<(), IoErrorKind>)> = None;
         for (work, result) in done.drain(..) {
@@ -362,18 +408,86 @@ impl Drop for Ring {
         self.guests.retain(|_, hosted| !hosted.guest.leaves_first());
         let deadline = Instant::now() + CLOSE_MAX;
         while self.in_kernel > 0 && Instant::now() < deadline {
-            let time = Timespec::new().nsec(100_000_000);
-            let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
-            while let Some(entry) = self.ring.completion().next() {
-                // Short transfers are not continued: whoever asked is gone, as after a crash.
-                self.in_kernel -= usize::from(entry.user_data() & OF_GUEST == 0);
-            }
+            self.take_last(LAST_LOOK);
         }
+        // Last, so that nothing lies between it and the ring's end.
+        self.let_guests_rest();
         if self.in_kernel > 0 {
             // The kernel may still write into these buffers: they are never freed.
             core::mem::forget(core::mem::take(&mut self.operations));
         }
     }
+}
+
+impl Ring {
+    /// Takes what the kernel still has within `limit` of a ring that is about to end; whether something of guests with rings of their own was among
+    /// it. Nothing new goes to the kernel.
+    fn take_last(&mut self, limit: Duration) -> bool {
+        let time = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
+        let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
+        while let Some(entry) = self.ring.completion().next() {
+            match entry.user_data() {
+                SIGNALS => self.signals.drain(),
+                data if data & (OF_GUEST | OF_APART) != 0 => {}
+                // Short transfers are not continued: whoever asked is gone, as after a crash.
+                _ => self.in_kernel -= 1,
+            }
+        }
+        self.reap_aparts()
+    }
+
+    /// Waits until nothing comes to guests whose kernel does not bear that: see [`Guest::ends_at_rest`].
+    fn let_guests_rest(&mut self) {
+        let (began, mut last) = (Instant::now(), Instant::now());
+        let waits = |hosted: &Hosted| hosted.in_kernel > 0 && hosted.apart.is_some();
+        while self.guests.iter().any(|(_, hosted)| waits(hosted))
+            && last.elapsed() < REST
+            && began.elapsed() < REST_MAX
+        {
+            if self.take_last(REST) {
+                last = Instant::now();
+            }
+        }
+        for apart in self.guests.iter_mut().filter_map(|(_, hosted)| hosted.apart.as_mut()) {
+            apart.ring.last();
+            self.ring.last();
+        }
+    }
+
+    /// Something has come to a guest's own ring, or `more` is false and it is polled no longer.
+    fn apart_told(&mut self, data: u64, more: bool) {
+        let mut aparts = self.guests.iter_mut().filter_map(|(_, hosted)| hosted.apart.as_mut());
+        if let Some(apart) = aparts.find(|apart| apart.number == data & !OF_APART) {
+            apart.is_polled = more;
+        }
+    }
+}
+
+impl Hosted {
+    /// A command has ended.
+    fn completed(&mut self, data: u64, result: i32) {
+        self.in_kernel -= 1;
+        self.guest.completed(u16::try_from(data & 0xffff).expect("16 bits"), result);
+    }
+}
+
+/// Gives the kernel what is in a guest's own ring, which the engine's polls as long as the guest `stays`. False if there was no room for that.
+fn tend_apart(main: &mut IoUring, apart: &mut Apart, stays: bool) -> bool {
+    apart.submit();
+    if stays == apart.is_polled {
+        return true;
+    }
+    let data = OF_APART | apart.number;
+    let entry = if stays {
+        let poll = opcode::PollAdd::new(Fd(apart.ring.as_raw_fd()), poll_in()).multi(true);
+        poll.build().user_data(data)
+    } else {
+        opcode::PollRemove::new(data).build().user_data(OF_APART)
+    };
+    // SAFETY: neither entry refers to memory, and the kernel keeps what it polls open.
+    let is_in = unsafe { main.submission().push(&entry) }.is_ok();
+    apart.is_polled = stays == is_in;
+    is_in
 }
 
 /// The part of an operation that is still to be done, as the ring wants it.

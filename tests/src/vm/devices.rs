@@ -20,8 +20,7 @@ pub fn vm_with(program: &str, drivers: &[&'static str]) -> Option<Vm> {
     vm_having(program, &[], drivers)
 }
 
-/// The same with a later kernel ([`Vm::find_new`]) and programs of this machine. A server of ublk that ends under load, however it ends, may bring down a 6.12 kernel (CVE-2025-37906,
-/// mended in 6.15: a command is completed twice), so what does that over and over runs here.
+/// The same with a later kernel ([`Vm::find_new`]) and programs of this machine.
 ///
 /// # Panics
 /// The program of ours is not built.

@@ -2,9 +2,13 @@
 //! killed in the middle of it. Nobody above sees an error, and the devices stay the same.
 
 use bcached_tests::failure::Outcome;
-use bcached_tests::vm::devices::{DAEMON, new_vm_having, run_on};
+use bcached_tests::vm::Vm;
+use bcached_tests::vm::devices::{DAEMON, new_vm_having, run_on, vm_having};
 
-const SCRIPT: &str = r#"
+const DRIVERS: &[&str] = &["drivers/block/ublk_drv"];
+
+/// Both are under load from here on.
+const BEGINS: &str = r#"
 bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb --label raw > /dev/null
 bcached make -B /dev/vdc --for /dev/vda --label files > /dev/null
 cat > /run/b/config.toml <<end
@@ -35,14 +39,20 @@ who() {
 	server=$(bcached status --json 2>/dev/null | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' | head -n 1)
 	test -n "$server"
 }
-go_on
-for round in 1 2; do
+# taken_over: by another process, and everything goes on.
+taken_over() {
 	former=$server
-	bcached take-over > /tmp/told || { cat /tmp/told /tmp/log; exit 1; }
-	who; test $server != $former
+	bcached take-over > /tmp/told || { cat /tmp/told /tmp/log; return 1; }
+	who && test $server != $former || return 1
 	wait_for 20 test ! -d /proc/$former
 	go_on
-done
+}
+go_on
+"#;
+
+/// Either process is killed at some moments of a take-over.
+const KILLED_AT_MOMENTS: &str = r#"
+for round in 1 2; do taken_over; done
 # killed_at DELAY WHOM: a take-over in which one of both is killed after that. It goes on, by one of them or by the next start.
 killed_at() {
 	who
@@ -72,6 +82,19 @@ end
 for seconds in 0.1 0.6 1.2; do
 	for whom in new old; do killed_at $seconds $whom; done
 done
+"#;
+
+/// Over and over. A process ends at some moment of what comes to two devices.
+const OVER_AND_OVER: &str = r"
+for round in 1 2 3 4 5 6 7 8; do
+	taken_over
+	killed; serve
+	go_on
+done
+";
+
+/// All that was written is there.
+const ENDS: &str = r#"
 : > /tmp/enough
 ends $writer; ends $filer
 umount /mnt; mount -t ext4 $files /mnt
@@ -85,11 +108,23 @@ test -z "$(ls /sys/class/ublk-char)"
 bcached check --backing /dev/vdb --backing /dev/vdc /dev/vda > /dev/null
 echo all is well"#;
 
-#[test]
-fn whoever_takes_over_and_whoever_is_killed_nobody_above_sees_an_error() -> Outcome {
-    let Some(vm) = new_vm_having("bcached", &["fio"], &["drivers/block/ublk_drv"]) else { return Ok(()) };
-    let said = run_on(&vm.sized(1024, 1), &[128, 128, 128], &format!("{DAEMON}{SCRIPT}"))?;
+fn passes(vm: Vm, processors: u32, between: &str) -> Outcome {
+    let script = format!("{DAEMON}{BEGINS}{between}{ENDS}");
+    let said = run_on(&vm.sized(1024, processors), &[128, 128, 128], &script)?;
     println!("{}", said.join("\n"));
     assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
     Ok(())
+}
+
+#[test]
+fn whoever_takes_over_and_whoever_is_killed_nobody_above_sees_an_error() -> Outcome {
+    let Some(vm) = new_vm_having("bcached", &["fio"], DRIVERS) else { return Ok(()) };
+    passes(vm, 1, KILLED_AT_MOMENTS)
+}
+
+/// Decision 0020. With the commands of both devices on one ring this kernel broke at the sixth take-over at the latest.
+#[test]
+fn a_kernel_that_may_end_commands_twice_bears_it_over_and_over() -> Outcome {
+    let Some(vm) = vm_having("bcached", &["fio"], DRIVERS) else { return Ok(()) };
+    passes(vm, 3, OVER_AND_OVER)
 }

@@ -36,7 +36,10 @@ fn ublk(system: &System) -> Item {
     const NAME: &str = "ublk";
     const NEEDED: &str = "Linux 6.5 or newer";
     match Features::probe() {
-        Ok(features) => Item::yes(NAME, format!("the driver has {}", features.names().join(", "))),
+        Ok(features) => {
+            let fault = if features.may_complete_twice() && !system.is_from(6, 15) { FAULT } else { "" };
+            Item::yes(NAME, format!("the driver has {}{fault}", features.names().join(", ")))
+        }
         Err(Unavailable::NoDriver) if !system.is_from(6, 5) => {
             Item::no(NAME, format!("Linux {} is too old for it", system.release()), Some(NEEDED.to_owned()))
         }
@@ -54,6 +57,9 @@ fn ublk(system: &System) -> Item {
         Err(other) => Item::no(NAME, other.to_string(), None),
     }
 }
+
+/// Of the driver of Linux 6.5 to 6.14.
+const FAULT: &str = "; this kernel can break when a daemon ends under load, seldom with this one (CVE-2025-37906, mended in Linux 6.15)";
 
 /// Devices of ours that nobody serves: whoever uses one waits.
 fn orphans() -> Vec<Item> {
