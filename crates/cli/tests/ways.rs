@@ -4,7 +4,7 @@ mod common;
 #[path = "../../front-vhost/tests/support/machine.rs"]
 mod machine;
 
-use common::{Daemon, Images, bytes, content, done, fill, pattern, refused, requires, run, tool};
+use common::{Daemon, Images, bytes, content, done, fill, has_fuse, pattern, refused, requires, run, tool};
 use machine::{Machine, boot_sector, has_qemu};
 use serde_json::Value;
 use std::fs::OpenOptions;
@@ -79,18 +79,6 @@ fn a_virtual_machine_has_a_volume_as_its_disk() {
     assert_eq!(ways(&daemon).len(), 2);
     let (exit, log) = daemon.stop();
     assert_eq!((exit, socket.exists()), (0, false), "{log}");
-}
-
-/// Whether volumes can be mounted here; else the test is skipped.
-fn has_fuse() -> bool {
-    match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-        Ok(_) if rustix::process::geteuid().is_root() => true,
-        Ok(_) => requires("fusermount3"),
-        Err(error) => {
-            println!("skipped: /dev/fuse cannot be opened: {error}");
-            false
-        }
-    }
 }
 
 #[test]

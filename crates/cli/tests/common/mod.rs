@@ -62,6 +62,19 @@ pub fn requires(tool: &str) -> bool {
     found
 }
 
+/// Whether volumes can be mounted here; else the test is skipped.
+#[must_use]
+pub fn has_fuse() -> bool {
+    match std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        Ok(_) if rustix::process::geteuid().is_root() => true,
+        Ok(_) => requires("fusermount3"),
+        Err(error) => {
+            println!("skipped: /dev/fuse cannot be opened: {error}");
+            false
+        }
+    }
+}
+
 /// A tool that may live outside an ordinary user's `PATH`.
 pub fn tool(name: &str) -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
