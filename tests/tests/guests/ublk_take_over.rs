@@ -53,7 +53,8 @@ go_on
 /// Either process is killed at some moments of a take-over.
 const KILLED_AT_MOMENTS: &str = r#"
 for round in 1 2; do taken_over; done
-# killed_at DELAY WHOM: a take-over in which one of both is killed after that. It goes on, by one of them or by the next start.
+# killed_at DELAY WHOM: a take-over in which one of both is killed after that. It goes on, by the other one, or by the next start if the new one was
+# alone by then.
 killed_at() {
 	who
 	# The killer is no child of whom it kills, nor has it what that holds.
@@ -70,6 +71,8 @@ end
 	wait_for 20 test -e /tmp/killed || { cat /tmp/told /tmp/log; return 1; }
 	# What is ending has not ended yet.
 	sleep 1
+	# Without the old one the new one goes on, at whichever step.
+	if [ $2 = old ]; then wait_for 20 who && test $server != $former || { cat /tmp/told /tmp/log; return 1; }; fi
 	if who; then
 		if [ $server = $former ]; then end=old; else end=new; fi
 	else

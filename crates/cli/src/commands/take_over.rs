@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 /// Longer than a hand-over may last, whoever it ends with.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Between two questions to which nobody answered, and for how long that is no answer: one process ends, the other answers at once.
+/// Between two questions to which nobody answered, and for how long that is no answer: if one process dies, the other one has to notice, and may be
+/// about to read its configuration.
 const PAUSE: Duration = Duration::from_millis(20);
-const NOBODY_LIMIT: Duration = Duration::from_secs(2);
+const NOBODY_LIMIT: Duration = Duration::from_secs(5);
 
 /// Has it taken over, and says how that went.
 pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
@@ -25,10 +26,14 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
     let socket = flags.control.socket();
     let asked = TakeOver { program: program(flags.program.as_deref())?, dry_run: flags.dry_run };
     let body = client::body(&asked)?;
+    // Somebody is there.
+    client::get(&socket, "/v1/take-over")?;
     let mut now: TakingOver = match client::post(&socket, "/v1/take-over", &body) {
         Ok(answer) => client::understood(&answer)?,
         // The other program is read from a disk, perhaps, and reads its configuration.
         Err(failure) if failure.kind == Kind::TimeLimit => under_way(&socket)?,
+        // It has died since; the other one may be there.
+        Err(failure) if failure.kind == Kind::NoDaemon && !asked.dry_run => under_way(&socket)?,
         Err(failure) => return Err(failure),
     };
     while now.progress == Progress::UnderWay {

@@ -47,7 +47,10 @@ pub struct TakingOver {
     /// Its version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub former_version: Option<String>,
-    /// How long clients' requests have waited, in seconds.
+    /// It has died in the middle of it: clients whose connections had not been passed on by then have to connect again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub former_died: bool,
+    /// How long clients' requests have waited, in seconds; since its death, if it has died.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_seconds: Option<f64>,
     /// NBD connections that have been gone on with.
@@ -79,7 +82,14 @@ impl TakingOver {
             Progress::UnderWay => format!("daemon {pid} is being replaced\n"),
             Progress::Done => {
                 let seconds = self.paused_seconds.unwrap_or_default();
-                format!("daemon {pid} has taken over from {former}; requests waited for {seconds:.3} s\n")
+                let died = if self.former_died {
+                    ", which has died in the middle of it: clients that have noticed connect again"
+                } else {
+                    ""
+                };
+                format!(
+                    "daemon {pid} has taken over from {former}{died}; requests waited for {seconds:.3} s\n"
+                )
             }
             Progress::Failed => format!("daemon {pid} goes on\n"),
         };

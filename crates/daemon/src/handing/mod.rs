@@ -18,6 +18,10 @@
 //! because the new one touches it only after *gone*, or after the old one's end. Should both think that a device is theirs, then the
 //! kernel says who writes: [`bcached_uring::device::claim`].
 //!
+//! **If one of them dies**, the other one serves. The old one takes everything back, as above. The new one, which sees the link end, goes on with what
+//! has come so far (claims, sockets, connections that were between two requests), and opens the sets as after a crash; clients that had not
+//! come along connect again. It waits until the old process is gone before it opens a device.
+//!
 //! **What does not go along.** Connections in TLS, whose keys are in the old process; virtual machines, whose VMM connects again; and the
 //! mount of FUSE, which must have no file open. A block device (ublk) stays in the kernel, which keeps what is asked of it meanwhile.
 

@@ -7,9 +7,15 @@ use crate::failure::{Failure, Kind};
 use crate::passed::Sockets;
 use bcached_front_nbd::Left;
 use bcached_uring::device::claim::{self, Claim};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
 use std::io;
 use std::os::fd::AsFd as _;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Between two looks at a process that ends.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// The daemon that this process takes over from.
 pub struct Predecessor {
@@ -50,41 +56,74 @@ pub fn begun() -> Result<Option<Predecessor>, Failure> {
 }
 
 impl Predecessor {
-    /// Says that this process runs and knows what it is to serve, and waits for what that is.
+    /// Says that this process runs and knows what it is to serve, and waits for what that is. If the other one dies before it has said all,
+    /// that is what has come so far: this process goes on with it, as one that starts after a kill.
     ///
     /// # Errors
-    /// The other one goes on, or has ended; nothing has been opened.
+    /// The other one goes on; nothing has been opened.
     pub fn take(&self) -> Result<Taken, Failure> {
-        let ended = |why: String| {
-            Failure::new(Kind::Io, format!("nothing was taken over from process {}", self.pid)).why(why)
-        };
+        let mut taken = Taken::default();
+        let mut claims = Vec::new();
+        let heard = self.hear(&mut taken, &mut claims).and_then(|yours| {
+            taken.yours = yours.unwrap_or_default();
+            claim::inherit(claims)
+        });
+        heard.map(|()| taken).map_err(|error| {
+            Failure::new(Kind::Io, format!("nothing was taken over from process {}", self.pid))
+                .why(error.to_string())
+        })
+    }
+
+    /// What the other one says, to its end; `None` if it has died before that.
+    fn hear(&self, taken: &mut Taken, claims: &mut Vec<Arc<Claim>>) -> io::Result<Option<Yours>> {
         let hello = Message::Hello { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").to_owned() };
-        self.link.send(&hello, &[]).map_err(|error| ended(error.to_string()))?;
-        let (mut taken, mut claims) = (Taken::default(), Vec::new());
+        let said = self.link.send(&hello, &[]);
         // It ends its own work first, which has limits of its own.
         let deadline = Instant::now() + HELLO_LIMIT + READY_LIMIT;
         loop {
-            let message = self.link.receive(deadline).map_err(|error| ended(error.to_string()))?;
-            let (message, descriptors) =
-                message.ok_or_else(|| ended("it has ended, or goes on".to_owned()))?;
+            let message = match &said {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
+                Err(error) => return Err(io::Error::new(error.kind(), error.to_string())),
+                Ok(()) => self.link.receive(deadline)?,
+            };
+            let Some((message, descriptors)) = message else {
+                if self.dies() {
+                    tracing::warn!(
+                        event = "former-died",
+                        "process {} has died while it was being replaced: this one goes on with what that has left",
+                        self.pid
+                    );
+                    return Ok(None);
+                }
+                return Err(io::Error::other("it goes on"));
+            };
             let mut descriptors = descriptors.into_iter();
-            let mut one = || descriptors.next().ok_or_else(|| ended("a descriptor is missing".to_owned()));
+            let mut one = || descriptors.next().ok_or_else(|| io::Error::other("a descriptor is missing"));
             match message {
-                Message::Claim => {
-                    let claim = Claim::from_descriptors(descriptors.collect());
-                    claims.push(claim.map_err(|error| ended(error.to_string()))?);
-                }
-                Message::Socket(of) => {
-                    keep(of, one()?, &mut taken.passed).map_err(|error| ended(error.to_string()))?;
-                }
+                Message::Claim => claims.push(Claim::from_descriptors(descriptors.collect())?),
+                Message::Socket(of) => keep(of, one()?, &mut taken.passed)?,
                 Message::Connection(state) => taken.connections.push(Left { socket: one()?, state }),
-                Message::Yours(yours) => {
-                    claim::inherit(claims).map_err(|error| ended(error.to_string()))?;
-                    return Ok(Taken { yours, ..taken });
-                }
-                _ => return Err(ended("it says what is not understood".to_owned())),
+                Message::Yours(yours) => return Ok(Some(yours)),
+                _ => return Err(io::Error::other("it says what is not understood")),
             }
         }
+    }
+
+    /// Whether the process whose end of the link is closed ends, too. One that goes on has ended this one before it closes that.
+    fn dies(&self) -> bool {
+        let deadline = Instant::now() + END_LIMIT;
+        while getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() == self.pid) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
+    }
+
+    /// Whether the other one has died since it said what it had: nobody can take that back.
+    pub fn has_died(&self) -> bool {
+        matches!(self.link.receive(Instant::now()), Ok(None)) && self.dies()
     }
 
     /// Says why this process cannot go on. The other one takes all of it back when it has ended.
@@ -112,11 +151,9 @@ impl Predecessor {
 
 /// Ends a process, and waits until it is gone.
 fn end(pid: u32) {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
     let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
     // The one that has started this one, which has not been waited for: its number is nobody else's.
-    if rustix::process::getppid() != Some(process) {
+    if getppid() != Some(process) {
         return;
     }
     let Ok(process) = pidfd_open(process, PidfdFlags::empty()) else { return };

@@ -227,7 +227,9 @@ impl Supervisor {
         let served = served(&self.shared().table.volumes);
         let missing: Vec<_> =
             self.yours.served.iter().filter(|name| !served.contains(name)).cloned().collect();
-        if self.predecessor.is_some() && !missing.is_empty() {
+        let died = self.predecessor.as_ref().is_some_and(Predecessor::has_died);
+        let may_give_back = self.predecessor.is_some() && !died;
+        if may_give_back && !missing.is_empty() {
             let told = self.shared().table.not_served_yet();
             return Err(Failure::new(
                 Kind::Io,
@@ -235,7 +237,7 @@ impl Supervisor {
             )
             .why(told.join("; ")));
         }
-        if self.predecessor.is_none() && !missing.is_empty() && self.started.elapsed() < CLIENTS_LIMIT {
+        if !may_give_back && !missing.is_empty() && self.started.elapsed() < CLIENTS_LIMIT {
             return Ok(false);
         }
         let former = self.predecessor.take();
@@ -244,14 +246,16 @@ impl Supervisor {
         if let Some(Predecessor { pid, .. }) = former {
             let Yours { version, paused_seconds, reconnect, .. } = std::mem::take(&mut self.yours);
             let paused_seconds = paused_seconds + self.started.elapsed().as_secs_f64();
+            let of_version = if version.is_empty() { String::new() } else { format!(" (bcached {version})") };
             tracing::info!(
                 event = "taken-over",
-                "taken over from process {pid} (bcached {version}): clients have waited for {paused_seconds:.3} s, and {connections} NBD connections go on"
+                "taken over from process {pid}{of_version}: clients have waited for {paused_seconds:.3} s, and {connections} NBD connections go on"
             );
             self.course.set(TakingOver {
                 progress: Progress::Done,
                 former_pid: Some(pid),
-                former_version: Some(version),
+                former_version: Some(version).filter(|version| !version.is_empty()),
+                former_died: died,
                 paused_seconds: Some(paused_seconds),
                 connections,
                 reconnect,

@@ -395,7 +395,9 @@ impl Supervisor {
         let outcome = self.begin().and_then(|()| self.serve_events());
         match (outcome, self.predecessor.take()) {
             (Ok(End::HandsOver(successor)), _) => self.hand_over(control, *successor),
-            (Err(failure), Some(predecessor)) => self.give_back(control, &predecessor, failure),
+            (Err(failure), Some(predecessor)) if !predecessor.has_died() => {
+                self.give_back(control, &predecessor, failure)
+            }
             (outcome, _) => {
                 let ending = self.ending.clone();
                 let ended = outcome.and(self.stop());
