@@ -316,6 +316,26 @@ fn the_old_one_may_be_killed_at_any_step() {
     assert!(ends.by_new_alone > 0 && ends.nobody == 0, "the new one goes on alone: {ends:?}");
 }
 
+/// A process that stands still for a second (a machine that swaps, a debugger) is waited for, whichever it is.
+#[test]
+fn either_may_stand_still_for_a_while() {
+    let images = configured();
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    for (who, delay) in
+        ["$$", "$BCACHED_TAKES_OVER"].into_iter().flat_map(|who| [0, 8, 16, 32].map(|delay| (who, delay)))
+    {
+        let stands = format!("who={who}; (sleep 0.{delay:03}; kill -STOP $who; sleep 1; kill -CONT $who) & ");
+        let program = wrapped(&images, &stands);
+        let (ran, fared) = at_work(&images, &mut models, || take_over(&images, &["--program", &program]));
+        assert_eq!(ran.exit, 0, "{who} after {delay} ms: {}\n{}", ran.err, daemon.log());
+        fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
+        check_all(&images, &mut models);
+    }
+    drop(daemon);
+}
+
 /// Sets that cannot be opened by the new one: the old one has them back, with its clients.
 #[test]
 fn what_the_new_one_cannot_serve_the_old_one_serves_on() {
