@@ -12,10 +12,19 @@ use core::ops::Range;
 /// Zeroes that are put at once.
 static ZEROES: [u8; 4096] = [0; 4096];
 
+/// Where the memory of a request is registered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slot {
+    /// With which ring, by a number that no other one of this process has or had. Who does I/O on another one cannot use it.
+    pub ring: u64,
+    /// Its number among the buffers that are registered there.
+    pub number: u16,
+}
+
 /// Who lends the memory of one request. What he is asked for may be refused at any time, and is then the request's failure, which he sees to.
 pub trait Lender: Send + Sync + Debug {
-    /// Its number among the buffers that are registered with the ring of its engine.
-    fn slot(&self) -> u16;
+    /// Where it is registered.
+    fn slot(&self) -> Slot;
 
     /// Copies the bytes from `start` on out of the memory of a request that writes. False: they are not to be had.
     fn read(&self, start: usize, into: &mut [u8]) -> bool;
@@ -39,9 +48,9 @@ impl Lent {
         Self { lender, start: 0, length }
     }
 
-    /// The number of its memory among the registered buffers, and where in that it begins, in bytes.
+    /// Where its memory is registered, and where in that it begins, in bytes.
     #[must_use]
-    pub fn place(&self) -> (u16, usize) {
+    pub fn place(&self) -> (Slot, usize) {
         (self.lender.slot(), self.start)
     }
 

@@ -25,7 +25,7 @@ pub use disk::{Disk, DiskHealth};
 pub use driver::{Completion, DiskId, DiskInfo, Driver, Event, IoError, IoErrorKind, Op, Token};
 pub use exec::{Env, Executor, Order, Outcome, TASKS_MAX};
 pub use join::join_all;
-pub use lent::{Lender, Lent};
+pub use lent::{Lender, Lent, Slot};
 pub use note::{Note, NoteRecord};
 pub use stock::Stock;
 pub use time::Time;

@@ -43,6 +43,11 @@ pub enum MountError {
         "there is no /dev/fuse; load the kernel's module (modprobe fuse), or give the container the device"
     )]
     NoDevice,
+    /// The device's mode keeps this user out.
+    #[error(
+        "/dev/fuse may not be opened by this user; run as root, or give it the mode that it has elsewhere (chmod 666 /dev/fuse)"
+    )]
+    DeviceNotPermitted,
     /// Neither we nor the helper may.
     #[error(
         "mounting at {0} is not permitted; run as root, or install fusermount3 (Debian package fuse3), which mounts \
@@ -99,7 +104,7 @@ impl Mount {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let device = rustix::fs::open(DEVICE, flags, Mode::empty()).map_err(|error| match error {
             Errno::NOENT | Errno::NODEV | Errno::NXIO => MountError::NoDevice,
-            Errno::ACCESS | Errno::PERM => MountError::NotPermitted(directory.clone()),
+            Errno::ACCESS | Errno::PERM => MountError::DeviceNotPermitted,
             error => system(error.into()),
         })?;
         let device = match mount_directly(directory, &device, allow_other) {

@@ -101,6 +101,8 @@ pub(crate) struct Device {
     number: u32,
     features: u64,
     shared: Arc<Shared>,
+    /// Where its queues live.
+    guests: Guests,
     /// Gives its queue a turn.
     turn: Arc<dyn Fn() + Send + Sync>,
 }
@@ -148,7 +150,22 @@ impl Device {
     fn of(control: Control, driver: Features, info: &DeviceInfo, guests: &Guests) -> Self {
         let (number, features, bell) = (info.number, info.features, guests.bell());
         let shared = Arc::new(Shared::of(info.queues, driver.may_complete_twice()));
-        Self { control, number, features, shared, turn: Arc::new(move || bell.ring()) }
+        Self {
+            control,
+            number,
+            features,
+            shared,
+            guests: guests.clone(),
+            turn: Arc::new(move || bell.ring()),
+        }
+    }
+
+    /// The volume is served by the engine of that ring now.
+    pub(crate) fn is_served_by(&self, guests: &Guests) {
+        self.shared.is_abroad.store(!self.guests.is_same(guests), Ordering::Release);
+        // Who waits for memory that is abroad looks for it.
+        self.shared.ring();
+        (self.turn)();
     }
 
     fn make(

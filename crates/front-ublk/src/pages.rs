@@ -2,7 +2,7 @@
 //! and later ones register them with the ring as well, so that devices read and write them where they are.
 
 use crate::abi::data_offset;
-use bcached_port::{Buffer, Lender, Lent};
+use bcached_port::{Buffer, Lender, Lent, Slot};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ struct Pages {
     device: Arc<File>,
     /// Where in the character device it begins.
     offset: u64,
-    slot: u16,
+    slot: Slot,
     /// It has been asked for something that it did not do.
     has_failed: AtomicBool,
 }
@@ -29,7 +29,7 @@ impl Pages {
 }
 
 impl Lender for Pages {
-    fn slot(&self) -> u16 {
+    fn slot(&self) -> Slot {
         self.slot
     }
 
@@ -48,17 +48,18 @@ pub(crate) struct Lenders(Vec<Arc<Pages>>);
 
 impl Lenders {
     /// Of `depth` tags, registered from slot `first` on.
-    pub(crate) fn new(device: &Arc<File>, (queue, depth): (u16, u16), first: u16) -> Self {
+    pub(crate) fn new(device: &Arc<File>, (queue, depth): (u16, u16), first: Slot) -> Self {
         let pages = |tag| {
             let (device, offset) = (Arc::clone(device), data_offset(queue, tag));
-            Arc::new(Pages { device, offset, slot: first + tag, has_failed: AtomicBool::new(false) })
+            let slot = Slot { number: first.number + tag, ..first };
+            Arc::new(Pages { device, offset, slot, has_failed: AtomicBool::new(false) })
         };
         Self((0..depth).map(pages).collect())
     }
 
     /// Where the kernel is to register the memory of the tag's next request, if anywhere.
     pub(crate) fn slot(&self, tag: u16) -> Option<u16> {
-        self.0.get(usize::from(tag)).map(|pages| pages.slot)
+        self.0.get(usize::from(tag)).map(|pages| pages.slot.number)
     }
 
     /// The memory of the tag's request, `bytes` long; `None`: it is not registered.
@@ -86,11 +87,11 @@ mod tests {
     #[test]
     fn a_request_is_over_when_nobody_has_its_memory_and_fails_if_its_memory_did() {
         let device = Arc::new(tempfile::tempfile().unwrap());
-        let lenders = Lenders::new(&device, (0, 2), 10);
+        let lenders = Lenders::new(&device, (0, 2), Slot { ring: 7, number: 10 });
         assert_eq!([lenders.slot(0), lenders.slot(1), lenders.slot(2)], [Some(10), Some(11), None]);
         let mut buffer = lenders.lend(1, 8192).expect("it is registered");
         let first = buffer.split_to(4096);
-        assert_eq!(buffer.lent().expect("lent").place(), (11, 4096));
+        assert_eq!(buffer.lent().expect("lent").place(), (Slot { ring: 7, number: 11 }, 4096));
         drop(buffer);
         assert!(lenders.is_back(0) && !lenders.is_back(1));
         let payload = first.freeze();

@@ -21,7 +21,7 @@ use crate::abi::{Description, Wanted, data_offset};
 use crate::descriptors::Descriptors;
 use crate::pages::Lenders;
 use bcached_port::{
-    Bell, ErrorKind, Operation, Payload, Replies, Reply, Requests, Route, SECTOR_BYTES, Stock,
+    Bell, ErrorKind, Operation, Payload, Replies, Reply, Requests, Route, SECTOR_BYTES, Slot, Stock,
 };
 use bcached_uring::{Command, Guest, UblkCommand};
 use rustix::io::Errno;
@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     pub is_going: AtomicBool,
     /// The memory of requests is lent to the engine.
     pub lends: AtomicBool,
+    /// The volume is served by the engine of another ring, which cannot use memory that is registered with this one.
+    pub is_abroad: AtomicBool,
     /// The ring must not end while a request is on its way: see [`Features::may_complete_twice`](crate::Features::may_complete_twice).
     pub ends_at_rest: bool,
     /// Of each queue: a reply has come since its last turn, or there is room again.
@@ -56,7 +58,13 @@ impl Shared {
     /// Of so many queues.
     pub(crate) fn of(queues: u16, ends_at_rest: bool) -> Self {
         let rung = (0..queues).map(|_| AtomicBool::new(false)).collect();
-        Self { is_going: AtomicBool::new(false), lends: AtomicBool::new(false), ends_at_rest, rung }
+        Self {
+            is_going: AtomicBool::new(false),
+            lends: AtomicBool::new(false),
+            is_abroad: AtomicBool::new(false),
+            ends_at_rest,
+            rung,
+        }
     }
 
     /// All queues look at everything in their next turn.
@@ -227,7 +235,8 @@ impl Queue {
     fn operation(&mut self, tag: u16, described: Description, bytes: usize) -> Result<Operation, Errno> {
         let Description { wanted, fua, keeps_space, sector, sectors, .. } = described;
         let sectors = u64::from(sectors);
-        let is_lent = !described.is_unregistered && bytes > 0;
+        let is_abroad = self.shared.is_abroad.load(Ordering::Acquire);
+        let is_lent = !described.is_unregistered && bytes > 0 && !is_abroad;
         let lent = if is_lent { self.lenders.lend(tag, bytes) } else { None };
         Ok(match (wanted, lent) {
             (Wanted::Read, Some(buffer)) => Operation::Read { sector, buffer },
@@ -305,7 +314,7 @@ impl Queue {
         self.commit(tag, if has_failed { -Errno::IO.raw_os_error() } else { result });
     }
 
-    /// What was on its way to a device when its request had ended may have come back since: each end of that is followed by a turn.
+    /// What was on its way to a device when its request had ended may have come back since: on this ring each end of that is followed by a turn.
     fn end_lingering(&mut self) {
         for (tag, result) in std::mem::take(&mut self.lingering) {
             self.end(tag, result);
@@ -343,7 +352,7 @@ impl Guest for Queue {
         if self.registers { self.depth } else { 0 }
     }
 
-    fn slots_from(&mut self, first: u16) {
+    fn slots_from(&mut self, first: Slot) {
         self.lenders = Lenders::new(&self.device, (self.number, self.depth), first);
         self.shared.lends.store(true, Ordering::Release);
     }
@@ -389,6 +398,11 @@ impl Guest for Queue {
         }
         // The tag is the kernel's for good.
         self.is_aborted = true;
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        // What comes back from another ring rings nobody. It is little, and soon there: nothing is lent to there any more.
+        self.lingering.is_empty() || !self.shared.is_abroad.load(Ordering::Acquire)
     }
 
     fn ends_at_rest(&self) -> Option<u16> {

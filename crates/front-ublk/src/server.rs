@@ -151,6 +151,7 @@ impl Life {
     fn serve(&mut self, served: Served) {
         let before = std::mem::replace(&mut self.served, served);
         let sectors = self.served.export.sectors;
+        self.device.iter().for_each(|device| device.is_served_by(&self.served.guests));
         match &self.device {
             None => self.bring(),
             Some(device) if before.export.sectors != sectors => self.resize(device, sectors),

@@ -51,7 +51,7 @@ mod waiters;
 pub mod way;
 pub mod writing;
 
-pub use bcached_env::{Buffer, Lender, Lent, Payload, Stock};
+pub use bcached_env::{Buffer, Lender, Lent, Payload, Slot, Stock};
 pub use budget::{Budget, Permit, Pool};
 pub use client::{Connector, Full, Replies, Requests};
 pub use error::{Codes, ErrorKind};

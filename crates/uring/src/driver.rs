@@ -101,7 +101,7 @@ impl Driver for RingDriver {
         match Work::new(self.table.get(disk), token, op, &self.counters) {
             Err(completion) => self.ended.push(completion),
             Ok(work) if self.may_copy(&work) => self.ended.push(perform(work, &self.counters)),
-            Ok(work) if Ring::can_do(&work) => self.ring.start(work),
+            Ok(work) if self.ring.can_do(&work) => self.ring.start(work),
             Ok(work) => {
                 count(&self.counters.helped);
                 self.helpers.start(work);

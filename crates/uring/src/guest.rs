@@ -10,6 +10,7 @@
 use crate::bell::{Bell, GUEST, Signals};
 use crate::ring::poll_in;
 use crate::threads::locked;
+use bcached_env::Slot;
 use io_uring::opcode::{PollAdd, UringCmd16};
 use io_uring::squeue::Entry;
 use io_uring::types::Fd;
@@ -51,7 +52,7 @@ pub trait Guest: Send {
     }
 
     /// Their numbers begin with that, and are its own as long as it lives here. Told before its first turn, if there is room for them.
-    fn slots_from(&mut self, _first: u16) {}
+    fn slots_from(&mut self, _first: Slot) {}
 
     /// When the ring ends it need not wait for its commands.
     fn leaves_first(&self) -> bool {
@@ -174,6 +175,12 @@ impl Guests {
         drop(waiting);
         self.signals.raise(GUEST);
         Ok(())
+    }
+
+    /// Whether guests come to the same ring there.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.waiting, &other.waiting)
     }
 
     /// Gives the guests of this ring a turn.

@@ -19,7 +19,7 @@ use crate::lasting::{Apart, Lasting};
 use crate::perform::TRANSFER_MAX;
 use crate::slots::Slots;
 use crate::work::{Action, Work};
-use bcached_env::{Buffer, Completion, IoErrorKind, Payload};
+use bcached_env::{Buffer, Completion, IoErrorKind, Lent, Payload, Slot};
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
@@ -28,6 +28,7 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// `user_data` of the poll on the eventfd; slab keys stay far below.
@@ -92,8 +93,13 @@ struct Hosted {
     apart: Option<Apart>,
 }
 
+/// Rings that this process has had.
+static RINGS: AtomicU64 = AtomicU64::new(0);
+
 /// A ring and what is in it.
 pub(crate) struct Ring {
+    /// No other one of this process has it, or had.
+    number: u64,
     ring: Lasting,
     operations: Slab<Operation>,
     /// Operations whose entry is not pushed yet.
@@ -118,6 +124,7 @@ impl Ring {
         // One place is the poll's.
         let places = usize::try_from(ring.params().cq_entries()).unwrap_or(usize::MAX).max(2) - 1;
         Self {
+            number: RINGS.fetch_add(1, Ordering::Relaxed),
             ring: Lasting::new(ring),
             operations: Slab::with_capacity(places),
             backlog: VecDeque::with_capacity(places),
@@ -138,7 +145,7 @@ impl Ring {
         let (device, wanted) = (guest.device(), guest.slots_wanted());
         let slots = if wanted > 0 { self.slots.take(&self.ring, wanted) } else { None };
         if let Some(first) = slots {
-            guest.slots_from(first);
+            guest.slots_from(Slot { ring: self.number, number: first });
         }
         // Where the system gives no other ring, it is on this one as others are: nothing depends on that but a kernel with a fault.
         let apart = guest.ends_at_rest().and_then(|commands| {
@@ -159,8 +166,9 @@ impl Ring {
     }
 
     /// True if the ring does this kind of work itself.
-    pub(crate) fn can_do(work: &Work) -> bool {
-        if work.action.lent().is_some() && !work.device.takes_lent() {
+    pub(crate) fn can_do(&self, work: &Work) -> bool {
+        let is_of_here = |lent: &Lent| lent.place().0.ring == self.number;
+        if work.action.lent().is_some_and(|lent| !is_of_here(lent) || !work.device.takes_lent()) {
             return false;
         }
         match &work.action {
@@ -517,7 +525,7 @@ fn entry_of(operation: &mut Operation) -> Entry {
 /// Reads what is at `offset` to behind the first `done` bytes.
 fn read_entry(fd: Fd, offset: u64, buffer: &mut Buffer, done: usize) -> Entry {
     if let Some(lent) = buffer.lent() {
-        let ((slot, start), length) = (lent.place(), length_of(lent.len() - done));
+        let ((Slot { number: slot, .. }, start), length) = (lent.place(), length_of(lent.len() - done));
         return opcode::ReadFixed::new(fd, registered(start + done), length, slot).offset(offset).build();
     }
     let rest = &mut buffer.as_mut_slice()[done..];
@@ -527,7 +535,7 @@ fn read_entry(fd: Fd, offset: u64, buffer: &mut Buffer, done: usize) -> Entry {
 /// Writes all but the first `done` bytes to `offset`.
 fn write_entry(fd: Fd, offset: u64, payload: &Payload, (done, flags): (usize, i32)) -> Entry {
     if let Some(lent) = payload.lent() {
-        let ((slot, start), length) = (lent.place(), length_of(lent.len() - done));
+        let ((Slot { number: slot, .. }, start), length) = (lent.place(), length_of(lent.len() - done));
         let write = opcode::WriteFixed::new(fd, registered(start + done), length, slot);
         return write.offset(offset).rw_flags(flags).build();
     }
@@ -562,3 +570,6 @@ pub(crate) fn push_nothing(ring: &mut IoUring) -> Result<(), io_uring::squeue::P
     // SAFETY: the entry refers to nothing.
     unsafe { ring.submission().push(&opcode::Nop::new().build()) }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ mod little_memory;
 mod machine;
 mod nbd_client;
 mod ublk;
+mod ublk_moves;
 mod ublk_take_over;
 mod udev;
 mod vm;

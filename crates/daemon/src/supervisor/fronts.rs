@@ -572,7 +572,12 @@ fn start_nbd(
             nbd::StartError::Listen(ListenError::Unix(SocketError::NoDirectory(_))) => Kind::NotFound,
             _ => Kind::Io,
         };
-        Failure::new(kind, "cannot serve NBD").why(sentence(&error)).option("--export")
+        let failure = Failure::new(kind, "cannot serve NBD").why(sentence(&error)).option("--export");
+        if kind == Kind::InUse {
+            failure.next("stop that one, or name another place: `listen` in [nbd]")
+        } else {
+            failure
+        }
     })?;
     for bound in server.bound() {
         tracing::info!(event = "nbd-listening", "NBD on {bound}");

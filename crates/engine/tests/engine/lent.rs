@@ -2,7 +2,7 @@
 
 use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run};
 use bcached_engine::{Options, Request};
-use bcached_env::{Buffer, Lender, Lent};
+use bcached_env::{Buffer, Lender, Lent, Slot};
 use bcached_format::CacheMode;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,8 +15,8 @@ const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 520, backing: 20_00
 struct Restless(AtomicU8);
 
 impl Lender for Restless {
-    fn slot(&self) -> u16 {
-        0
+    fn slot(&self) -> Slot {
+        Slot { ring: 0, number: 0 }
     }
 
     fn read(&self, _: usize, into: &mut [u8]) -> bool {
@@ -34,8 +34,8 @@ impl Lender for Restless {
 struct Blind(Mutex<Vec<u8>>);
 
 impl Lender for Blind {
-    fn slot(&self) -> u16 {
-        0
+    fn slot(&self) -> Slot {
+        Slot { ring: 0, number: 0 }
     }
 
     fn read(&self, _: usize, _: &mut [u8]) -> bool {

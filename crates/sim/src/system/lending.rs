@@ -4,7 +4,7 @@
 //! nothing: after its request has been answered its memory holds something else, as that of the next request would.
 
 use crate::digest::mix;
-use bcached_env::{Buffer, Lender, Lent, Payload};
+use bcached_env::{Buffer, Lender, Lent, Payload, Slot};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -52,8 +52,8 @@ impl Loan {
 }
 
 impl Lender for Loan {
-    fn slot(&self) -> u16 {
-        0
+    fn slot(&self) -> Slot {
+        Slot { ring: 0, number: 0 }
     }
 
     fn read(&self, start: usize, into: &mut [u8]) -> bool {

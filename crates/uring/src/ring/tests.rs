@@ -1,0 +1,41 @@
+use super::*;
+use crate::device::Access;
+use bcached_env::{Lender, Op, Token};
+
+#[derive(Debug)]
+struct OfRing(u64);
+
+impl Lender for OfRing {
+    fn slot(&self) -> Slot {
+        Slot { ring: self.0, number: 0 }
+    }
+
+    fn read(&self, _: usize, _: &mut [u8]) -> bool {
+        false
+    }
+
+    fn write(&self, _: usize, _: &[u8]) -> bool {
+        false
+    }
+}
+
+/// A volume may be served by another ring than the one that its block device lives on: the same number is somebody else's memory there.
+#[test]
+fn memory_that_is_registered_with_another_ring_is_not_for_this_one() {
+    let rings = [IoUring::new(8), IoUring::new(8)];
+    let [Ok(first), Ok(second)] = rings else { return eprintln!("SKIPPED: no io_uring here") };
+    let counters = Arc::new(Counters::default());
+    let [first, second] = [first, second]
+        .map(|ring| Ring::new(ring, Signals::new().expect("an eventfd"), Arc::clone(&counters)));
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    file.as_file().set_len(1 << 20).expect("room");
+    let device = Arc::new(Device::open(file.path(), Access::Own).expect("ours"));
+    let of = |ring: &Ring| {
+        let buffer = Lent::new(Arc::new(OfRing(ring.number)), 4096).into();
+        let op = Op::Read { sector: 0, buffer };
+        let Ok(work) = Work::new(Some(&device), Token(0), op, &counters) else { panic!("it fits") };
+        work
+    };
+    assert!(first.can_do(&of(&first)) && second.can_do(&of(&second)));
+    assert!(!first.can_do(&of(&second)) && !second.can_do(&of(&first)));
+}
