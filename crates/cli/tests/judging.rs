@@ -253,7 +253,7 @@ fn a_daemon_in_the_way_is_stopped_in_a_named_way() {
 #[test]
 fn doctor_lists_what_holds_the_memory() {
     let ran = bcached(&["doctor"]);
-    for name in ["CAP_IPC_LOCK", "CAP_SYS_RESOURCE"] {
+    for name in ["CAP_IPC_LOCK", "CAP_SYS_RESOURCE", "CAP_SYS_PTRACE"] {
         assert!(ran.out.lines().any(|line| line.starts_with(name)), "{name}: {ran:?}");
     }
 }

@@ -7,6 +7,7 @@
 
 use super::Identity;
 use super::limits::sysfs;
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use std::fmt;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -173,6 +174,17 @@ pub(super) fn identity_of(path: &Path) -> Option<Identity> {
     Some(Identity::File { device: found.dev(), inode: found.ino() })
 }
 
+/// The same of what a process has open, by what the system knows without asking: a file on a server that does not answer would keep us waiting.
+fn identity_of_open(descriptor: &Path) -> Option<Identity> {
+    let known = StatxFlags::TYPE | StatxFlags::INO;
+    let found = statx(CWD, descriptor, AtFlags::STATX_DONT_SYNC, known).ok()?;
+    if FileType::from_raw_mode(found.stx_mode.into()) == FileType::BlockDevice {
+        return Some(Identity::Block { major: found.stx_rdev_major, minor: found.stx_rdev_minor });
+    }
+    let device = rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor);
+    Some(Identity::File { device, inode: found.stx_ino })
+}
+
 /// The device's number (`8:1`) and place in sysfs, then those of its partitions.
 fn with_partitions(major: u32, minor: u32) -> Vec<(String, PathBuf)> {
     let place = sysfs(major, minor);
@@ -250,7 +262,7 @@ fn processes(is_it: &dyn Fn(Identity) -> bool, counts: impl Fn(&Path) -> bool) -
         let place = entry.path();
         for descriptor in std::fs::read_dir(place.join("fd")).into_iter().flatten().flatten() {
             let fdinfo = place.join("fdinfo").join(descriptor.file_name());
-            if !identity_of(&descriptor.path()).is_some_and(is_it) || !counts(&fdinfo) {
+            if !identity_of_open(&descriptor.path()).is_some_and(is_it) || !counts(&fdinfo) {
                 continue;
             }
             let name = std::fs::read_to_string(place.join("comm")).unwrap_or_default();

@@ -10,6 +10,7 @@ const CAPABILITIES: &[(u32, &str, &str)] = &[
     (21, "CAP_SYS_ADMIN", "ublk and kernel NBD devices, FUSE without fusermount"),
     (14, "CAP_IPC_LOCK", "locking the cache's memory (or LimitMEMLOCK=infinity)"),
     (24, "CAP_SYS_RESOURCE", "serving what is mounted here: no waiting of the kernel for bcached"),
+    (19, "CAP_SYS_PTRACE", "seeing who has a block device open: one in use is not taken away"),
     (1, "CAP_DAC_OVERRIDE", "opening block devices of other users"),
 ];
 
