@@ -103,8 +103,6 @@ pub(crate) struct Device {
     shared: Arc<Shared>,
     /// Where its queues live.
     guests: Guests,
-    /// Gives its queue a turn.
-    turn: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// What there is of a volume in the kernel already.
@@ -148,24 +146,22 @@ impl Device {
 
     /// The driver has these features, the device perhaps fewer.
     fn of(control: Control, driver: Features, info: &DeviceInfo, guests: &Guests) -> Self {
-        let (number, features, bell) = (info.number, info.features, guests.bell());
+        let (number, features) = (info.number, info.features);
         let shared = Arc::new(Shared::of(info.queues, driver.may_complete_twice()));
-        Self {
-            control,
-            number,
-            features,
-            shared,
-            guests: guests.clone(),
-            turn: Arc::new(move || bell.ring()),
-        }
+        Self { control, number, features, shared, guests: guests.clone() }
+    }
+
+    /// All queues have a turn, and look at everything in it.
+    fn ring(&self) {
+        self.shared.ring();
+        self.guests.bell().ring();
     }
 
     /// The volume is served by the engine of that ring now.
     pub(crate) fn is_served_by(&self, guests: &Guests) {
         self.shared.is_abroad.store(!self.guests.is_same(guests), Ordering::Release);
         // Who waits for memory that is abroad looks for it.
-        self.shared.ring();
-        (self.turn)();
+        self.ring();
     }
 
     fn make(
@@ -191,7 +187,7 @@ impl Device {
         let device = Self::of(control, driver, &info, guests);
         let started = device
             .command(Command::SetParams, (&params.to_bytes(), 0), QUICK)
-            .and_then(|()| device.host(&info, export, guests, on_end))
+            .and_then(|()| device.host(&info, export, on_end))
             .and_then(|()| device.command(Command::StartDev, (&[], own_process()), WITH_IO));
         match started {
             Ok(()) => Ok(device),
@@ -213,7 +209,7 @@ impl Device {
         let driver = Features::of(&control)?;
         let device = Self::of(control, driver, &info, guests);
         device.begin_recovery()?;
-        device.host(&info, export, guests, on_end)?;
+        device.host(&info, export, on_end)?;
         device.command(Command::EndUserRecovery, (&[], own_process()), WITH_IO)?;
         // It may have grown since. What the kernel cannot be told is seen when the device is made anew.
         if let Err(error) = device.resize(export.sectors) {
@@ -245,7 +241,6 @@ impl Device {
         &self,
         info: &DeviceInfo,
         export: &Export,
-        guests: &Guests,
         on_end: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<(), DeviceError> {
         let path = format!("/dev/ublkc{}", self.number);
@@ -261,10 +256,10 @@ impl Device {
                 depth: info.depth,
                 registers: info.features & F_AUTO_BUF_REG != 0,
                 route: route.clone(),
-                turn: Arc::clone(&self.turn),
+                turn: self.guests.bell(),
                 shared: Arc::clone(&self.shared),
             };
-            guests.host(Box::new(Queue::new(place, Arc::clone(&on_end)).map_err(unusable)?))?;
+            self.guests.host(Box::new(Queue::new(place, Arc::clone(&on_end)).map_err(unusable)?))?;
         }
         Ok(())
     }
@@ -292,8 +287,7 @@ impl Device {
     pub(crate) fn remove(&self) -> Result<(), DeviceError> {
         self.shared.is_going.store(true, Ordering::Release);
         // What its engine has given up is answered now: the stop waits for that.
-        self.shared.ring();
-        (self.turn)();
+        self.ring();
         take_away(&self.control, self.number)
     }
 

@@ -156,7 +156,7 @@ pub(crate) struct Place {
     pub registers: bool,
     pub route: Route,
     /// Gives it a turn.
-    pub turn: Arc<dyn Fn() + Send + Sync>,
+    pub turn: bcached_uring::Bell,
     pub shared: Arc<Shared>,
 }
 
@@ -168,7 +168,7 @@ impl Queue {
         let rings = Arc::clone(&shared);
         let bell: Bell = Arc::new(move || {
             if !rings.rung_of(number).swap(true, Ordering::AcqRel) {
-                turn();
+                turn.ring();
             }
         });
         let (requests, replies) = route.connect_with_bell(usize::from(depth), bell);

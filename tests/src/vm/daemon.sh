@@ -22,6 +22,24 @@ serve_device() {
 	test -n "$device" && wait_for 20 test -b $device || { cat /tmp/log; return 1; }
 }
 
+# two_volumes FIRST SECOND: a configuration with volumes over ublk, on /dev/vdb and /dev/vdc, in write-back behind /dev/vda.
+two_volumes() {
+	bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb --label $1 > /dev/null
+	bcached make -B /dev/vdc --for /dev/vda --label $2 > /dev/null
+	cat > /run/b/config.toml <<end
+version = 1
+[cache.fast]
+device = "/dev/vda"
+[defaults]
+export = "ublk"
+cache_mode = "writeback"
+[volume.$1]
+backing = "/dev/vdb"
+[volume.$2]
+backing = "/dev/vdc"
+end
+}
+
 # killed: the daemon is, by SIGKILL.
 killed() {
 	kill -9 $server

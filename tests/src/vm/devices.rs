@@ -66,6 +66,20 @@ pub fn run_on(vm: &Vm, sizes: &[u64], script: &str) -> Outcome<Vec<String>> {
     Disks::blank(sizes)?.run(vm, script)
 }
 
+/// Runs a job with the functions of [`DAEMON`] on such disks. What it printed is printed.
+///
+/// # Errors
+/// It failed.
+///
+/// # Panics
+/// It did not come to its end.
+pub fn all_is_well(vm: &Vm, sizes: &[u64], script: &str) -> Outcome {
+    let said = run_on(vm, sizes, &format!("{DAEMON}{script}\necho all is well"))?;
+    println!("{}", said.join("\n"));
+    assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
+    Ok(())
+}
+
 /// Disks that outlive their guests.
 #[derive(Debug)]
 pub struct Disks(Vec<NamedTempFile>);

@@ -2,7 +2,7 @@
 
 use super::Taken;
 use super::link::{Link, Message, Of, Yours};
-use super::{END_LIMIT, HELLO_LIMIT, PROTOCOL, READY_LIMIT, VARIABLE};
+use super::{END_LIMIT, HELLO_LIMIT, LOOK, PROTOCOL, READY_LIMIT, VARIABLE};
 use crate::control::LeftSockets;
 use crate::failure::{Failure, Kind};
 use crate::passed::Sockets;
@@ -15,10 +15,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Between two looks at a process that ends.
-const LOOK: Duration = Duration::from_millis(5);
+use std::time::Instant;
 
 /// A process that is to take over. Dropped before it has, it is ended.
 pub struct Successor {

@@ -35,6 +35,9 @@ pub use taking::{Predecessor, Taken, begun};
 
 use std::time::Duration;
 
+/// Between two looks at a process that ends.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// Where a new process finds its end of the link: it is its standard input then.
 const VARIABLE: &str = "BCACHED_TAKES_OVER";
 

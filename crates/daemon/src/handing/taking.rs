@@ -2,7 +2,7 @@
 
 use super::giving::keep;
 use super::link::{Link, Message, Yours};
-use super::{END_LIMIT, HELLO_LIMIT, PROTOCOL, READY_LIMIT, VARIABLE};
+use super::{END_LIMIT, HELLO_LIMIT, LOOK, PROTOCOL, READY_LIMIT, VARIABLE};
 use crate::failure::{Failure, Kind};
 use crate::passed::Sockets;
 use bcached_front_nbd::Left;
@@ -12,10 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_s
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Between two looks at a process that ends.
-const LOOK: Duration = Duration::from_millis(5);
+use std::time::Instant;
 
 /// The daemon that this process takes over from.
 pub struct Predecessor {
@@ -77,25 +74,24 @@ impl Predecessor {
     /// What the other one says, to its end; `None` if it has died before that.
     fn hear(&self, taken: &mut Taken, claims: &mut Vec<Arc<Claim>>) -> io::Result<Option<Yours>> {
         let hello = Message::Hello { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").to_owned() };
-        let said = self.link.send(&hello, &[]);
+        match self.link.send(&hello, &[]) {
+            // It has closed its end, as what comes from there says, too.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            said => said?,
+        }
         // It ends its own work first, which has limits of its own.
         let deadline = Instant::now() + HELLO_LIMIT + READY_LIMIT;
         loop {
-            let message = match &said {
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
-                Err(error) => return Err(io::Error::new(error.kind(), error.to_string())),
-                Ok(()) => self.link.receive(deadline)?,
-            };
-            let Some((message, descriptors)) = message else {
-                if self.dies() {
-                    tracing::warn!(
-                        event = "former-died",
-                        "process {} has died while it was being replaced: this one goes on with what that has left",
-                        self.pid
-                    );
-                    return Ok(None);
+            let Some((message, descriptors)) = self.link.receive(deadline)? else {
+                if !self.dies() {
+                    return Err(io::Error::other("it goes on"));
                 }
-                return Err(io::Error::other("it goes on"));
+                tracing::warn!(
+                    event = "former-died",
+                    "process {} has died while it was being replaced: this one goes on with what that has left",
+                    self.pid
+                );
+                return Ok(None);
             };
             let mut descriptors = descriptors.into_iter();
             let mut one = || descriptors.next().ok_or_else(|| io::Error::other("a descriptor is missing"));
