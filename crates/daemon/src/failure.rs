@@ -247,7 +247,7 @@ impl From<DeviceError> for Failure {
             DeviceErrorKind::NotFound => Kind::NotFound,
             DeviceErrorKind::Permission | DeviceErrorKind::ReadOnly => Kind::Permission,
             DeviceErrorKind::NotADevice(_) => Kind::Usage,
-            DeviceErrorKind::Busy(_) => Kind::InUse,
+            DeviceErrorKind::Busy(_) | DeviceErrorKind::StillWritten => Kind::InUse,
             DeviceErrorKind::Twice => Kind::SameDevice,
             DeviceErrorKind::Empty | DeviceErrorKind::BlockTooLarge { .. } => Kind::Geometry,
             _ if error.is_of_device() => Kind::DeviceFails,

@@ -219,6 +219,13 @@ pub(crate) enum Wanted {
     Other(u8),
 }
 
+impl Wanted {
+    /// Whether it changes what the device holds.
+    pub(crate) const fn changes(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::WriteZeroes | Self::Other(_))
+    }
+}
+
 /// `struct ublksrv_io_desc`, as the driver has put it for one tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Description {

@@ -255,6 +255,7 @@ impl Device {
                 number,
                 depth: info.depth,
                 registers: info.features & F_AUTO_BUF_REG != 0,
+                read_only: export.read_only,
                 route: route.clone(),
                 turn: self.guests.bell(),
                 shared: Arc::clone(&self.shared),

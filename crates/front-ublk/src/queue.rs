@@ -123,6 +123,7 @@ pub(crate) struct Queue {
     given_up: Vec<u16>,
     /// Whether the device was made so that memory is registered.
     registers: bool,
+    read_only: bool,
     /// Memory that the kernel registers; of no tag if there was no room for that.
     lenders: Lenders,
     /// Tags whose requests have ended so, and of whose memory somebody still has some.
@@ -154,6 +155,8 @@ pub(crate) struct Place {
     pub depth: u16,
     /// The device was made so that the memory of requests is registered with the ring.
     pub registers: bool,
+    /// Nothing is to be changed: a device that was made when it might be does not know that.
+    pub read_only: bool,
     pub route: Route,
     /// Gives it a turn.
     pub turn: bcached_uring::Bell,
@@ -163,7 +166,7 @@ pub(crate) struct Place {
 impl Queue {
     /// `on_end` is dropped when the ring is done with it, or dies.
     pub(crate) fn new(place: Place, on_end: Arc<OnEnd>) -> Result<Self, Errno> {
-        let Place { device, number, depth, registers, route, turn, shared } = place;
+        let Place { device, number, depth, registers, read_only, route, turn, shared } = place;
         let descriptors = Descriptors::map(&device, number, depth)?;
         let rings = Arc::clone(&shared);
         let bell: Bell = Arc::new(move || {
@@ -187,6 +190,7 @@ impl Queue {
             waiting: VecDeque::with_capacity(usize::from(depth)),
             given_up: Vec::new(),
             registers,
+            read_only,
             lenders: Lenders::default(),
             lingering: Vec::new(),
             in_kernel: 0,
@@ -234,6 +238,9 @@ impl Queue {
 
     fn operation(&mut self, tag: u16, described: Description, bytes: usize) -> Result<Operation, Errno> {
         let Description { wanted, fua, keeps_space, sector, sectors, .. } = described;
+        if self.read_only && wanted.changes() {
+            return Err(Errno::ROFS);
+        }
         let sectors = u64::from(sectors);
         let is_abroad = self.shared.is_abroad.load(Ordering::Acquire);
         let is_lent = !described.is_unregistered && bytes > 0 && !is_abroad;

@@ -53,6 +53,16 @@ fn goes_from_hand_to_hand(path: &Path) {
         again
     });
 
+    // It comes back to who had it, whose last operation does not end.
+    let back = claim::live();
+    claim::inherit(back).expect("it is a device");
+    assert!(matches!(refused(path), DeviceErrorKind::StillWritten), "it is only not over yet");
+    claim::settle();
+    assert!(matches!(refused(path), DeviceErrorKind::StillWritten), "nor later");
+    drop(second);
+    let second = own(path);
+    assert!(matches!(refused(path), DeviceErrorKind::Twice), "now it has been opened again");
+
     let [claim] = claim::live().try_into().expect("the claim is the second's");
     claim::inherit(vec![passed(&claim)]).expect("it is a device");
     drop(claim);

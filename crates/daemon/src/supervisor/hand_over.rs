@@ -4,7 +4,7 @@ use super::fronts::Fronts;
 use super::jobs::user;
 use super::stop::REPLIES_LIMIT;
 use super::table::{VolumeEntry, VolumeState};
-use super::{Event, Phase, Shared, Start, Supervisor};
+use super::{Event, Phase, Shared, Start, Supervisor, health};
 use crate::control::take_over::{Progress, TakeOver, TakingOver};
 use crate::control::{AskTakeOver, AskTakenOver, Control};
 use crate::failure::{Failure, Kind};
@@ -147,12 +147,25 @@ impl Supervisor {
     /// Whether what held when that was asked for still does: the other process may have been long about its configuration. If not, who
     /// asked hears why, and nothing has changed.
     pub(super) fn may_hand_over(&self) -> bool {
-        let checked = check_unused(&self.fronts);
+        let checked = check_unused(&self.fronts).and_then(|()| self.check_answers());
         if let Err(failure) = &checked {
             tracing::error!(event = "take-over-failed", "{failure}");
             self.course.set(Course::failed(failure));
         }
         checked.is_ok()
+    }
+
+    /// Every device answers: what one has not answered keeps its engine from ending, and both processes from the device.
+    fn check_answers(&self) -> Result<(), Failure> {
+        let engines = self.shared().table.open_engines();
+        let asked = engines.into_iter().filter_map(|(index, engine)| Some((index, engine.status()?)));
+        let devices = asked.flat_map(|(index, status)| self.shared().table.devices_of(index, &status));
+        let stuck = devices.filter_map(|(device, found)| health::stuck(&device, &found));
+        let stuck: Vec<_> = stuck.collect();
+        if stuck.is_empty() {
+            return Ok(());
+        }
+        Err(cannot(Kind::Busy, stuck.join("; ")).next("ask again when it does; `bcached status` tells"))
     }
 
     /// Another process has all there is from now on, unless it cannot.

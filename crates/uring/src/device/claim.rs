@@ -31,11 +31,22 @@ struct Claims {
     /// Of devices that are open, or were.
     live: Vec<Weak<Claim>>,
     /// From the process before, for whoever opens the device here.
-    inherited: Vec<(Identity, Arc<Claim>)>,
+    inherited: Vec<Inherited>,
+    /// Those that somebody here still had when all others had been opened again: this process was to be replaced and goes on, and what
+    /// it was before has not done with them.
+    kept: Vec<(Identity, Weak<Claim>)>,
+}
+
+struct Inherited {
+    of: Identity,
+    claim: Arc<Claim>,
+    /// It has been, since it was inherited.
+    is_opened: bool,
 }
 
 /// The process has claims as the system sees it; they are found again by what the device is.
-static CLAIMS: Mutex<Claims> = Mutex::new(Claims { live: Vec::new(), inherited: Vec::new() });
+static CLAIMS: Mutex<Claims> =
+    Mutex::new(Claims { live: Vec::new(), inherited: Vec::new(), kept: Vec::new() });
 
 impl Claim {
     pub(super) fn new(file: File, beneath: Option<File>) -> Arc<Self> {
@@ -131,32 +142,45 @@ pub fn live() -> Vec<Arc<Claim>> {
 /// # Errors
 /// One is of no device any more.
 pub fn inherit(passed: Vec<Arc<Claim>>) -> io::Result<()> {
-    let passed = passed.into_iter().map(|claim| Ok((claim.identity()?, claim)));
+    let passed =
+        passed.into_iter().map(|claim| Ok(Inherited { of: claim.identity()?, claim, is_opened: false }));
     let passed = passed.collect::<io::Result<Vec<_>>>()?;
     claims().inherited.extend(passed);
     Ok(())
 }
 
-/// All that were wanted have been opened: the others are given up.
+/// All that were wanted have been opened: the others are given up, but for what this process itself still has in use.
 pub fn settle() {
-    let rest = std::mem::take(&mut claims().inherited);
+    let mut claims = claims();
+    let rest = std::mem::take(&mut claims.inherited);
+    claims.kept.retain(|(_, claim)| claim.strong_count() > 0);
+    let in_use = rest.iter().filter(|passed| !passed.is_opened && Arc::strong_count(&passed.claim) > 1);
+    let in_use: Vec<_> = in_use.map(|passed| (passed.of, Arc::downgrade(&passed.claim))).collect();
+    claims.kept.extend(in_use);
+    drop(claims);
     drop(rest);
 }
 
 /// That on a device which is to be opened, if it was inherited.
 ///
 /// # Errors
-/// This process has opened the device already.
+/// This process has opened the device already, or has had it before it was to be replaced, and still uses it.
 pub(super) fn inherited(identity: Identity, access: Access) -> Result<Option<Arc<Claim>>, DeviceErrorKind> {
     if access != Access::Own {
         return Ok(None);
     }
     let mut claims = claims();
-    let Some((_, claim)) = claims.inherited.iter().find(|(of, _)| *of == identity) else { return Ok(None) };
-    if Arc::strong_count(claim) > 1 {
-        return Err(DeviceErrorKind::Twice);
+    if claims.kept.iter().any(|(of, claim)| *of == identity && claim.strong_count() > 0) {
+        return Err(DeviceErrorKind::StillWritten);
     }
-    let claim = Arc::clone(claim);
+    let Some(passed) = claims.inherited.iter_mut().find(|passed| passed.of == identity) else {
+        return Ok(None);
+    };
+    if Arc::strong_count(&passed.claim) > 1 {
+        return Err(if passed.is_opened { DeviceErrorKind::Twice } else { DeviceErrorKind::StillWritten });
+    }
+    passed.is_opened = true;
+    let claim = Arc::clone(&passed.claim);
     claims.remember(&claim);
     Ok(Some(claim))
 }

@@ -35,7 +35,7 @@ pub enum DeviceErrorKind {
     Busy(Vec<Holder>),
     /// This process has it already, perhaps by another path.
     Twice,
-    /// The process that passed it on still writes to it.
+    /// Who passed it on still writes to it: another process, or this one, which was to be replaced and goes on.
     StillWritten,
     /// No whole block fits.
     Empty,
@@ -121,7 +121,9 @@ impl DeviceError {
                 format!("it is in use by {}", names.join(", "))
             }
             DeviceErrorKind::Twice => "this process has opened it already, perhaps by another path".into(),
-            DeviceErrorKind::StillWritten => "the process that passed it on has not done with it".into(),
+            DeviceErrorKind::StillWritten => {
+                "who had it before has not done with it: an operation on it has not ended".into()
+            }
             DeviceErrorKind::Empty => "it is empty".into(),
             DeviceErrorKind::BlockTooLarge { found, wanted } => format!(
                 "it works in blocks of {} bytes and the format in blocks of {} bytes",
