@@ -123,6 +123,7 @@ pub(crate) struct Queue {
     given_up: Vec<u16>,
     /// Whether the device was made so that memory is registered.
     registers: bool,
+    /// Nothing is to be changed, whatever the kernel lets through.
     read_only: bool,
     /// Memory that the kernel registers; of no tag if there was no room for that.
     lenders: Lenders,

@@ -63,6 +63,15 @@ fn goes_from_hand_to_hand(path: &Path) {
     let second = own(path);
     assert!(matches!(refused(path), DeviceErrorKind::Twice), "now it has been opened again");
 
+    // The same twice over: it is over when the last operation has ended, and not when all else has been opened.
+    claim::inherit(claim::live()).expect("it is a device");
+    claim::settle();
+    claim::inherit(claim::live()).expect("it is a device");
+    assert!(matches!(refused(path), DeviceErrorKind::StillWritten));
+    drop(second);
+    let second = own(path);
+    claim::settle();
+
     let [claim] = claim::live().try_into().expect("the claim is the second's");
     claim::inherit(vec![passed(&claim)]).expect("it is a device");
     drop(claim);

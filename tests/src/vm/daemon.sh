@@ -40,6 +40,19 @@ backing = "/dev/vdc"
 end
 }
 
+# answering: the process that answers. None: fails.
+answering() {
+	bcached status --json 2> /dev/null | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' | head -n 1 | grep .
+}
+
+# over_slow DEVICE: $below is that device from now on, and stands still and goes on when it is told to.
+over_slow() {
+	dmsetup create --noudevsync --noudevrules slow --table "0 $(blockdev --getsz $1) linear $1 0"
+	below=/dev/dm-$(dmsetup info -c --noheadings -o minor slow)
+}
+stands_still() { dmsetup suspend --noflush --nolockfs slow; }
+goes_on_again() { dmsetup resume --noudevsync slow; }
+
 # killed: the daemon is, by SIGKILL.
 killed() {
 	kill -9 $server

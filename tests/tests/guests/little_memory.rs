@@ -16,9 +16,7 @@ test $surplus -gt 0
 mkdir /ballast; mount -t ramfs ballast /ballast
 dd if=/dev/zero of=/ballast/it bs=1k count=$surplus 2> /dev/null
 
-sectors=$(blockdev --getsz /dev/vdb)
-dmsetup create --noudevsync --noudevrules slow --table "0 $sectors linear /dev/vdb 0"
-below=/dev/dm-$(dmsetup info -c --noheadings -o minor slow)
+over_slow /dev/vdb
 bcached make --writeback -b 64k -C /dev/vda -B $below --label media > /dev/null
 cat > /run/b/config.toml <<end
 version = 1
@@ -55,12 +53,12 @@ has_written() { test $(written) -ge $1; }
 : > /tmp/written
 wait_for $patience has_written $((generations / 4))
 echo the disk stands still after $(written) files
-dmsetup suspend --noflush --nolockfs slow
+stands_still
 sleep $stall
 # Whoever wants to know is answered, whatever waits: 1 is for what is not well.
 code=0; bcached status > /tmp/status || code=$?
 test $code -le 1 || { cat /tmp/status; exit 1; }
-dmsetup resume --noudevsync slow
+goes_on_again
 echo it goes on after $(written) files
 wait_for $patience has_written $((generations / 2))
 ends $writer writing

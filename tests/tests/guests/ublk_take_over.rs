@@ -1,5 +1,6 @@
 //! Another process takes over volumes over ublk, in a guest, while `fio` writes to one and a file system lies on the other; either process may be
-//! killed in the middle of it. Nobody above sees an error, and the devices stay the same. Nor does anybody where a disk stands still: then nobody takes over.
+//! killed in the middle of it. Nobody above sees an error, and the devices stay the same. Nor does anybody where a disk stands still: then
+//! nobody takes over.
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::Vm;
@@ -22,10 +23,7 @@ go_on() {
 	test $(readlink $here/raw) = $raw && test $(readlink $here/files) = $files
 }
 # The process that answers is $server; none: fails.
-who() {
-	server=$(bcached status --json 2>/dev/null | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' | head -n 1)
-	test -n "$server"
-}
+who() { server=$(answering); }
 # taken_over: by another process, and everything goes on.
 taken_over() {
 	former=$server
@@ -100,53 +98,47 @@ bcached check --backing /dev/vdb --backing /dev/vdc /dev/vda > /dev/null"#;
 /// One of two disks stands still, before another process is to take over, and while it is about to.
 const STANDS_STILL: &str = r#"
 two_volumes quick slow
-sectors=$(blockdev --getsz /dev/vdc)
-dmsetup create --noudevsync --noudevrules slow --table "0 $sectors linear /dev/vdc 0"
-below=/dev/dm-$(dmsetup info -c --noheadings -o minor slow)
+over_slow /dev/vdc
 sed -i "s|/dev/vdc|$below|" /run/b/config.toml
 serve
 here=/dev/bcache/by-label
 quick=$(readlink $here/quick) slow=$(readlink $here/slow)
-who() {
-	answering=$(bcached status --json 2>/dev/null | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' | head -n 1)
-	test -n "$answering"
-}
 piece() { dd if=$1 of=$2 bs=4k count=1 skip=$3 iflag=direct 2> /dev/null; }
 piece $quick /tmp/piece 16
-# stands_still PLACE: a read of what is not cached waits for the disk from now on.
-stands_still() {
-	dmsetup suspend --noflush --nolockfs slow
+# waits_for_it PLACE: a read of what is not cached does, for a disk that stands still from now on.
+waits_for_it() {
+	stands_still
 	piece $slow /dev/null $1 & reader=$!
 }
 is_told() { bcached status > /tmp/status || true; grep -q 'has not answered for' /tmp/status; }
 
-stands_still 1000
+waits_for_it 1000
 wait_for 20 is_told
 code=0; bcached take-over > /tmp/told 2>&1 || code=$?
 cat /tmp/told
 test $code = 6
 grep "^bcached: nobody can take over from this daemon now: $below has not answered for .* operations that wait for it: .*; ask again" /tmp/told
-who; test $answering = $server
+test $(answering) = $server
 piece $quick /tmp/again 16; cmp /tmp/piece /tmp/again
-dmsetup resume --noudevsync slow
+goes_on_again
 ends $reader "a read before"
 
 # It stands still only when the old one is about to end.
-stands_still 2000
+waits_for_it 2000
 code=0; bcached take-over --timeout 120s > /tmp/told 2>&1 || code=$?
 cat /tmp/told
 # 6: for as long as the old one waits for the disk it answers nobody.
 test $code = 4 || test $code = 6
-wait_for 60 who; test $answering = $server
-dmsetup resume --noudevsync slow
+wait_for 60 answering; test $(answering) = $server
+goes_on_again
 ends $reader "a read meanwhile"
 # What had not done with its devices has by now: they are served again, and by the same.
 for name in quick slow; do wait_for 60 bcached wait $name --for served --timeout 1s > /dev/null; done
 piece $quick /tmp/again 16; cmp /tmp/piece /tmp/again
 piece $slow /tmp/again 3000
-who; test $answering = $server
+test $(answering) = $server
 bcached take-over > /dev/null
-who; test $answering != $server; server=$answering
+former=$server; server=$(answering); test $server != $former
 piece $slow /tmp/again 3000
 
 # A device that was made to be written is not, from when the volume is not to be.

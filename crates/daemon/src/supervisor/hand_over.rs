@@ -159,8 +159,7 @@ impl Supervisor {
     fn check_answers(&self) -> Result<(), Failure> {
         let engines = self.shared().table.open_engines();
         let asked = engines.into_iter().filter_map(|(index, engine)| Some((index, engine.status()?)));
-        let devices = asked.flat_map(|(index, status)| self.shared().table.devices_of(index, &status));
-        let stuck = devices.filter_map(|(device, found)| health::stuck(&device, &found));
+        let stuck = asked.flat_map(|(index, status)| health::stuck_of(&self.shared().table, index, &status));
         let stuck: Vec<_> = stuck.collect();
         if stuck.is_empty() {
             return Ok(());

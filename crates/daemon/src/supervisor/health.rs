@@ -1,10 +1,12 @@
 //! What devices do wrong, in sentences: a user must learn from the log and from `status` which device fails or hangs.
 
+use super::table::Table;
 use crate::engine_failure;
 use crate::options::value::Value;
 use crate::sizes::human;
 use bcached_engine::{
-    DiskHealth, Doing, Error, OnError, UnreadableNode, Unwritable, VolumeId, VolumeInfo, WritebackTrouble,
+    DiskHealth, Doing, Error, OnError, Status, UnreadableNode, Unwritable, VolumeId, VolumeInfo,
+    WritebackTrouble,
 };
 use bcached_env::IoErrorKind;
 use std::time::Duration;
@@ -77,6 +79,12 @@ pub fn stuck(device: &str, health: &DiskHealth) -> Option<String> {
     let (seconds, waiting) = (health.longest_wait.as_secs(), health.waiting);
     (health.longest_wait >= SLOW)
         .then(|| format!("{device} has not answered for {seconds} s; operations that wait for it: {waiting}"))
+}
+
+/// The same of all devices of a cache, its own first.
+pub fn stuck_of(table: &Table, cache: usize, status: &Status) -> Vec<String> {
+    let devices = table.devices_of(cache, status);
+    devices.iter().filter_map(|(device, found)| stuck(device, found)).collect()
 }
 
 /// Why a set has stopped writing, and what that means. `given_up` says what is void because its device may have lost it.

@@ -176,11 +176,9 @@ impl Supervisor {
 
 /// A stop waits for operations in flight: a device that hangs is why it takes long, and somebody should know.
 fn name_stuck_devices(table: &Table, cache: usize, status: &bcached_engine::Status) {
-    for (device, found) in table.devices_of(cache, status) {
-        if let Some(told) = health::stuck(&device, &found) {
-            let limit = ENGINE_LIMIT.as_secs();
-            tracing::warn!(event = "stop-waits", "up to {limit} s for a device: {told}");
-        }
+    let limit = ENGINE_LIMIT.as_secs();
+    for told in health::stuck_of(table, cache, status) {
+        tracing::warn!(event = "stop-waits", "up to {limit} s for a device: {told}");
     }
 }
 

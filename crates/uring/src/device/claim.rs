@@ -145,7 +145,10 @@ pub fn inherit(passed: Vec<Arc<Claim>>) -> io::Result<()> {
     let passed =
         passed.into_iter().map(|claim| Ok(Inherited { of: claim.identity()?, claim, is_opened: false }));
     let passed = passed.collect::<io::Result<Vec<_>>>()?;
-    claims().inherited.extend(passed);
+    let mut claims = claims();
+    // What is in use is inherited again.
+    claims.kept.clear();
+    claims.inherited.extend(passed);
     Ok(())
 }
 
@@ -153,7 +156,6 @@ pub fn inherit(passed: Vec<Arc<Claim>>) -> io::Result<()> {
 pub fn settle() {
     let mut claims = claims();
     let rest = std::mem::take(&mut claims.inherited);
-    claims.kept.retain(|(_, claim)| claim.strong_count() > 0);
     let in_use = rest.iter().filter(|passed| !passed.is_opened && Arc::strong_count(&passed.claim) > 1);
     let in_use: Vec<_> = in_use.map(|passed| (passed.of, Arc::downgrade(&passed.claim))).collect();
     claims.kept.extend(in_use);
