@@ -192,12 +192,14 @@ impl<'a> Session<'a> {
             clear(&self.bell);
         }
         let mut device = Held::new(&self.device, self.lane.as_deref());
-        if device.is_lent {
-            if self.lane.as_ref().is_some_and(|lane| lane.is_open()) {
+        if device.is_lent
+            && let Some(lane) = &self.lane
+        {
+            if lane.is_open() {
                 return Ok(());
             }
-            // The ring has gone, and the disk is here again.
-            device.is_lent = false;
+            // The ring has gone, and the disk is here again; who answers is told so, too, for it may have been lent after the ring let go.
+            lane.take_back(&mut device);
         }
         if woken.bell {
             device.answer();

@@ -131,6 +131,20 @@ fn without_the_ring_the_threads_go_on() {
     assert_eq!(vmm.capacity(), support::TANK_SECTORS);
 }
 
+/// The ring may go at any moment, also while the disk is just being lent to it.
+#[test]
+fn a_disk_is_not_lent_to_a_ring_that_goes() {
+    for round in 0..60 {
+        let Some(mut served) = on_a_ring() else { return };
+        let mut guest = Guest::new(1);
+        let mut vmm = Vmm::connect(&served.socket("archive"));
+        vmm.run(&mut guest, USUAL);
+        std::thread::sleep(std::time::Duration::from_micros(5 * round));
+        served.ring.take();
+        assert_eq!(guest.queues[0].read(0, 512), [0; 512]);
+    }
+}
+
 /// A queue that always has more does not keep another one of the same disk from being served, nor messages.
 #[test]
 fn a_flood_in_one_queue_leaves_room_for_others() {
