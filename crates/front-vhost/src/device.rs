@@ -9,7 +9,7 @@ use crate::inflight::{self, Area};
 use crate::memory::{MemoryTable, REGIONS_MAX};
 use crate::notice::Notices;
 use crate::ring::{RING_SIZE_MAX, Ring};
-use crate::serving::{Serving, Share, Taken};
+use crate::serving::{Over, Serving, Share, Taken};
 use bcached_port::ExportTable;
 use std::fmt::Display;
 use std::fs::File;
@@ -133,9 +133,18 @@ impl Device {
         self.rings.iter_mut().for_each(|ring| ring.tell(&memory));
     }
 
+    /// Why nothing more is done for this client, if it is so.
+    pub(crate) fn over(&mut self) -> Option<Over> {
+        if self.inflight.as_ref().is_some_and(Area::is_cut) {
+            self.serving.over.get_or_insert(Over::Memory);
+        }
+        self.serving.is_over(self.memory.mapped());
+        self.serving.over
+    }
+
     /// Lends the rings to the thread of an engine, if nothing of them could make it wait; `watch` tells of kicks from then on.
     pub(crate) fn lend(&mut self, watch: &Arc<OwnedFd>) -> bool {
-        let is_fit = !self.serving.is_abandoned && self.memory.never_waits() && !self.has_waited;
+        let is_fit = self.over().is_none() && self.memory.never_waits() && !self.has_waited;
         let has_any = self.rings.iter().any(Ring::is_running);
         self.is_lent = is_fit && has_any && self.rings.iter_mut().all(|ring| ring.is_fit(watch));
         self.is_lent
@@ -164,7 +173,7 @@ impl Device {
             }
         }
         self.rings.iter_mut().for_each(|ring| ring.tell(&memory));
-        let is_for_thread = self.serving.wants_thread || self.serving.is_abandoned;
+        let is_for_thread = self.serving.wants_thread || self.over().is_some();
         if is_for_thread || self.serving.is_writing() != was_writing {
             return Turn::Thread;
         }

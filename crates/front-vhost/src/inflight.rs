@@ -14,13 +14,14 @@
 //! the compiler keeps it. A request that has been answered, but is not yet noted as such, is told by the ring's used
 //! index, which is then ahead of the noted one.
 
+use crate::cut::Watched;
 use crate::memory::{MemoryError, is_memory, map};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use vm_memory::{Bytes as _, MmapRegion, VolatileMemory as _};
+use vm_memory::{Bytes as _, VolatileMemory as _};
 
 /// Bytes before the first descriptor, and of each.
 const HEAD_BYTES: usize = 16;
@@ -37,7 +38,7 @@ const AT_USED: usize = 14;
 /// The whole area, for some queues.
 #[derive(Clone)]
 pub(crate) struct Area {
-    mapped: Arc<MmapRegion<()>>,
+    mapped: Arc<Watched>,
     queues: u16,
     queue_size: u16,
     pub(crate) is_memory: bool,
@@ -82,8 +83,13 @@ impl Area {
     /// Maps one that the VMM hands out.
     pub(crate) fn map(file: File, offset: u64, queues: u16, queue_size: u16) -> Result<Self, MemoryError> {
         let is_memory = is_memory(&file);
-        let mapped = Arc::new(map(file, offset, area_bytes(queues, queue_size))?);
+        let mapped = Arc::new(map(file, offset, (0, area_bytes(queues, queue_size)))?);
         Ok(Self { mapped, queues, queue_size, is_memory })
+    }
+
+    /// Whether it has been taken away.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.mapped.is_cut()
     }
 
     /// The part of a queue. `None` if the area has none for it, or too small a one.
@@ -189,7 +195,7 @@ impl Tracker {
     }
 
     fn slice(&self) -> vm_memory::VolatileSlice<'_> {
-        self.area.mapped.as_volatile_slice()
+        self.area.mapped.mapped().as_volatile_slice()
     }
 }
 

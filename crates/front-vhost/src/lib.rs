@@ -8,18 +8,19 @@
 //! ```
 //!
 //! - **Nobody is trusted.** A guest may write anything into its rings, a VMM may say anything: it is answered, refused or
-//!   skipped, never a panic, a loop or an allocation of their size. What a VMM can do by cutting the file under its
-//!   memory is said in `memory.rs`.
+//!   skipped, never a panic, a loop or an allocation of their size. A VMM that cuts the file under its memory ends its own connection
+//!   and no other; see `cut.rs`, which has all the `unsafe` that there is here.
 //! - **The engine is never waited for**, but by a VMM that stops its queue; see `serving.rs`.
 //! - **Reconnecting** works at any moment and without an end. Requests that were under way when a daemon died are noted in
 //!   memory of the VMM, and done by the next one; see `inflight.rs`.
 //! - **Bounded**: requests and bytes of payload, for each volume ([`Limits`]); at a bound nothing more is taken from the
 //!   ring, and the guest waits.
 //! - Payload is copied between the guest's memory and the engine's; see `memory.rs`.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod chain;
 mod config;
+mod cut;
 mod device;
 mod inflight;
 mod lane;

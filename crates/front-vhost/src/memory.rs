@@ -5,21 +5,45 @@
 //! reply has come. Memory that may have to be waited for, since its file is on a disk or somebody serves it, is touched by the volume's own
 //! thread only (`lane.rs`).
 //!
-//! A VMM that makes the file under its memory shorter would end this process by a signal when the lost part is touched. So
-//! the file must be as long as the VMM says, and one that can be sealed against shrinking (memfd) is. Of a file that
-//! cannot, such as hugetlbfs or a file on disk, the VMM is trusted not to cut it.
+//! The file must be as long as the VMM says, and one that can be sealed against getting shorter (memfd) is. One that cannot (of `/dev/shm`, of
+//! huge pages, on a disk) may be cut all the same, or the system may have no room for it: then its client is cut off, see `cut.rs`.
 
 use crate::chain::Malformed;
+use crate::cut::Watched;
 use bcached_port::{Buffer, Stock};
 use rustix::fs::{FileType, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
 use std::fs::File;
+use std::ops::Deref;
 use std::sync::Arc;
 use thiserror::Error;
 use vhost::vhost_user::message::{VhostUserMemoryRegion, VhostUserSingleMemoryRegion};
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, GuestRegionMmap, MmapRegion};
 
-/// All that is mapped of a guest.
+/// A guest's memory, to be read and written.
 pub(crate) type GuestMemory = vm_memory::GuestMemoryMmap<()>;
+
+/// All that is mapped of a guest.
+#[derive(Default)]
+pub(crate) struct Mapped {
+    all: GuestMemory,
+    /// Each region of it.
+    watched: Vec<Arc<Watched>>,
+}
+
+impl Mapped {
+    /// Whether some of it has been taken away. To be asked after something was read from it, before that is used.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.watched.iter().any(|region| region.is_cut())
+    }
+}
+
+impl Deref for Mapped {
+    type Target = GuestMemory;
+
+    fn deref(&self) -> &GuestMemory {
+        &self.all
+    }
+}
 
 /// Regions of a guest, at most: as many as the kernel's vhost takes.
 pub(crate) const REGIONS_MAX: usize = 509;
@@ -43,7 +67,7 @@ pub(crate) enum MemoryError {
 #[derive(Default)]
 pub(crate) struct MemoryTable {
     regions: Vec<Region>,
-    mapped: Arc<GuestMemory>,
+    mapped: Arc<Mapped>,
     /// Some of it had to be waited for, now or before: a request may still have that.
     has_waited: bool,
 }
@@ -58,7 +82,7 @@ struct Region {
 
 impl MemoryTable {
     /// What is mapped now. Requests keep it as it is.
-    pub(crate) const fn mapped(&self) -> &Arc<GuestMemory> {
+    pub(crate) const fn mapped(&self) -> &Arc<Mapped> {
         &self.mapped
     }
 
@@ -89,11 +113,13 @@ impl MemoryTable {
 
     /// Takes one away. It is unmapped when the last request that may touch it is done.
     pub(crate) fn remove(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<(), MemoryError> {
-        let (mapped, _gone) = self
+        let (all, gone) = self
             .mapped
             .remove_region(GuestAddress(region.guest_phys_addr), region.memory_size)
             .map_err(|_| MemoryError::Unknown)?;
-        self.mapped = Arc::new(mapped);
+        let mut watched = self.mapped.watched.clone();
+        watched.retain(|region| !Arc::ptr_eq(region.mapped(), &gone));
+        self.mapped = Arc::new(Mapped { all, watched });
         self.regions.retain(|known| known.guest != region.guest_phys_addr);
         Ok(())
     }
@@ -122,22 +148,21 @@ impl MemoryTable {
         }
         let region = Region { user, guest, bytes };
         let never_waits = is_memory(&file);
-        let mapping = map(file, offset, region.bytes)?;
-        let mapped = GuestRegionMmap::new(mapping, GuestAddress(region.guest))
-            .ok_or_else(|| MemoryError::Map("it ends behind the last address".to_owned()))?;
-        let mapped = self
+        let mapped = map(file, offset, (region.guest, region.bytes))?;
+        let all = self
             .mapped
-            .insert_region(Arc::new(mapped))
+            .insert_region(Arc::clone(mapped.mapped()))
             .map_err(|error| MemoryError::Map(error.to_string()))?;
-        self.mapped = Arc::new(mapped);
+        let watched = self.mapped.watched.iter().cloned().chain([Arc::new(mapped)]).collect();
+        self.mapped = Arc::new(Mapped { all, watched });
         self.has_waited |= !never_waits;
         self.regions.push(region);
         Ok(())
     }
 }
 
-/// Maps `bytes` of a file that another process may write, too.
-pub(crate) fn map(file: File, offset: u64, bytes: u64) -> Result<MmapRegion<()>, MemoryError> {
+/// Maps `bytes` of a file that another process may write, too, and cut. They lie at `guest` for a guest.
+pub(crate) fn map(file: File, offset: u64, (guest, bytes): (u64, u64)) -> Result<Watched, MemoryError> {
     let failed = |error: &dyn std::fmt::Display| MemoryError::Map(error.to_string());
     let stat = fstat(&file).map_err(|error| failed(&error))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -156,7 +181,11 @@ pub(crate) fn map(file: File, offset: u64, bytes: u64) -> Result<MmapRegion<()>,
         }
     }
     let bytes = usize::try_from(bytes).map_err(|error| failed(&error))?;
-    MmapRegion::from_file(FileOffset::new(file, offset), bytes).map_err(|error| failed(&error))
+    let mapping =
+        MmapRegion::from_file(FileOffset::new(file, offset), bytes).map_err(|error| failed(&error))?;
+    let mapped = GuestRegionMmap::new(mapping, GuestAddress(guest))
+        .ok_or_else(|| MemoryError::Map("it ends behind the last address".to_owned()))?;
+    Ok(Watched::new(Arc::new(mapped)))
 }
 
 /// Whether the file is one of those that are memory and nothing else (memfd, `/dev/shm`, huge pages).
@@ -328,14 +357,17 @@ mod tests {
         let long = file();
         ftruncate(&long, 0x2000).unwrap();
         let kept = long.try_clone().unwrap();
-        map(long, 0x1000, 0x1000).unwrap();
+        map(long, 0x1000, (0, 0x1000)).unwrap();
         assert!(ftruncate(&kept, 0x1000).is_err(), "it would end us");
         let short = file();
         ftruncate(&short, 0x1fff).unwrap();
-        assert!(matches!(map(short, 0x1000, 0x1000), Err(MemoryError::Short { has: 0x1fff, needs: 0x2000 })));
+        assert!(matches!(
+            map(short, 0x1000, (0, 0x1000)),
+            Err(MemoryError::Short { has: 0x1fff, needs: 0x2000 })
+        ));
         let device = File::open("/dev/zero").unwrap();
-        assert!(matches!(map(device, 0, 0x1000), Err(MemoryError::NotFile)));
-        assert!(matches!(map(file(), u64::MAX, 2), Err(MemoryError::Short { .. })));
+        assert!(matches!(map(device, 0, (0, 0x1000)), Err(MemoryError::NotFile)));
+        assert!(matches!(map(file(), u64::MAX, (0, 2)), Err(MemoryError::Short { .. })));
     }
 
     #[test]

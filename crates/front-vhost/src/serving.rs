@@ -10,7 +10,7 @@
 //! again: bytes come back with replies of our own, the rest is the port's promise.
 
 use crate::chain::{Command, IOERR, Malformed, OK, Parsed, parse};
-use crate::memory::{GuestMemory, Segments};
+use crate::memory::{GuestMemory, Mapped, Segments};
 use crate::ring::{Head, Ring, RingError};
 use crate::tally::{Tally, Ticket};
 use crate::writing::{Permit, Writer};
@@ -43,8 +43,7 @@ pub(crate) struct Serving {
     exports: ExportTable,
     writer: Writer,
     permit: Option<Permit>,
-    /// The engine is no more, and what it has not done stays noted in the VMM's memory for the next one.
-    pub(crate) is_abandoned: bool,
+    pub(crate) over: Option<Over>,
     nonsense: Quiet,
     refusals: Quiet,
     /// What is left of this turn.
@@ -56,6 +55,15 @@ pub(crate) struct Serving {
     large_since: Option<Instant>,
     /// Memory of requests that have been answered, for the next ones.
     stock: Stock,
+}
+
+/// Why nothing more is done for a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Over {
+    /// The engine is no more, and what it has not done stays noted in the VMM's memory for the next one.
+    Engine,
+    /// Memory that is the guest's has been taken away.
+    Memory,
 }
 
 /// How much may be done at a time.
@@ -104,7 +112,7 @@ pub(crate) struct Pending {
     /// What is written, to be used again.
     written: Payload,
     /// As it was when the request was taken. It is mapped until this is dropped.
-    memory: Arc<GuestMemory>,
+    memory: Arc<Mapped>,
     /// Payload that it holds.
     bytes: u64,
     #[expect(dead_code, reason = "dropping it is its use")]
@@ -154,7 +162,7 @@ impl Serving {
             exports,
             writer,
             permit: None,
-            is_abandoned: false,
+            over: None,
             nonsense: Quiet::default(),
             refusals: Quiet::default(),
             share: Share::of_thread(0),
@@ -179,10 +187,10 @@ impl Serving {
     pub(crate) fn take(
         &mut self,
         (index, ring): (u16, &mut Ring),
-        memory: &Arc<GuestMemory>,
+        memory: &Arc<Mapped>,
         only_left: bool,
     ) -> Taken {
-        if self.is_abandoned {
+        if self.is_over(memory) {
             return Taken::All;
         }
         if let Some(kept) = self.kept[usize::from(index)].take()
@@ -211,6 +219,14 @@ impl Serving {
             }
         }
         Taken::Turn
+    }
+
+    /// Whether nothing more is done for this client. What has been read of its memory counts for nothing then.
+    pub(crate) fn is_over(&mut self, memory: &Mapped) -> bool {
+        if memory.is_cut() {
+            self.over.get_or_insert(Over::Memory);
+        }
+        self.over.is_some()
     }
 
     /// Begins a turn.
@@ -243,7 +259,7 @@ impl Serving {
     }
 
     /// Gives the guest what the engine has answered, as far as this turn goes; true if there may be more.
-    pub(crate) fn answer(&mut self, rings: &mut [Ring], memory: &Arc<GuestMemory>) -> bool {
+    pub(crate) fn answer(&mut self, rings: &mut [Ring], memory: &Arc<Mapped>) -> bool {
         while self.share.has(0) {
             let Some((pending, reply)) = self.replies.try_next() else { return false };
             self.forget_bytes(pending.bytes);
@@ -255,7 +271,7 @@ impl Serving {
             }
             ring.under_way -= 1;
             if reply.result == Err(ErrorKind::Gone) && ring.is_tracked() {
-                self.is_abandoned = true;
+                self.over = Some(Over::Engine);
                 continue;
             }
             let (status, written) = pending.outcome(&reply);
@@ -292,7 +308,7 @@ impl Serving {
     }
 
     /// Begins with a chain; false if there is no room for it, and it is kept.
-    fn begin(&mut self, (index, ring): (u16, &mut Ring), memory: &Arc<GuestMemory>, head: Head) -> bool {
+    fn begin(&mut self, (index, ring): (u16, &mut Ring), memory: &Arc<Mapped>, head: Head) -> bool {
         match parse(memory, ring.table(), head.index) {
             Parsed::Run { command, status } => self.run((index, ring), memory, (head, status, command)),
             Parsed::Refuse { answer, status, why } => {
@@ -312,7 +328,7 @@ impl Serving {
         }
     }
 
-    fn retry(&mut self, (index, ring): (u16, &mut Ring), memory: &Arc<GuestMemory>, kept: Kept) -> bool {
+    fn retry(&mut self, (index, ring): (u16, &mut Ring), memory: &Arc<Mapped>, kept: Kept) -> bool {
         match kept {
             Kept::Parsed { head, status, command } => {
                 self.run((index, ring), memory, (head, status, command))
@@ -325,7 +341,7 @@ impl Serving {
     fn run(
         &mut self,
         (index, ring): (u16, &mut Ring),
-        memory: &Arc<GuestMemory>,
+        memory: &Arc<Mapped>,
         (head, status, command): (Head, GuestAddress, Command),
     ) -> bool {
         if command.changes_content() && !self.may_write() {
@@ -371,6 +387,10 @@ impl Serving {
                 Operation::WriteZeroes { sector, sectors, fua, may_discard }
             }
         };
+        // All that is to be read of it has been.
+        if self.is_over(memory) {
+            return true;
+        }
         self.bytes += bytes;
         self.large += u32::from(bytes > LARGE_BYTES);
         self.share.bytes = self.share.bytes.saturating_sub(bytes);

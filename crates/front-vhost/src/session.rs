@@ -9,7 +9,7 @@
 use crate::device::{Device, Setup};
 use crate::lane::{Held, Lane};
 use crate::notice::Notices;
-use crate::serving::Serving;
+use crate::serving::{Over, Serving};
 use crate::volume::{Control, Order};
 use crate::writing::Writer;
 use bcached_port::{Bell, Export};
@@ -38,7 +38,11 @@ pub(crate) enum Broken {
     #[error("the volume is not served at present")]
     NotServed,
     #[error("the engine is gone; its requests are done when the VMM connects again")]
-    Abandoned,
+    Engine,
+    #[error(
+        "memory of the guest is gone: the VMM has cut its file, or the system has no room for it (see df /dev/shm)"
+    )]
+    Memory,
 }
 
 /// A session.
@@ -219,7 +223,11 @@ impl<'a> Session<'a> {
             }
         }
         self.control.note(device.serving.is_writing());
-        if device.serving.is_abandoned { Err(Broken::Abandoned) } else { Ok(()) }
+        match device.over() {
+            None => Ok(()),
+            Some(Over::Engine) => Err(Broken::Engine),
+            Some(Over::Memory) => Err(Broken::Memory),
+        }
     }
 
     /// Sleeps until there is something to do, or for so long.

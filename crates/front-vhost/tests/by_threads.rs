@@ -6,6 +6,8 @@ mod support;
 
 #[path = "clients.rs"]
 mod clients;
+#[path = "cut.rs"]
+mod cut;
 #[path = "hostile.rs"]
 mod hostile;
 #[path = "leaving.rs"]

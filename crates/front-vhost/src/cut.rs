@@ -1,0 +1,236 @@
+//! Memory of a VMM that is taken away while it is mapped here, because its file was cut or the system has no room for it (a full `/dev/shm`).
+//!
+//! Who touches such memory is ended by the kernel, with a signal (`SIGBUS`), and with it would go the disks of everybody else. So the signal
+//! is caught: if the address lies in memory that is watched, empty memory takes the place of all of that mapping, and it is
+//! noted that it [was cut](Watched::is_cut). That is noted before, so whoever has read something of the empty memory and looks then finds it so, and
+//! nothing of what he has read counts. Of any other address the signal does what it would have done.
+#![allow(unsafe_code, reason = "a signal's handler, which puts memory in the place of memory")]
+
+use libc::{c_int, c_void, sigaction, siginfo_t};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use vm_memory::GuestRegionMmap;
+
+/// Memory that is watched as long as this is there.
+pub(crate) struct Watched {
+    entry: &'static Entry,
+    /// Dropped after the entry has been given up: it is mapped as long as it is watched.
+    mapped: Arc<GuestRegionMmap<()>>,
+}
+
+/// What the handler knows of a mapping. It lives as long as the process, and is used again.
+#[derive(Default)]
+struct Entry {
+    /// Odd while the next two change. The handler passes over it then: memory that is touched is not just beginning or ceasing to be watched.
+    version: AtomicUsize,
+    start: AtomicUsize,
+    /// None: it is free.
+    bytes: AtomicUsize,
+    is_cut: AtomicBool,
+    /// The one that was made before it.
+    next: AtomicPtr<Entry>,
+}
+
+/// The newest entry: a handler may take no lock, so it goes through all of them.
+static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
+/// Those that nobody uses.
+static FREE: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
+/// What the signal did before.
+static FORMER: OnceLock<sigaction> = OnceLock::new();
+
+impl Watched {
+    /// Watches that mapping. Where the system refuses to have the signal caught it does what it always did.
+    pub(crate) fn new(mapped: Arc<GuestRegionMmap<()>>) -> Self {
+        FORMER.get_or_init(catch);
+
+        let entry = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_else(Entry::make);
+        entry.is_cut.store(false, Ordering::SeqCst);
+        entry.set(mapped.as_ptr().addr(), mapped.size());
+        Self { entry, mapped }
+    }
+
+    /// The memory.
+    pub(crate) const fn mapped(&self) -> &Arc<GuestRegionMmap<()>> {
+        &self.mapped
+    }
+
+    /// Whether it has been taken away. To be asked after something was read from it, before that is used.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.entry.is_cut.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.entry.set(0, 0);
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.entry);
+    }
+}
+
+impl Entry {
+    /// One more, which the handler finds from now on.
+    fn make() -> &'static Self {
+        let entry: &'static Self = Box::leak(Box::default());
+        let _former = ENTRIES.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |newest| {
+            entry.next.store(newest, Ordering::SeqCst);
+            Some(ptr::from_ref(entry).cast_mut())
+        });
+        entry
+    }
+
+    /// Who has it calls this, and nobody else does.
+    fn set(&self, start: usize, bytes: usize) {
+        self.version.fetch_add(1, Ordering::SeqCst);
+        self.start.store(start, Ordering::SeqCst);
+        self.bytes.store(bytes, Ordering::SeqCst);
+        self.version.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// What it watches, if the address lies in that.
+    fn find(&self, address: usize) -> Option<(usize, usize)> {
+        let version = self.version.load(Ordering::SeqCst);
+        let (start, bytes) = (self.start.load(Ordering::SeqCst), self.bytes.load(Ordering::SeqCst));
+        let is_whole = version.is_multiple_of(2) && version == self.version.load(Ordering::SeqCst);
+        let is_inside = address.checked_sub(start).is_some_and(|offset| offset < bytes);
+        (is_whole && is_inside).then_some((start, bytes))
+    }
+}
+
+/// Has the signal caught; what it did before.
+fn catch() -> sigaction {
+    // SAFETY: all zeroes are a valid action, the default one, and the calls read one and write one. The handler does only what a handler may:
+    // atomics, and calls of the system. It runs on the thread's other stack if there is one, as the one of the standard library does, which
+    // finds an overflow of the stack.
+    unsafe {
+        let mut former: sigaction = MaybeUninit::zeroed().assume_init();
+        if libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut former) == 0 {
+            let mut ours: sigaction = MaybeUninit::zeroed().assume_init();
+            ours.sa_sigaction = handle as *const () as usize;
+            ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigaction(libc::SIGBUS, &raw const ours, ptr::null_mut());
+        }
+        former
+    }
+}
+
+extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel calls this with a valid `info`; of a signal that somebody has sent (a code of 0 and less) it has no address.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
+    // SAFETY: `errno` is this thread's own; what was interrupted finds it as it was.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    if code <= 0 || !replace(address) {
+        pass_on(signal, info, context);
+    }
+    // SAFETY: as above.
+    unsafe { *errno = before };
+}
+
+/// Puts empty memory in the place of the mapping that has that address; false if none that is watched has, or the system refuses.
+fn replace(address: usize) -> bool {
+    let mut next = ENTRIES.load(Ordering::SeqCst);
+    // SAFETY: an entry that can be found lives as long as the process.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.next.load(Ordering::SeqCst);
+        let Some((start, bytes)) = entry.find(address) else { continue };
+        entry.is_cut.store(true, Ordering::SeqCst);
+        let (protection, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+        );
+        // SAFETY: a guest's mapping takes the place of itself: whoever is touching it keeps it mapped and watched, and nobody has a reference
+        // into it, since its bytes may change at any time anyway.
+        let mapped =
+            unsafe { libc::mmap(ptr::with_exposed_provenance_mut(start), bytes, protection, flags, -1, 0) };
+        return mapped != libc::MAP_FAILED;
+    }
+    false
+}
+
+/// Does what the signal did before this was here.
+fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
+    // A handler may find the cell still empty, between the first signal that is caught and its being filled.
+    let former = FORMER.get().filter(|former| ![libc::SIG_DFL, libc::SIG_IGN].contains(&former.sa_sigaction));
+    // SAFETY: what stands in an action is a handler or one of the two above. One that takes no more than the signal's number does not miss
+    // what it is given besides. By default the signal ends the process when this returns.
+    unsafe {
+        match former {
+            Some(former) => {
+                std::mem::transmute::<*const (), Handler>(ptr::with_exposed_provenance(former.sa_sigaction))(
+                    signal, info, context,
+                );
+            }
+            None => {
+                libc::signal(signal, libc::SIG_DFL);
+                libc::raise(signal);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Command;
+    use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryRegion as _, MemoryRegionAddress};
+
+    const BYTES: usize = 1 << 20;
+
+    /// Memory in a file, with something in it.
+    fn mapped() -> (File, Arc<GuestRegionMmap<()>>) {
+        let file =
+            File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("memory"));
+        file.set_len(BYTES as u64).expect("room");
+        let offset = FileOffset::new(file.try_clone().expect("a descriptor"), 0);
+        let mapping = vm_memory::MmapRegion::from_file(offset, BYTES).expect("is mapped");
+        let mapped = Arc::new(GuestRegionMmap::new(mapping, GuestAddress(0)).expect("lies somewhere"));
+        mapped.store(7_u8, MemoryRegionAddress(5), Ordering::SeqCst).expect("memory");
+        (file, mapped)
+    }
+
+    fn first(watched: &Watched) -> u8 {
+        watched.mapped().load(MemoryRegionAddress(5), Ordering::SeqCst).expect("memory")
+    }
+
+    #[test]
+    fn memory_that_is_taken_away_reads_as_empty_and_is_known_to_be() {
+        for _round in 0..50 {
+            let ((file, memory), (_other_file, other)) = (mapped(), mapped());
+            let (watched, other) = (Watched::new(memory), Watched::new(other));
+            assert!(!watched.is_cut() && first(&watched) == 7);
+            file.set_len(0).expect("is cut");
+            assert!(!watched.is_cut(), "nobody has touched it");
+            assert_eq!((first(&watched), watched.is_cut()), (0, true));
+            // No other page of it is a signal any more, also to be written.
+            let last = MemoryRegionAddress(watched.mapped().len() - 1);
+            watched.mapped().store(1_u8, last, Ordering::SeqCst).expect("memory");
+            assert_eq!((first(&other), other.is_cut()), (7, false));
+        }
+        // Others have some, too.
+        assert!(FREE.lock().unwrap().len() < 50, "entries are used again");
+    }
+
+    /// What is not watched, or not any more, ends the process as ever.
+    #[test]
+    fn elsewhere_the_signal_does_what_it_did() {
+        const CHILD: &str = "BCACHED_TEST_CUT";
+        if std::env::var_os(CHILD).is_some() {
+            let _watched = Watched::new(mapped().1);
+            let (file, memory) = mapped();
+            drop(Watched::new(Arc::clone(&memory)));
+            file.set_len(0).expect("is cut");
+            let _byte: Result<u8, _> = memory.load(MemoryRegionAddress(5), Ordering::SeqCst);
+            return;
+        }
+        let mut child = Command::new(std::env::current_exe().expect("a program"));
+        child.args(["--exact", "cut::tests::elsewhere_the_signal_does_what_it_did"]);
+        let ended = child.env(CHILD, "1").output().expect("runs");
+        assert_eq!(ended.status.signal(), Some(libc::SIGBUS));
+    }
+}
