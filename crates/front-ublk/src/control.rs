@@ -13,12 +13,18 @@ use io_uring::squeue::Entry128;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// `/dev/ublk-control`.
+///
+/// All its commands go by one ring. A ring that is closed interrupts the thread that had it a moment later, and when that is in the middle of
+/// another command Linux 6.18 now and then starts nobody to carry the command out (one of a dozen, seen in `bcached remove`).
 pub(crate) struct Control {
     device: OwnedFd,
+    /// `None`: the last command did not end in time, and has its ring.
+    ring: RefCell<Option<Ring>>,
 }
 
 /// Where the driver is spoken to.
@@ -26,7 +32,7 @@ pub(crate) const CONTROL: &str = "/dev/ublk-control";
 
 type Ring = IoUring<Entry128, cqueue::Entry>;
 
-/// A command and the memory that it refers to. Nobody looks at the memory before the command has ended.
+/// A command's ring, and the memory that it refers to. Nobody looks at the memory before the command has ended.
 struct Call {
     ring: Ring,
     memory: Box<[u8]>,
@@ -35,7 +41,8 @@ struct Call {
 impl Control {
     pub(crate) fn open() -> Result<Self, Errno> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        Ok(Self { device: rustix::fs::open(CONTROL, flags, Mode::empty())? })
+        let device = rustix::fs::open(CONTROL, flags, Mode::empty())?;
+        Ok(Self { device, ring: RefCell::default() })
     }
 
     /// Has `command` done to a device, with a word of data. `memory` goes to the driver and comes back as it leaves it.
@@ -51,7 +58,8 @@ impl Control {
     ) -> Result<Box<[u8]>, ControlError> {
         let failed = |why| ControlError { command, number, why };
         let errno = |error: std::io::Error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        let mut call = Call { ring: Ring::builder().build(2).map_err(errno)?, memory: memory.into() };
+        let ring = self.ring.take().map_or_else(|| Ring::builder().build(2), Ok).map_err(errno)?;
+        let mut call = Call { ring, memory: memory.into() };
         let mut head = [0; 80];
         head[0..4].copy_from_slice(&number.to_ne_bytes());
         // Of no queue.
@@ -71,12 +79,13 @@ impl Control {
             let time = Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
             // An error is a wake-up: time over, or a signal.
             let _woken = call.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
-            if let Some(entry) = call.ring.completion().next() {
-                return if entry.result() < 0 {
-                    Err(failed(Errno::from_raw_os_error(entry.result().saturating_neg())))
-                } else {
-                    Ok(call.memory)
-                };
+            let ended = call.ring.completion().next().map(|entry| entry.result());
+            if let Some(result) = ended {
+                self.ring.replace(Some(call.ring));
+                if result < 0 {
+                    return Err(failed(Errno::from_raw_os_error(result.saturating_neg())));
+                }
+                return Ok(call.memory);
             }
             if left.is_zero() {
                 // The driver may still write into the memory.
