@@ -103,6 +103,8 @@ pub(crate) struct Device {
     shared: Arc<Shared>,
     /// Where its queues live.
     guests: Guests,
+    /// It was another server's, and the kernel has not been heard to say that it is ours.
+    is_recovering: bool,
 }
 
 /// What there is of a volume in the kernel already.
@@ -116,7 +118,8 @@ enum Found {
 
 impl Device {
     /// Gives `export` a device of the kernel, that of its dead server if there is one, whose requests on `guests`' ring end up at the
-    /// export's route. It has that `number` if one is said. The process `former`, if any, counts as dead. `on_end` is called when the ring is done with the queue.
+    /// export's route. It has that `number` if one is said. The process `former`, if any, counts as dead. `on_end` is called when the ring is
+    /// done with the queues. It can be used when it has been [settled](Self::settle).
     pub(crate) fn bring(
         export: &Export,
         guests: &Guests,
@@ -148,7 +151,7 @@ impl Device {
     fn of(control: Control, driver: Features, info: &DeviceInfo, guests: &Guests) -> Self {
         let (number, features) = (info.number, info.features);
         let shared = Arc::new(Shared::of(info.queues, driver.may_complete_twice()));
-        Self { control, number, features, shared, guests: guests.clone() }
+        Self { control, number, features, shared, guests: guests.clone(), is_recovering: false }
     }
 
     /// All queues have a turn, and look at everything in it.
@@ -207,15 +210,31 @@ impl Device {
         on_end: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<Self, DeviceError> {
         let driver = Features::of(&control)?;
-        let device = Self::of(control, driver, &info, guests);
+        let mut device = Self::of(control, driver, &info, guests);
         device.begin_recovery()?;
         device.host(&info, export, on_end)?;
-        device.command(Command::EndUserRecovery, (&[], own_process()), WITH_IO)?;
-        // It may have grown since. What the kernel cannot be told is seen when the device is made anew.
-        if let Err(error) = device.resize(export.sectors) {
-            tracing::warn!(event = "ublk-not-resized", "{}: {error}", device.path().display());
-        }
+        device.is_recovering = true;
         Ok(device)
+    }
+
+    /// Has requests come to the queues, of a device that was another server's, and does nothing for others. Its queues are on the ring: whoever
+    /// gets an error keeps the device and comes back, and does not bring it once more.
+    pub(crate) fn settle(&mut self, export: &Export) -> Result<(), DeviceError> {
+        if !self.is_recovering {
+            return Ok(());
+        }
+        // A command that was not heard of in time may have been carried out since.
+        let info = info_of(&self.control, self.number)?;
+        let is_ours = info.state() == State::Live && u64::try_from(info.process).ok() == Some(own_process());
+        if !is_ours {
+            self.command(Command::EndUserRecovery, (&[], own_process()), WITH_IO)?;
+        }
+        self.is_recovering = false;
+        // It may have grown since. What the kernel cannot be told is seen when the device is made anew.
+        if let Err(error) = self.resize(export.sectors) {
+            tracing::warn!(event = "ublk-not-resized", "{}: {error}", self.path().display());
+        }
+        Ok(())
     }
 
     /// From now on a queue is waited for.
@@ -236,7 +255,7 @@ impl Device {
         }
     }
 
-    /// Puts the queues on the ring; their commands are with the kernel soon after.
+    /// Puts the queues on the ring, all or none; their commands are with the kernel soon after.
     fn host(
         &self,
         info: &DeviceInfo,
@@ -249,7 +268,7 @@ impl Device {
         let device = open_when_there(Path::new(&path)).map_err(unusable)?;
         let Some(route) = export.served.clone() else { return Err(unusable(Errno::NXIO)) };
         let (device, on_end) = (Arc::new(device), OnEnd::new(on_end));
-        for number in 0..info.queues {
+        let queue = |number| {
             let place = Place {
                 device: Arc::clone(&device),
                 number,
@@ -260,8 +279,11 @@ impl Device {
                 turn: self.guests.bell(),
                 shared: Arc::clone(&self.shared),
             };
-            self.guests.host(Box::new(Queue::new(place, Arc::clone(&on_end)).map_err(unusable)?))?;
-        }
+            Queue::new(place, Arc::clone(&on_end)).map_err(unusable)
+        };
+        let queues = (0..info.queues).map(queue).collect::<Result<Vec<_>, _>>()?;
+        // A ring that takes no more drops those that it has taken, too.
+        queues.into_iter().try_for_each(|queue| self.guests.host(Box::new(queue)))?;
         Ok(())
     }
 

@@ -100,6 +100,8 @@ struct Life {
     seat: Seat<Message>,
     served: Served,
     device: Option<Device>,
+    /// It can be used, and others have been told so.
+    is_here: bool,
     /// Counts the queues that it has had: the end of an older one is no news.
     number: u64,
     former: Option<u32>,
@@ -109,13 +111,13 @@ struct Life {
 
 impl Life {
     const fn new(seat: Seat<Message>, served: Served, former: Option<u32>) -> Self {
-        Self { seat, served, device: None, number: 0, former, leaves: None }
+        Self { seat, served, device: None, is_here: false, number: 0, former, leaves: None }
     }
 
     fn run(mut self, messages: &Receiver<Message>) {
         self.bring();
         loop {
-            let message = if self.device.is_some() {
+            let message = if self.is_here {
                 messages.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
                 messages.recv_timeout(RETRY)
@@ -124,7 +126,7 @@ impl Life {
                 Ok(Message::Serve(served)) => self.serve(served),
                 Ok(Message::Ended(number)) if number == self.number => {
                     // The engine that had it has gone. Whoever serves the volume next is told here, or has been.
-                    self.device = None;
+                    (self.device, self.is_here) = (None, false);
                     if self.leaves.is_some() {
                         return;
                     }
@@ -153,25 +155,41 @@ impl Life {
         let sectors = self.served.export.sectors;
         self.device.iter().for_each(|device| device.is_served_by(&self.served.guests));
         match &self.device {
-            None => self.bring(),
+            _ if !self.is_here => self.bring(),
             Some(device) if before.export.sectors != sectors => self.resize(device, sectors),
-            Some(_) => {}
+            _ => {}
         }
     }
 
+    /// Goes on with what there is of the device until it is there.
     fn bring(&mut self) {
+        match self.try_bring() {
+            Ok(here) => {
+                self.is_here = true;
+                self.seat.becomes(here);
+            }
+            Err(error) => self.seat.becomes(DeviceState::Missing(error.to_string())),
+        }
+    }
+
+    fn try_bring(&mut self) -> Result<DeviceState, DeviceError> {
+        let device = match &mut self.device {
+            Some(device) => device,
+            None => {
+                let device = self.begin()?;
+                self.device.insert(device)
+            }
+        };
+        device.settle(&self.served.export)?;
+        Ok(DeviceState::Here { path: device.path(), transfer: Some(device.transfer()) })
+    }
+
+    fn begin(&mut self) -> Result<Device, DeviceError> {
         self.number += 1;
         let (tell, number) = (self.seat.tell.clone(), self.number);
         let on_end = move || drop(tell.send(Message::Ended(number)));
         let Served { export, guests, number } = &self.served;
-        match Device::bring(export, guests, (*number, self.former), on_end) {
-            Ok(device) => {
-                let (path, transfer) = (device.path(), Some(device.transfer()));
-                self.device = Some(device);
-                self.seat.becomes(DeviceState::Here { path, transfer });
-            }
-            Err(error) => self.seat.becomes(DeviceState::Missing(error.to_string())),
-        }
+        Device::bring(export, guests, (*number, self.former), on_end)
     }
 
     fn resize(&self, device: &Device, sectors: u64) {
