@@ -9,6 +9,7 @@ use crate::abi::{
 };
 use crate::control::Control;
 use crate::error::{ControlError, DeviceError, Unavailable};
+use crate::privilege::is_privileged;
 use crate::queue::{OnEnd, Place, Queue, Shared};
 use crate::table::Transfer;
 use bcached_port::{Export, SECTOR_BYTES};
@@ -57,6 +58,9 @@ impl Features {
             Errno::PERM | Errno::ACCESS => Unavailable::NotPermitted,
             other => Unavailable::Other(std::io::Error::from(other).to_string()),
         })?;
+        if !is_privileged() {
+            return Err(Unavailable::Unprivileged);
+        }
         let features = Self::of(&control).map_err(|error| match error.why {
             // A driver from before this command, or one that hides from us.
             Errno::PERM | Errno::ACCESS => Unavailable::NotPermitted,

@@ -13,14 +13,32 @@ pub enum Unavailable {
     #[error("{CONTROL} does not exist: load the module (modprobe ublk_drv; Linux 6.5 and newer)")]
     NoDriver,
     /// It is there, and not for us.
-    #[error("{CONTROL} may not be opened: root, or CAP_SYS_ADMIN and that file, is needed")]
+    #[error("{CONTROL} may not be opened: root is needed")]
     NotPermitted,
+    /// It may be opened, but what the kernel would make for us is not what a volume is promised.
+    #[error(
+        "without CAP_SYS_ADMIN a device fails when the daemon dies, and a request that takes 30 s has the daemon killed: none is made"
+    )]
+    Unprivileged,
     /// The driver is too old.
     #[error("the kernel's ublk cannot do {0} (Linux 6.5 can)")]
     TooOld(&'static str),
     /// Anything else.
     #[error("{CONTROL} does not answer as it should: {0}")]
     Other(String),
+}
+
+impl Unavailable {
+    /// What brings it, or what to use instead, if it is the user that lacks something and not the machine.
+    #[must_use]
+    pub const fn mends(&self) -> Option<&'static str> {
+        match self {
+            Self::NotPermitted | Self::Unprivileged => Some(
+                "run as root, or with CAP_SYS_ADMIN and CAP_DAC_OVERRIDE; an ordinary user has volumes by nbd, fuse and vhost-user",
+            ),
+            Self::NoDriver | Self::TooOld(_) | Self::Other(_) => None,
+        }
+    }
 }
 
 /// A command to the driver has failed.

@@ -7,6 +7,7 @@
 //! | `descriptors` | what the driver has put for each request |
 //! | `features` | what the driver can do, in words |
 //! | `queue` | requests and answers, on the ring of the volume's engine |
+//! | `privilege` | whether the kernel makes devices for us that outlive their server |
 //! | `device` | one device, from its making or taking over to its end |
 //! | `server` | the devices of all volumes, a thread for each |
 //!
@@ -24,6 +25,7 @@ mod error;
 mod features;
 mod orphan;
 mod pages;
+mod privilege;
 mod queue;
 pub mod server;
 pub mod table;

@@ -17,7 +17,7 @@ use crate::sysfs;
 use bcached_front_dev::Rung;
 use bcached_front_fuse::{self as fuse, FuseServer};
 use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer, Place};
-use bcached_front_ublk::{DeviceState, Features, Served, Transfer, UblkServer, Unavailable};
+use bcached_front_ublk::{DeviceState, Features, Served, Transfer, UblkServer};
 use bcached_front_vhost::{self as vhost, VhostServer};
 use bcached_port::socket::{Passed, SocketError};
 use bcached_port::{Claim, ExportTable, Peer, Pool, Uuid, Way, Ways};
@@ -241,8 +241,12 @@ impl Fronts {
 
     fn start_ublk(&self, exports: ExportTable) -> Result<UblkServer, Failure> {
         Features::probe().map_err(|why| {
-            let kind = if why == Unavailable::NotPermitted { Kind::Permission } else { Kind::Io };
-            Failure::new(kind, "cannot make block devices").why(why.to_string()).option("--export")
+            let failure = |kind| Failure::new(kind, "cannot make block devices").why(why.to_string());
+            let failure = match why.mends() {
+                Some(mends) => failure(Kind::Permission).next(mends),
+                None => failure(Kind::Io),
+            };
+            failure.option("--export")
         })?;
         let (news, changed) = self.device_news("ublk-device", exports);
         Ok(UblkServer::new(news, changed, self.former))

@@ -46,15 +46,10 @@ fn ublk(system: &System) -> Item {
         Err(Unavailable::NoDriver) => {
             Item::no(NAME, "/dev/ublk-control does not exist", Some(system.mends("ublk_drv")))
         }
-        Err(Unavailable::NotPermitted) => Item::no(
-            NAME,
-            "/dev/ublk-control may not be used",
-            Some("run as root, or with CAP_SYS_ADMIN and that file".to_owned()),
-        ),
         Err(Unavailable::TooOld(lacks)) => {
             Item::no(NAME, format!("the kernel's driver cannot do {lacks}"), Some(NEEDED.to_owned()))
         }
-        Err(other) => Item::no(NAME, other.to_string(), None),
+        Err(other) => Item::no(NAME, other.to_string(), other.mends().map(str::to_owned)),
     }
 }
 
