@@ -267,8 +267,10 @@ impl Device {
         on_end: impl FnOnce() + Send + Sync + 'static,
     ) -> Result<(), DeviceError> {
         let path = format!("/dev/ublkc{}", self.number);
-        let unusable =
-            |why: Errno| DeviceError::Character { path: path.clone(), why: std::io::Error::from(why) };
+        let unusable = |why: Errno| match why {
+            Errno::ACCESS => DeviceError::NotGiven { path: path.clone(), patience: QUICK },
+            why => DeviceError::Character { path: path.clone(), why: std::io::Error::from(why) },
+        };
         let device = open_when_there(Path::new(&path)).map_err(unusable)?;
         let Some(route) = export.served.clone() else { return Err(unusable(Errno::NXIO)) };
         let (device, on_end) = (Arc::new(device), OnEnd::new(on_end));
@@ -430,12 +432,14 @@ fn params_of(export: &Export) -> Result<Params, DeviceError> {
     })
 }
 
-/// Opens what udev, or the kernel's own file system of devices, may be about to make.
+/// Opens what udev, or the kernel's own file system of devices, may be about to make, or to give to us.
 fn open_when_there(path: &Path) -> Result<File, Errno> {
     let deadline = Instant::now() + QUICK;
     loop {
         match rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
-            Err(Errno::NOENT | Errno::BUSY) if Instant::now() < deadline => thread::sleep(PAUSE),
+            Err(Errno::NOENT | Errno::BUSY | Errno::ACCESS) if Instant::now() < deadline => {
+                thread::sleep(PAUSE);
+            }
             other => return other.map(File::from),
         }
     }

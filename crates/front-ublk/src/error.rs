@@ -3,6 +3,7 @@
 use crate::abi::Command;
 use crate::control::CONTROL;
 use rustix::io::Errno;
+use std::time::Duration;
 use thiserror::Error;
 
 /// Why this machine has no ublk for us.
@@ -81,6 +82,17 @@ pub enum DeviceError {
         path: String,
         /// Why.
         why: std::io::Error,
+    },
+    /// The character device is not ours to open.
+    #[error(
+        "{path} may not be opened, and nobody has given it to this user within {} s: CAP_DAC_OVERRIDE is needed, or a udev rule that does",
+        .patience.as_secs()
+    )]
+    NotGiven {
+        /// Its path.
+        path: String,
+        /// How long that was waited for.
+        patience: Duration,
     },
     /// The engine's ring takes no queues.
     #[error(transparent)]
