@@ -8,5 +8,6 @@ mod nbd_client;
 mod ublk;
 mod ublk_moves;
 mod ublk_take_over;
+mod ublk_user;
 mod udev;
 mod vm;
