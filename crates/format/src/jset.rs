@@ -171,13 +171,22 @@ pub const fn byte_len_of(words: usize) -> usize {
 pub fn seal(magic: SetMagic, header: &JsetHeader, keys: &[Key]) -> Vec<u8> {
     let words: usize = keys.iter().map(Key::words).sum();
     let mut bytes = alloc::vec![0; byte_len_of(words)];
+    seal_into(&mut bytes, magic, header, keys);
+    bytes
+}
+
+/// An entry with `keys`, sealed, at the beginning of `bytes`, which may hold anything; how many of them it takes.
+///
+/// # Panics
+/// As [`seal`], and if there is no room.
+pub fn seal_into(bytes: &mut [u8], magic: SetMagic, header: &JsetHeader, keys: &[Key]) -> usize {
     let mut at = JSET_HEADER_BYTES;
     for key in keys {
         assert!(key.size > 0, "a journalled key covers something");
-        at += write_key(&mut bytes[at..], key).expect("the room was counted") * WORD_BYTES;
+        at += write_key(&mut bytes[at..], key).expect("there is room") * WORD_BYTES;
     }
-    seal_in_place(&mut bytes, magic, header);
-    bytes
+    seal_in_place(&mut bytes[..at], magic, header);
+    at
 }
 
 /// Seals the entry that `bytes` hold exactly: the keys stand behind the room for the header, which is filled in whole.

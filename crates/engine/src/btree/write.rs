@@ -13,7 +13,7 @@ use crate::space::flushes::Turn;
 use crate::state::State;
 use crate::written::Cause;
 use alloc::vec::Vec;
-use bcached_env::{Buffer, Time, join_all};
+use bcached_env::{Buffer, Payload, Time, join_all};
 use bcached_format::Geometry;
 use bcached_node::{Node, SetWrite};
 
@@ -220,8 +220,17 @@ pub async fn write_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<
 
 /// Writes metadata that is durable when this returns; on a device without FUA by the one flush that may run. A failure latches.
 pub async fn write_durably(set: &CacheSet, cause: Cause, sector: u64, bytes: &[u8]) -> Result<(), Error> {
+    write_payload_durably(set, cause, sector, Buffer::copied_from(bytes).freeze()).await
+}
+
+/// The same of memory that is ready for it.
+pub async fn write_payload_durably(
+    set: &CacheSet,
+    cause: Cause,
+    sector: u64,
+    payload: Payload,
+) -> Result<(), Error> {
     set.check_alive()?;
-    let payload = Buffer::copied_from(bytes).freeze();
     let has_fua = set.cache().info().fua;
     let written = match has_fua {
         true => set.write_cache_fua(cause, sector, payload).await,

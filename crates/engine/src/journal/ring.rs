@@ -9,6 +9,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
+use bcached_env::{Payload, Stock};
 use bcached_format::Key;
 
 /// Entries without keys that must always find room: two writes of the priorities, one of the uuid table, one that
@@ -41,6 +42,9 @@ pub struct Closed {
     pub frees: bool,
 }
 
+/// Bytes kept for entries that are yet to be written: one is at a time.
+const MEMORY_MAX: usize = 64 << 10;
+
 /// The journal's state. Sectors are of the cache device.
 pub struct Journal {
     /// First sectors of the journal buckets, in ring order.
@@ -58,8 +62,10 @@ pub struct Journal {
     /// Sequence of the open entry.
     next: u64,
     keys: Vec<Key>,
-    /// As many as the last entry with keys had: the open one gets room for these at once.
-    usual: usize,
+    /// Empty, with the room of an entry that has been closed, for the next one.
+    room: Vec<Key>,
+    /// For what is written of entries.
+    pub memory: Stock,
     /// Words of `keys`.
     words: usize,
     pins: BTreeMap<u64, u32>,
@@ -89,7 +95,8 @@ impl Journal {
             reserve: 0,
             next: 1,
             keys: Vec::new(),
-            usual: 0,
+            room: Vec::new(),
+            memory: Stock::new(MEMORY_MAX),
             words: 0,
             pins: BTreeMap::new(),
             replaying: None,
@@ -300,9 +307,6 @@ impl Journal {
     /// Appends a key; the caller has checked [`Journal::has_room`]. Returns the sequence it will be in.
     pub fn append(&mut self, key: &Key) -> u64 {
         self.words += key.words();
-        if self.keys.capacity() == 0 {
-            self.keys.reserve_exact(self.usual);
-        }
         self.keys.push(*key);
         self.next
     }
@@ -360,14 +364,11 @@ impl Journal {
             self.current = (self.current + 1) % self.buckets.len();
             self.used_sectors = 0;
         }
-        if self.has_keys() {
-            self.usual = self.keys.len();
-        }
         let closed = Closed {
             sequence: self.next,
             last_sequence: self.oldest_pin().unwrap_or(self.next).min(self.next),
             sector: self.buckets[self.current] + self.used_sectors,
-            keys: core::mem::take(&mut self.keys),
+            keys: core::mem::replace(&mut self.keys, core::mem::take(&mut self.room)),
             wraps: self.current < before,
             frees,
         };
@@ -378,6 +379,14 @@ impl Journal {
         self.next += 1;
         self.in_flight = true;
         Some(closed)
+    }
+
+    /// The keys of an entry that is durable and what was written of it are of no use any more, but their memory is: who waits for a flush waits for
+    /// no more of it.
+    pub fn reuse(&mut self, mut keys: Vec<Key>, written: Payload) {
+        keys.clear();
+        self.room = keys;
+        self.memory.put_payload(written);
     }
 
     /// The entry is durable.

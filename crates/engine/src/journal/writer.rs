@@ -8,8 +8,8 @@ use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::written::Cause;
-use bcached_env::Time;
-use bcached_format::jset::{JsetHeader, seal};
+use bcached_env::{Payload, Time};
+use bcached_format::jset::{JSET_BYTES_MAX, JsetHeader, seal_into};
 
 /// The task: writes the open entry when somebody needs it durable, or when its keys have waited long enough.
 pub async fn run(set: CacheSet) {
@@ -46,7 +46,7 @@ pub async fn run(set: CacheSet) {
 }
 
 async fn write_entry(set: &CacheSet) -> Result<(), Error> {
-    let Some((closed, bytes)) = set.with(close) else {
+    let Some((closed, memory, bytes)) = set.with(close) else {
         // No place: the leaves that hold the oldest keys are being written; then this entry frees their bucket.
         if set.with(|s| s.journal_is_exhausted()) {
             // A replay needs the oldest entry, and waits for this one.
@@ -63,12 +63,13 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     set.signals().journal_progress.notify_all();
     // What the keys name is durable before they are.
     write::flush_cache(set).await?;
-    write::write_durably(set, Cause::Journal, closed.sector, &bytes).await?;
+    write::write_payload_durably(set, Cause::Journal, closed.sector, memory.slice(0..bytes)).await?;
     set.with(|s| {
         s.journal.completed(closed.sequence, closed.last_sequence);
         if !s.note_held {
             s.note.forget_through(closed.sequence);
         }
+        s.journal.reuse(closed.keys, memory);
         s.stats.journal_entries += 1;
         relieve(s);
     });
@@ -81,7 +82,8 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     Ok(())
 }
 
-fn close(s: &mut State) -> Option<(Closed, alloc::vec::Vec<u8>)> {
+/// Closes the open entry: what is to be written, so many bytes from the beginning of that memory.
+fn close(s: &mut State) -> Option<(Closed, Payload, usize)> {
     let closed = s.journal.close()?;
     let header = JsetHeader {
         seq: closed.sequence,
@@ -92,10 +94,13 @@ fn close(s: &mut State) -> Option<(Closed, alloc::vec::Vec<u8>)> {
         prio_bucket: s.prios.current.first().expect("a chain has a first bucket").index,
         marks_reserve: s.prios.marks_reserve,
     };
-    let mut bytes = seal(s.geometry.magic, &header, &closed.keys);
-    s.work.seal(bytes.len());
-    bytes.resize(s.geometry.whole_blocks(bytes.len()), 0);
-    Some((closed, bytes))
+    let mut memory = s.journal.memory.take(s.geometry.whole_blocks(JSET_BYTES_MAX));
+    let bytes = memory.as_mut_slice();
+    let sealed = seal_into(bytes, s.geometry.magic, &header, &closed.keys);
+    s.work.seal(sealed);
+    let whole = s.geometry.whole_blocks(sealed);
+    bytes[sealed..whole].fill(0);
+    Some((closed, memory.freeze(), whole))
 }
 
 /// Keeps the journal from filling up: when little is free the leaves that hold the oldest keys are written, and when
