@@ -3,7 +3,8 @@
 //! The daemon runs in this process, with its threads, on a cache and a volume in files, and an NBD client asks it one thing after the other by
 //! its unix socket. An allocator counts what any thread but the client's asks for meanwhile, and remembers from where.
 //!
-//! None is the aim, and it is not reached: [`KNOWN`] says how much it is, so that it does not become more unseen.
+//! A request asks for none. What keeps the tree small, writes back and looks after devices does, now and then: [`KNOWN`] says how much that
+//! comes to for each request, so that it does not become more unseen.
 #![allow(unsafe_code, reason = "an allocator is unsafe by its trait")]
 
 mod common;
@@ -30,16 +31,16 @@ const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
 /// Requests of one kind.
 const COUNT: u64 = 2000;
-/// Kinds of requests, and in tenths how often each may ask for memory, above what was counted by less than what one more would come to.
+/// Kinds of requests, and in tenths how often memory may be asked for beside each: more than was counted, and so little more that one time for
+/// each request would be too much.
 ///
-/// Each request is a task of the executor, which is a box (1). The payload of a write is counted by its users, in a box of its own (1 more).
-/// Behind overwrites the journal's entries and what is written of leaves come to about 1 each. A flush is another request (1) that writes an
-/// entry: its vectors, its text and the memory for it (5). All else grows with the tree: keys of a leaf, and what is written of it.
+/// Beside all of them the daemon looks after its caches and writes back, which has its own pace (174 to 550 times beside 2000 read hits). Overwrites
+/// make leaves that are merged and written again (1564 times), new writes make leaves grow (276).
 const KNOWN: [(&str, &[u16], Blocks, u64); 4] = [
-    ("read hits", &[Client::READ], Blocks::Known, 11),
-    ("overwrites", &[Client::WRITE], Blocks::Known, 40),
-    ("new writes", &[Client::WRITE], Blocks::New, 30),
-    ("overwrites and flushes", &[Client::WRITE, Client::FLUSH], Blocks::Known, 96),
+    ("read hits", &[Client::READ], Blocks::Known, 9),
+    ("overwrites", &[Client::WRITE], Blocks::Known, 24),
+    ("new writes", &[Client::WRITE], Blocks::New, 9),
+    ("overwrites and flushes", &[Client::WRITE, Client::FLUSH], Blocks::Known, 9),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `pump` | takes requests and commands |
+//! | `workers` | the tasks that carry requests out |
 //! | `keeper` | which set serves which volume |
 //! | `revival` | a set that has failed is opened again |
 //! | `returned` | a backing device comes back as another one |
@@ -25,6 +26,7 @@ mod returned;
 mod revival;
 mod unserved;
 mod watch;
+mod workers;
 
 use crate::devices::CacheDevice;
 use crate::engine_failure;

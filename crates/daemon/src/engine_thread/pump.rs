@@ -3,11 +3,12 @@
 use super::cache_back;
 use super::frozen::Desk;
 use super::keeper::Keeper;
+use super::workers::Workers;
 use super::{
     Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, NotTaken, Way, resize, returned,
     revival,
 };
-use bcached_engine::{CacheSet, Cancel, Client, Error, Removed, VolumeId};
+use bcached_engine::{CacheSet, Cancel, Error, Removed, VolumeId};
 use bcached_env::Env;
 use bcached_env::sync::Semaphore;
 use bcached_format::CacheMode;
@@ -26,15 +27,15 @@ use std::time::Duration;
 /// Takes from port and channel, starts tasks.
 pub struct Pump {
     keeper: Keeper,
-    desk: Rc<Desk>,
+    workers: Rc<Workers>,
     /// Long work that goes on, by its number.
     jobs: Rc<RefCell<BTreeMap<u64, Cancel>>>,
 }
 
 impl Pump {
     pub fn new(keeper: Keeper) -> Self {
-        let desk = Rc::new(Desk::new(keeper.clone(), Semaphore::new(IN_FLIGHT_MAX)));
-        Self { keeper, desk, jobs: Rc::default() }
+        let workers = Workers::new(Desk::new(keeper.clone(), Semaphore::new(IN_FLIGHT_MAX)));
+        Self { keeper, workers, jobs: Rc::default() }
     }
 
     pub async fn run(self, mut server: Server, commands: Receiver<Command>) {
@@ -42,15 +43,9 @@ impl Pump {
         env.spawn(revival::run(self.keeper.clone()));
         loop {
             // Commands are obeyed also while every place is taken, perhaps by requests to a device that hangs.
-            while let Some(permit) = self.desk.room.try_acquire(1) {
+            while let Some(permit) = self.workers.desk().room.try_acquire(1) {
                 let Some(request) = server.take() else { break };
-                let desk = Rc::clone(&self.desk);
-                env.spawn(async move {
-                    let (client, volume) = (Client(request.client.0), VolumeId(request.volume.0));
-                    let reply = desk.answer(client, volume, request.operation, permit).await;
-                    request.reply_to.send(reply);
-                    desk.freed.notify_all();
-                });
+                self.workers.begin(&env, request, permit);
             }
             let mut stop = None;
             while let Ok(command) = commands.try_recv() {
@@ -72,7 +67,7 @@ impl Pump {
 
     async fn bell_or_freed(&self) {
         let env = self.env();
-        let (mut bell, mut freed) = (pin!(env.bell()), pin!(self.desk.freed.wait()));
+        let (mut bell, mut freed) = (pin!(env.bell()), pin!(self.workers.desk().freed.wait()));
         poll_fn(|context| {
             let rung = bell.as_mut().poll(context).is_ready();
             let is_freed = freed.as_mut().poll(context).is_ready();
@@ -199,7 +194,7 @@ impl Pump {
             drop(request.reply_to);
         }
         let stopped = self.keeper.stop().await;
-        let _all_answered = self.desk.room.acquire(IN_FLIGHT_MAX).await;
+        let _all_answered = self.workers.desk().room.acquire(IN_FLIGHT_MAX).await;
         if stopped.is_ok() {
             // Empty now, and of no use to anybody; the device is still ours, so nobody else has opened it.
             let _left_behind = self.keeper.inner().recipe.note.as_ref().map(std::fs::remove_file);
