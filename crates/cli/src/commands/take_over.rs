@@ -31,9 +31,9 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
     let mut now: TakingOver = match client::post(&socket, "/v1/take-over", &body) {
         Ok(answer) => client::understood(&answer)?,
         // The other program is read from a disk, perhaps, and reads its configuration.
-        Err(failure) if failure.kind == Kind::TimeLimit => under_way(&socket)?,
+        Err(failure) if failure.kind == Kind::TimeLimit => under_way(&socket, until)?,
         // It has died since; the other one may be there.
-        Err(failure) if failure.kind == Kind::NoDaemon && !asked.dry_run => under_way(&socket)?,
+        Err(failure) if failure.kind == Kind::NoDaemon && !asked.dry_run => under_way(&socket, until)?,
         Err(failure) => return Err(failure),
     };
     while now.progress == Progress::UnderWay {
@@ -44,7 +44,7 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
             )
             .next("`bcached status` shows which process answers"));
         }
-        now = under_way(&socket)?;
+        now = under_way(&socket, until)?;
     }
     if now.progress == Progress::None {
         return Err(Failure::new(Kind::Io, "the daemon was started anew in between")
@@ -59,8 +59,9 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
     })
 }
 
-/// How far it is, asked of whoever answers by now. The one that was asked before may have gone with the question.
-fn under_way(socket: &Path) -> Result<TakingOver, Failure> {
+/// How far it is, asked of whoever answers by now. The one that was asked before may have gone with the question, or be waiting for a device to
+/// have done, and answer nobody meanwhile.
+fn under_way(socket: &Path, until: Instant) -> Result<TakingOver, Failure> {
     let mut nobody_since = None;
     loop {
         match client::get(socket, "/v1/take-over") {
@@ -74,6 +75,7 @@ fn under_way(socket: &Path) -> Result<TakingOver, Failure> {
                     .why(failure.to_string())
                     .next("start it: what was flushed is there, as after a kill"));
             }
+            Err(failure) if failure.kind == Kind::TimeLimit && Instant::now() < until => {}
             Err(failure) => return Err(failure),
         }
     }
