@@ -361,3 +361,51 @@ fn what_the_new_one_cannot_serve_the_old_one_serves_on() {
     check_all(&images, &mut models);
     drop(daemon);
 }
+
+/// Each connection took a second descriptor for a moment, and those were lost for which there was none.
+#[test]
+fn no_client_is_lost_for_want_of_descriptors() {
+    const LIMIT: usize = 64;
+    let images = configured();
+    let config = images.path("config.toml");
+    let command = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &format!("ulimit -n {LIMIT}; exec \"$0\" \"$@\"")]).arg(command.get_program());
+    shell.args(command.get_args());
+    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let daemon = Daemon::start_command(&images, shell);
+    let _last = Last(&images);
+    let taken = || std::fs::read_dir(format!("/proc/{}/fd", daemon.id())).expect("it runs").count();
+    let mut clients = Vec::new();
+    while taken() < LIMIT - 10 {
+        clients.push(Client::connect(&images).expect("there is room"));
+    }
+    assert!(clients.len() > 10, "more than are left: {}", clients.len());
+    let ran = take_over(&images, &[]);
+    assert_eq!(ran.exit, 0, "{}\n{}", ran.err, daemon.log());
+    assert_eq!(json(&ran.out)["connections"], clients.len(), "{}", daemon.log());
+    for client in &mut clients {
+        client.read(0).expect("no client has noticed");
+    }
+}
+
+/// The folder of a socket may be gone: nobody comes there any more, and those who have come go on.
+#[test]
+fn a_socket_whose_folder_is_gone_is_passed_on() {
+    let images = configured();
+    let config = std::fs::read_to_string(images.path("config.toml")).expect("configured");
+    let folder = images.path("sockets");
+    std::fs::create_dir(&folder).expect("a folder");
+    let (gone, stays) = (folder.join("nbd.sock"), images.path("run/nbd.sock"));
+    images.configure(&format!("{config}[nbd]\nlisten = [{stays:?}, {gone:?}]\n"));
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let (ran, fared) = at_work(&images, &mut models, || {
+        std::fs::remove_dir_all(&folder).expect("ours");
+        take_over(&images, &[])
+    });
+    assert_eq!(ran.exit, 0, "{}\n{}", ran.err, daemon.log());
+    fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
+    check_all(&images, &mut models);
+}

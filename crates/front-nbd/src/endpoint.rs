@@ -122,7 +122,7 @@ impl Listening {
     /// For who listens there next.
     pub(crate) fn leave(self) -> io::Result<LeftSocket> {
         let (socket, was_passed) = match self.socket {
-            Socket::Unix(socket) => (socket.leave()?, false),
+            Socket::Unix(socket) => (socket.leave(), false),
             Socket::Tcp(listener) => (listener.into(), false),
             Socket::Passed(socket) => (socket.as_fd().try_clone_to_owned()?, true),
         };

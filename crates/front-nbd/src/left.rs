@@ -13,16 +13,16 @@ use crate::server::{Connections, Live, NbdServer, Served, Shared};
 use crate::socket::Socket;
 use bcached_port::{Claim, ExportTable, Moment, NoExport};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A connection between two requests.
-#[derive(Debug)]
 pub struct Left {
-    /// Its socket.
-    pub socket: OwnedFd,
+    /// The same as its server has: no second descriptor is needed for it.
+    socket: Arc<Socket>,
     /// What else there is to it.
     pub state: State,
 }
@@ -134,7 +134,6 @@ impl NbdServer {
     /// is, before anybody else if the server is closed.
     pub fn resume(&self, left: Vec<Left>) {
         for Left { socket, state } in left {
-            let socket = Arc::new(Socket::new(socket));
             let address = rustix::net::getpeername(&*socket).ok().flatten();
             let address = address.and_then(|address| SocketAddr::try_from(address).ok());
             let newcomer = Newcomer {
@@ -150,6 +149,26 @@ impl NbdServer {
                 tracing::warn!(event = "nbd-not-accepted", %error, "an NBD connection is not gone on with");
             }
         }
+    }
+}
+
+impl Left {
+    /// That another process has passed.
+    #[must_use]
+    pub fn new(socket: OwnedFd, state: State) -> Self {
+        Self { socket: Arc::new(Socket::new(socket)), state }
+    }
+}
+
+impl AsFd for Left {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl fmt::Debug for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Left").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -203,19 +222,10 @@ impl Shared {
         }
     }
 
-    /// A connection is left, unless no descriptor is to be had for it. True if it is.
-    pub(crate) fn leave(&self, socket: &Socket, state: State) -> bool {
-        match socket.duplicate() {
-            Ok(socket) => {
-                if let Some(leavers) = &mut self.lock().leavers {
-                    leavers.left.push(Left { socket, state });
-                }
-                true
-            }
-            Err(error) => {
-                tracing::warn!(event = "nbd-not-left", %error, "an NBD connection is ended and not passed on");
-                false
-            }
+    /// A connection is left.
+    pub(crate) fn leave(&self, socket: &Arc<Socket>, state: State) {
+        if let Some(leavers) = &mut self.lock().leavers {
+            leavers.left.push(Left { socket: Arc::clone(socket), state });
         }
     }
 

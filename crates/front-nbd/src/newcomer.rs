@@ -114,7 +114,10 @@ impl Shared {
             let mut ending = Ending { shared: &shared, number, socket: &served, is_left: false };
             match serve(&shared, &served, &caller, resumed) {
                 Ok(None) => {}
-                Ok(Some(state)) => ending.is_left = shared.leave(&served, state),
+                Ok(Some(state)) => {
+                    ending.is_left = true;
+                    shared.leave(&served, state);
+                }
                 Err(broken) => shared.broke_off(number, &broken),
             }
         })?;

@@ -64,11 +64,6 @@ impl Socket {
         Self { fd }
     }
 
-    /// Another descriptor of it.
-    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
-        self.fd.try_clone()
-    }
-
     /// Sets a TCP connection up: no delay for small replies, and vanished peers are found out.
     pub(crate) fn prepare_tcp(&self) -> io::Result<()> {
         sockopt::set_tcp_nodelay(&self.fd, true)?;

@@ -27,23 +27,27 @@ pub fn monitor_beside(control: &Path) -> PathBuf {
 
 /// A bound socket. Dropped, it takes its file with it, unless somebody else's has taken its place.
 pub struct Bound {
-    path: PathBuf,
-    /// Device and inode of the socket file.
-    file: Option<(u64, u64)>,
+    file: OwnFile,
     /// Whoever accepts.
     pub listener: UnixListener,
+}
+
+struct OwnFile {
+    path: PathBuf,
+    /// Device and inode.
+    identity: Option<(u64, u64)>,
 }
 
 impl Bound {
     /// What somebody else has bound, with its file.
     pub fn passed(socket: Passed) -> Self {
         let path = PathBuf::from(socket.at().to_string());
-        Self { path, file: None, listener: OwnedFd::from(socket).into() }
+        Self { file: OwnFile { path, identity: None }, listener: OwnedFd::from(socket).into() }
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
     /// Binds `path`, with `mode`, and makes its folder if that is missing.
@@ -65,19 +69,17 @@ impl Bound {
             }
         }
         if let Some(socket) = inherited::take_unix(path) {
-            return Ok(Self { path: path.to_owned(), file: identity(path), listener: socket.into() });
+            let file = OwnFile { path: path.to_owned(), identity: identity(path) };
+            return Ok(Self { file, listener: socket.into() });
         }
         remove_stale(path)?;
         Self::listen(path, mode).map_err(|error| cannot(&error))
     }
 
     /// For who listens there next, and whether somebody else has bound it: the file stays.
-    ///
-    /// # Errors
-    /// No descriptor is left for it.
-    pub fn leave(mut self) -> io::Result<(OwnedFd, bool)> {
-        let left = self.listener.try_clone()?;
-        Ok((left.into(), self.file.take().is_none()))
+    pub fn leave(mut self) -> (OwnedFd, bool) {
+        let is_somebody_elses = self.file.identity.take().is_none();
+        (self.listener.into(), is_somebody_elses)
     }
 
     /// The file that bind makes takes its mode from the socket: it is never open to anybody else. What the umask has taken away of that is given
@@ -89,16 +91,17 @@ impl Bound {
         rustix::fs::fchmod(&socket, mode)?;
         rustix::net::bind(&socket, &address)?;
         let file = SocketFile::just_bound(path)?;
-        let bound = Self { path: path.to_owned(), file: file.identity().ok(), listener: socket.into() };
+        let own = OwnFile { path: path.to_owned(), identity: file.identity().ok() };
+        let bound = Self { file: own, listener: socket.into() };
         file.set_mode(mode)?;
         rustix::net::listen(&bound.listener, BACKLOG)?;
         Ok(bound)
     }
 }
 
-impl Drop for Bound {
+impl Drop for OwnFile {
     fn drop(&mut self) {
-        if self.file.is_some() && identity(&self.path) == self.file {
+        if self.identity.is_some() && identity(&self.path) == self.identity {
             let _gone_already = std::fs::remove_file(&self.path);
         }
     }

@@ -178,17 +178,15 @@ impl Control {
     }
 
     /// Accepts nobody any more, and leaves its sockets to who does next.
-    ///
-    /// # Errors
-    /// No descriptor is left for one.
-    pub fn leave(self) -> io::Result<LeftSockets> {
+    #[must_use]
+    pub fn leave(self) -> LeftSockets {
         let Self { owner, monitor, metrics, ends } = self;
         ends.send_replace(true);
-        Ok(LeftSockets {
-            owner: owner.leave()?,
-            monitor: monitor.map(Bound::leave).transpose()?,
+        LeftSockets {
+            owner: owner.leave(),
+            monitor: monitor.map(Bound::leave),
             metrics: metrics.map(Listener::into_socket),
-        })
+        }
     }
 }
 

@@ -174,7 +174,7 @@ impl Heritage {
         }
         for left in self.nbd.iter().flat_map(|nbd| &nbd.connections) {
             let message = Message::Connection(left.state.clone());
-            link.send(&message, &[left.socket.as_fd()])?;
+            link.send(&message, &[left.as_fd()])?;
         }
         let paused_seconds = self.since.elapsed().as_secs_f64();
         link.send(&Message::Yours(Yours { paused_seconds, ..self.yours.clone() }), &[])

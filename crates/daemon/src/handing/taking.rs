@@ -98,7 +98,7 @@ impl Predecessor {
             match message {
                 Message::Claim => claims.push(Claim::from_descriptors(descriptors.collect())?),
                 Message::Socket(of) => keep(of, one()?, &mut taken.passed)?,
-                Message::Connection(state) => taken.connections.push(Left { socket: one()?, state }),
+                Message::Connection(state) => taken.connections.push(Left::new(one()?, state)),
                 Message::Yours(yours) => return Ok(Some(yours)),
                 _ => return Err(io::Error::other("it says what is not understood")),
             }

@@ -171,10 +171,7 @@ impl Supervisor {
     pub(super) fn hand_over(self, control: Control, successor: Successor) -> Life {
         tracing::info!(event = "handing-over", "another process takes over");
         let (config, notes) = (self.config_to_go_on_with(), self.notes.clone());
-        let (heritage, left) = match self.leave(control) {
-            Ok(left) => left,
-            Err(failure) => return Life::Ended(Err(failure)),
-        };
+        let (heritage, left) = self.leave(control);
         match left.and_then(|()| successor.take(&heritage)) {
             Ok(()) => {
                 tracing::info!(event = "handed-over", "another process has taken over");
@@ -205,7 +202,7 @@ impl Supervisor {
     }
 
     /// Ends everything here, and takes nothing away from anybody. Second: whether the sets have been closed.
-    fn leave(mut self, control: Control) -> Result<(Heritage, Result<(), Failure>), Failure> {
+    fn leave(mut self, control: Control) -> (Heritage, Result<(), Failure>) {
         let since = Instant::now();
         let entries = {
             let mut shared = self.shared();
@@ -214,9 +211,7 @@ impl Supervisor {
         };
         let (served, reconnect) = (served(&entries), self.fronts.reconnect());
         let claims = claim::live();
-        let control = control.leave().map_err(|error| {
-            Failure::new(Kind::Io, "the control socket cannot be left").why(error.to_string())
-        })?;
+        let control = control.leave();
         // Who waits for a volume that moves would wait for ever.
         entries.iter().for_each(|entry| self.let_clients_go(entry));
         let fronts = self.fronts.leave(REPLIES_LIMIT);
@@ -227,7 +222,7 @@ impl Supervisor {
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let yours = Yours { served, version, reconnect, paused_seconds: 0.0 };
-        Ok((Heritage { claims, control, nbd: fronts.nbd, yours, since }, closed))
+        (Heritage { claims, control, nbd: fronts.nbd, yours, since }, closed)
     }
 
     /// Everything is served that is going to be: then the process before is told so, and this one goes on with its clients. False if

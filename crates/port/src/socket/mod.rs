@@ -54,9 +54,14 @@ pub enum SocketError {
 /// A socket that is listened on; accepting from it does not block. Dropped, it takes its file with it.
 pub struct Listening {
     fd: OwnedFd,
+    file: OwnFile,
+}
+
+/// The file of a socket. Dropped, it goes, unless somebody else's has taken its place.
+struct OwnFile {
     path: PathBuf,
-    /// Device and inode of the socket file.
-    file: Option<(u64, u64)>,
+    /// Device and inode.
+    identity: Option<(u64, u64)>,
 }
 
 /// Bytes of a socket's path: `sun_path` without the zero behind it, see unix(7).
@@ -80,10 +85,11 @@ impl Listening {
             return Err(SocketError::TooLong(path.to_owned()));
         }
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
-        let _lock = lock_directory(path)?;
         if let Some(fd) = inherited::take_unix(path) {
-            return Ok(Self { fd, path: path.to_owned(), file: identity_at(path) });
+            let file = OwnFile { path: path.to_owned(), identity: identity_at(path) };
+            return Ok(Self { fd, file });
         }
+        let _lock = lock_directory(path)?;
         remove_stale(path, &address)?;
 
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -96,7 +102,8 @@ impl Listening {
             _ => failed("bind")(error),
         })?;
         let file = SocketFile::just_bound(path).map_err(refused("look at its file"))?;
-        let listening = Self { fd, path: path.to_owned(), file: file.identity().ok() };
+        let own = OwnFile { path: path.to_owned(), identity: file.identity().ok() };
+        let listening = Self { fd, file: own };
         if let Some(group) = group {
             file.set_group(group).map_err(refused("give the socket its group"))?;
         }
@@ -109,17 +116,14 @@ impl Listening {
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
     /// For another process, which listens there from now on: the file stays.
-    ///
-    /// # Errors
-    /// No descriptor is left for it; nobody listens there any more.
-    pub fn leave(mut self) -> io::Result<OwnedFd> {
-        let left = self.fd.try_clone()?;
-        self.file = None;
-        Ok(left)
+    #[must_use]
+    pub fn leave(mut self) -> OwnedFd {
+        self.file.identity = None;
+        self.fd
     }
 }
 
@@ -183,9 +187,9 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
     }
 }
 
-impl Drop for Listening {
+impl Drop for OwnFile {
     fn drop(&mut self) {
-        let (path, Some(ours)) = (&self.path, self.file) else { return };
+        let (path, Some(ours)) = (&self.path, self.identity) else { return };
         let there = fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
         if there.is_ok_and(|there| there == ours)
             && let Err(error) = fs::remove_file(path)
