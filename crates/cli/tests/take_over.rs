@@ -409,3 +409,30 @@ fn a_socket_whose_folder_is_gone_is_passed_on() {
     fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
     check_all(&images, &mut models);
 }
+
+/// Whether a process runs, and is not about to be waited for.
+fn lives(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|state| !state.is_empty() && !state.starts_with('Z'))
+}
+
+/// It took the sockets of both along, and nobody could ask the daemon anything, or connect, ever again.
+#[test]
+fn the_new_one_may_be_told_to_end_at_any_step() {
+    for step in 0_u32..10 {
+        let images = configured();
+        let daemon = Daemon::configured(&images);
+        let _last = Last(&images);
+        let mut client = Client::connect(&images).expect("it is served");
+        client.write(1, 7).expect("it is served");
+        let ends = format!("(sleep 0.{:03}; kill -TERM $$) & ", step * 8);
+        let ran = take_over(&images, &["--program", &wrapped(&images, &ends), "--timeout", "50s"]);
+        std::thread::sleep(Duration::from_millis(300));
+        let told = || format!("step {step}: {ran:?}\n{}", daemon.log());
+        if lives(daemon.id()) {
+            assert_eq!(pid(&images).and_then(|pid| u32::try_from(pid).ok()), Some(daemon.id()), "{}", told());
+            assert_eq!(client.read(1).expect("no client has noticed"), 7, "{}", told());
+            Client::connect(&images).expect("whoever comes is let in");
+        }
+    }
+}

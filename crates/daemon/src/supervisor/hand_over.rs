@@ -130,6 +130,11 @@ fn cannot(kind: Kind, why: String) -> Failure {
     Failure::new(kind, "nobody can take over from this daemon now").why(why)
 }
 
+/// Of who was to take over: the sockets that it has are those of the process that goes on.
+pub(super) fn told_to_end() -> Failure {
+    Failure::new(Kind::Io, "the process that was to take over was told to end")
+}
+
 /// The names of those that are.
 fn served(volumes: &[VolumeEntry]) -> Vec<String> {
     let are = volumes.iter().filter(|entry| matches!(entry.state, VolumeState::Served(_)));

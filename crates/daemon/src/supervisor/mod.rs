@@ -398,6 +398,9 @@ impl Supervisor {
             (Err(failure), Some(predecessor)) if !predecessor.has_died() => {
                 self.give_back(control, &predecessor, failure)
             }
+            (Ok(End::Stops), Some(predecessor)) if !predecessor.has_died() => {
+                self.give_back(control, &predecessor, hand_over::told_to_end())
+            }
             (outcome, _) => {
                 let ending = self.ending.clone();
                 let ended = outcome.and(self.stop());
