@@ -5,7 +5,7 @@ mod certificates;
 mod common;
 
 use certificates::Authority;
-use common::{Daemon, Images, Ran, ask, bcached, json, requires, run, tool};
+use common::{Daemon, Images, Ran, ask, bcached, json, refused, requires, run, tool};
 use rustix::process::Signal;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -187,6 +187,28 @@ fn a_start_without_its_certificates_is_refused_in_one_sentence() {
     refuses("ca-cert.pem", Some(""), 2, "there is no certificate in PEM in it");
     let daemon = Daemon::configured(&images);
     assert_eq!(daemon.stop().0, 0, "with all of them it starts");
+}
+
+/// The old daemon had to read the files, too, to go on, and ended with the one that could not take over.
+#[test]
+fn nobody_takes_over_without_the_certificates() {
+    let images = configured("");
+    let (tls, socket) = (images.path("tls"), images.path("run/nbd.sock"));
+    Authority::new().put_server(&tls);
+    add(&images, &format!("listen = [\"127.0.0.1:0\", {socket:?}]\ntls = {tls:?}\n"));
+    let daemon = Daemon::configured(&images);
+    let stays = Connected::to(&format!("nbd+unix:///tank?socket={}", socket.display()));
+    let it = client(&daemon);
+    let key = tls.join("server-key.pem");
+    let before = std::fs::read(&key).expect("it is there");
+    std::fs::remove_file(&key).expect("it was there");
+    refused(&daemon, &["take-over"], 2, "put the key of server-cert.pem there");
+    std::fs::write(&key, before).expect("a file");
+    assert_eq!(client(&daemon)["peer"], it["peer"], "{}", daemon.log());
+    assert!(!daemon.log().contains("event=handing-over"), "{}", daemon.log());
+    drop(stays);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
 }
 
 #[test]

@@ -436,3 +436,26 @@ fn the_new_one_may_be_told_to_end_at_any_step() {
         }
     }
 }
+
+/// It ended with the one that could not take over.
+#[test]
+fn a_way_that_cannot_begin_again_does_not_end_who_goes_on() {
+    let images = configured();
+    let config = std::fs::read_to_string(images.path("config.toml")).expect("configured");
+    let machines = images.path("machines");
+    images.configure(&format!(
+        "{config}export = [\"nbd\", \"vhost-user\"]\n[vhost-user]\ndirectory = {machines:?}\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    let (_, fared) = at_work(&images, &mut models, || {
+        std::fs::remove_dir_all(&machines).expect("ours");
+        std::fs::write(&machines, "").expect("a file");
+        refused(&daemon, &["take-over"], 2, "cannot serve disks of virtual machines");
+    });
+    fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
+    check_all(&images, &mut models);
+    std::fs::remove_file(&machines).expect("ours");
+    wait_until("the disk", || machines.join("tank.sock").exists());
+}

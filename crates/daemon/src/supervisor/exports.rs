@@ -95,15 +95,27 @@ impl Supervisor {
     /// The front ends that configured volumes are to be had by, and those that come. What cannot be had by one that is named does not
     /// come by another. Whoever comes by a socket that was passed waits until it is answered.
     pub(super) fn start_fronts(&self) -> Result<(), Failure> {
+        // Nobody could take over from this process: what cannot begin again now is tried again with its volumes.
+        let goes_on = !self.is_first && self.predecessor.is_none();
+        self.wanted_fronts().try_for_each(|way| match self.start_front(way) {
+            Err(failure) if goes_on => {
+                tracing::error!(event = "front-not-back", "{failure}");
+                Ok(())
+            }
+            started => started,
+        })
+    }
+
+    fn wanted_fronts(&self) -> impl Iterator<Item = Way> {
         let ways: Vec<_> = {
             let shared = self.shared();
             let said = shared.table.volumes.iter().map(|entry| entry.ways);
             said.chain(self.config.flash.iter().map(|flash| flash.ways)).chain([self.config.ways]).collect()
         };
-        let wanted = |way: &Way| {
-            ways.iter().any(|ways| ways.has(*way)) || *way == Way::Nbd && self.fronts.has_sockets()
-        };
-        Way::ALL.into_iter().filter(wanted).try_for_each(|way| self.start_front(way))
+        let has_sockets = self.fronts.has_sockets();
+        let wanted =
+            move |way: &Way| ways.iter().any(|ways| ways.has(*way)) || *way == Way::Nbd && has_sockets;
+        Way::ALL.into_iter().filter(wanted)
     }
 
     /// Volumes that could not be had by some way when they came.

@@ -261,7 +261,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
         Ok(()) => tracing::info!(event = "memory-held", "memory is locked"),
         Err(refused) => tracing::info!(event = "memory-not-held", "memory: {refused}"),
     }
-    let prepared = prepare(&line);
+    let prepared = prepare(&line, predecessor.is_some());
     if let (Err(failure), Some(predecessor)) = (&prepared, &predecessor) {
         predecessor.cannot(failure);
     }
@@ -282,9 +282,12 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     }
 }
 
-/// All that can be refused before anything is touched.
-fn prepare(line: &CommandLine) -> Result<(Config, PathBuf, Signals), Failure> {
+/// All that can be refused before anything is touched. What the process before has is touched long before the front ends begin.
+fn prepare(line: &CommandLine, succeeds: bool) -> Result<(Config, PathBuf, Signals), Failure> {
     let config = Config::load(line)?;
+    if let Some(certificates) = config.places.tls.certificates().filter(|_| succeeds) {
+        certificates.read()?;
+    }
     descriptors::provide(&config)?;
     let notes = notes::directory()?;
     if let Some((event, sentence)) = notes::warning(&notes) {
