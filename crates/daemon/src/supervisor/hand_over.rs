@@ -10,6 +10,7 @@ use crate::control::{AskTakeOver, AskTakenOver, Control};
 use crate::failure::{Failure, Kind};
 use crate::handing::{Heritage, Predecessor, Successor, Yours};
 use bcached_uring::device::claim;
+use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -152,7 +153,8 @@ impl Supervisor {
     /// Whether what held when that was asked for still does: the other process may have been long about its configuration. If not, who
     /// asked hears why, and nothing has changed.
     pub(super) fn may_hand_over(&self) -> bool {
-        let checked = check_unused(&self.fronts).and_then(|()| self.check_answers());
+        let checked = check_unused(&self.fronts);
+        let checked = checked.and_then(|()| self.check_answers()).and_then(|()| self.check_comes_again());
         if let Err(failure) = &checked {
             tracing::error!(event = "take-over-failed", "{failure}");
             self.course.set(Course::failed(failure));
@@ -170,6 +172,39 @@ impl Supervisor {
             return Ok(());
         }
         Err(cannot(Kind::Busy, stuck.join("; ")).next("ask again when it does; `bcached status` tells"))
+    }
+
+    /// What is served is found by who opens it next, which may be this process again: in the files, and where they say.
+    fn check_comes_again(&self) -> Result<(), Failure> {
+        let shared = self.shared();
+        let volumes = shared.table.volumes.iter();
+        let volumes = volumes.filter(|entry| matches!(entry.state, VolumeState::Served(_)));
+        let caches = shared.table.caches.iter().filter(|cache| cache.engine().is_some());
+        let backings = volumes.clone().filter_map(|entry| Some((entry.backing.as_deref()?, entry.opened?)));
+        let devices = caches.filter_map(|cache| Some((cache.device.as_str(), cache.opened?)));
+        let elsewhere = backings.chain(devices).find(|(path, opened)| {
+            path.starts_with('/') && !opened.is_gone() && !opened.is_at(Path::new(path))
+        });
+        if let Some((path, _)) = elsewhere {
+            return Err(cannot(
+                Kind::Io,
+                format!("{path} does not lead to the device any more that is served"),
+            )
+            .next("put it back; a stop gives the device up"));
+        }
+        let names: Vec<_> = volumes.filter(|entry| entry.backing.is_some()).cloned().collect();
+        drop(shared);
+        // Who cannot read them has been told already, or is about to be.
+        let Ok(files) = self.read_with(None) else { return Ok(()) };
+        let is_named = |entry: &&VolumeEntry| files.volumes.iter().any(|said| said.name == entry.name);
+        match names.iter().find(|entry| !self.strict && !is_named(entry)) {
+            None => Ok(()),
+            Some(gone) => {
+                let name = gone.display_name();
+                Err(cannot(Kind::Io, format!("the configuration has no volume {name} any more"))
+                    .next(format!("`bcached remove {name}` first, or put its section back")))
+            }
+        }
     }
 
     /// Another process has all there is from now on, unless it cannot.
