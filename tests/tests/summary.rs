@@ -33,6 +33,16 @@ fn a_test_that_printed_a_reason_was_skipped_not_passed() -> Result<(), Box<dyn E
 }
 
 #[test]
+fn a_test_program_that_died_is_one_failed_test() -> Result<(), Box<dyn Error>> {
+    let log = "running 3 tests\n\
+        error: test failed: lane of bcached-front-nbd: signal: 6 (SIGABRT); it counts as one failed test\n\
+        test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.20s\n\
+        error: test failed: requests of bcached-front-nbd: exit status: 101\n";
+    assert_eq!(summary(log)?, "4 3 0");
+    Ok(())
+}
+
+#[test]
 fn an_empty_log_counts_nothing() -> Result<(), Box<dyn Error>> {
     assert_eq!(summary("error: could not compile\n")?, "0 0 0");
     Ok(())

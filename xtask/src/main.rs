@@ -7,6 +7,7 @@ mod callgrind;
 mod coverage;
 mod instructions;
 mod mutants;
+mod testing;
 mod tree;
 
 use anyhow::{Context as _, Result, bail};
@@ -25,6 +26,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run every test program, several at a time.
+    Test(testing::Args),
+    /// Write down how cargo starts a test program, in the place of the program.
+    #[command(hide = true)]
+    NoteTest(testing::NoteArgs),
     /// Plant deliberate faults, one at a time, and let the simulator's random workloads look for them.
     Mutants(mutants::Args),
     /// Measure this daemon beside other servers, on the same bytes.
@@ -45,6 +51,8 @@ fn main() -> ExitCode {
         Err(help) => help.exit(),
     };
     let result: Result<bool> = match cli.command {
+        Command::Test(args) => testing::run(&args),
+        Command::NoteTest(args) => testing::note(&args),
         Command::Mutants(args) => mutants::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Instructions(args) => instructions::run(&args),
@@ -77,9 +85,20 @@ fn origin() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository")
 }
 
-/// The cargo that runs this.
+/// The cargo that runs this, without what it told of this package.
 fn cargo() -> process::Command {
-    process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut cargo = process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| names_this_package(name)) {
+        cargo.env_remove(name);
+    }
+    cargo
+}
+
+/// Whether cargo sets the variable for the package that it runs. A build script may ask for it (that of `ring` does): where it is set,
+/// what was built where it is not would be built again.
+fn names_this_package(variable: &OsStr) -> bool {
+    let name = variable.as_encoded_bytes();
+    name.starts_with(b"CARGO_PKG_") || name.starts_with(b"CARGO_MANIFEST_")
 }
 
 /// Builds a program of this repository as fast code; where it is.

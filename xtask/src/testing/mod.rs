@@ -1,0 +1,188 @@
+//! `cargo xtask test`: every test program of the workspace, several at a time.
+//!
+//! `cargo test` runs them one after the other, and many of them mostly wait: for guests, sockets, limits of time. Here cargo still says which
+//! programs there are and how each is started (see `program`), and as many as there are processors run at once (see `pool`), the long ones
+//! first. What a program prints is kept and printed whole at its end, so the log reads as that of `cargo test` does, in another order, and
+//! `tests/summary.awk` adds it up. cargo-nextest, which does this too, starts a process for each test: those that share what one of them
+//! has made would make it again, and a bare machine would have to install it.
+//!
+//! A program that ends without success is named in a line `error: test failed: ..`. One that told no failure of its own, because it was
+//! killed, left early or ran into the limit of time, counts as one failed test; its line ends with [`UNTOLD`].
+
+mod pool;
+mod program;
+
+use anyhow::{Context as _, Result};
+use pool::{Ended, Limits};
+use program::Program;
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// More at a time would have more of memory and of each other's time than they win.
+const AT_A_TIME_MAX: usize = 4;
+/// The longest that a program may take: many times what the longest takes on a loaded machine, so what is stopped hangs.
+const LIMIT: Duration = Duration::from_secs(30 * 60);
+/// What takes longest, and begins first: what is begun last then is short, and no processor waits for it. Names that there are not
+/// do nothing; the last line of each run says which belong here.
+const LONG: [&str; 8] = [
+    "guests of bcached-tests",
+    "engine of bcached-engine",
+    "kernel_to_us of bcached-tests",
+    "ping_pong of bcached-tests",
+    "engine of bcached-sim",
+    "bcached_sim of bcached-sim",
+    "kernel_images of bcached-check",
+    "take_over of bcached-cli",
+];
+/// What a busy machine lets fail, so it runs when all others have ended, with nothing beside it.
+const ALONE: [&str; 3] = [
+    // A flush that cannot write back is given up after five rounds, of seconds; until then all options are walked.
+    "option_states of bcached-cli",
+    // Where a flush of the journal is the first to meet a cache that was cut, reads of what is gone wait, instead of failing.
+    "errors of bcached-cli",
+    // A kernel's controller is looked at ten times a second, between steps that it takes each second.
+    "write_back_rate of bcached-tests",
+];
+/// How the line ends of a program that failed and told of no failed test. `tests/summary.awk` counts these lines.
+const UNTOLD: &str = "; it counts as one failed test";
+
+/// How they are run.
+#[derive(clap::Args)]
+pub struct Args {
+    /// How many programs run at a time; as many as there are processors, but at most four, if left out.
+    #[arg(long, value_name = "NUMBER")]
+    at_a_time: Option<NonZeroUsize>,
+    /// Passed to each program.
+    #[arg(last = true)]
+    options: Vec<OsString>,
+}
+
+/// What cargo starts in the place of a test program.
+#[derive(clap::Args)]
+pub struct NoteArgs {
+    /// Where to write down how it was called.
+    folder: PathBuf,
+    /// The program, and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    called: Vec<OsString>,
+}
+
+/// Runs `cargo xtask note-test`: writes down how a test program is to be started.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn note(args: &NoteArgs) -> Result<bool> {
+    Program::called(&args.called)?.keep(&args.folder)?;
+    Ok(true)
+}
+
+/// Runs `cargo xtask test`; false if a test failed.
+///
+/// # Errors
+/// Tests that do not build, a result that cannot be printed.
+pub fn run(args: &Args) -> Result<bool> {
+    let began = Instant::now();
+    let programs = program::all(&args.options)?;
+    let (alone, mut programs): (Vec<_>, Vec<_>) =
+        programs.into_iter().partition(|program| ALONE.contains(&&*program.name));
+    // What is not named keeps its order: that of the packages.
+    programs.sort_by_key(|program| LONG.iter().position(|name| *name == program.name).unwrap_or(LONG.len()));
+    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let limits = Limits {
+        at_a_time: args.at_a_time.map_or(processors.min(AT_A_TIME_MAX), NonZeroUsize::get),
+        time: LIMIT,
+    };
+    let mut all_well = true;
+    let mut times = Vec::new();
+    let mut tell = |program: &Program, ended: Ended| {
+        let report = report(program, &ended);
+        all_well &= report.is_well;
+        times.push((ended.time, program.name.clone()));
+        // Whole: what another one prints comes before it or after it.
+        let mut out = io::stdout().lock();
+        out.write_all(&report.text).and_then(|()| out.flush()).context("print")
+    };
+    pool::end_with_this_one()?;
+    pool::run(&programs, &limits, &mut tell)?;
+    pool::run(&alone, &Limits { at_a_time: 1, ..limits }, &mut tell)?;
+    println!("{}", longest(times, limits.at_a_time, began.elapsed()));
+    Ok(all_well)
+}
+
+/// What is printed of a program.
+struct Report {
+    is_well: bool,
+    text: Vec<u8>,
+}
+
+fn report(program: &Program, ended: &Ended) -> Report {
+    let (name, seconds) = (&program.name, ended.time.as_secs_f64());
+    let mut text = format!("     Running {name} ({seconds:.1} s)\n").into_bytes();
+    text.extend_from_slice(&ended.printed);
+    if text.last() != Some(&b'\n') {
+        text.push(b'\n');
+    }
+    let told = |start: &str| {
+        ended.printed.split(|byte| *byte == b'\n').any(|line| line.starts_with(start.as_bytes()))
+    };
+    // A test that leaves the program with status 0 has kept the others from running.
+    let is_well = ended.is_success && told("test result: ");
+    if !is_well {
+        let untold = if told("test result: FAILED.") { "" } else { UNTOLD };
+        text.extend_from_slice(format!("error: test failed: {name}: {}{untold}\n", ended.how).as_bytes());
+    }
+    Report { is_well, text }
+}
+
+/// One line that says which programs took longest.
+fn longest(mut times: Vec<(Duration, String)>, at_a_time: usize, whole: Duration) -> String {
+    const NAMED: usize = 12;
+    times.sort_unstable_by(|one, other| other.cmp(one));
+    let named: Vec<_> =
+        times.iter().take(NAMED).map(|(time, name)| format!("{name} {:.0}", time.as_secs_f64())).collect();
+    let (count, whole) = (times.len(), whole.as_secs_f64());
+    format!("{count} test programs, {at_a_time} at a time: {whole:.0} s; the longest: {}", named.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is printed of a program that ended so.
+    fn printed(printed: &str, is_success: bool, how: &str) -> (bool, String) {
+        let program = Program::called(&["deps/some_lane-0123abcd".into()]).unwrap();
+        let (time, how) = (Duration::from_millis(1500), how.to_owned());
+        let report = report(&program, &Ended { printed: printed.into(), time, is_success, how });
+        (report.is_well, String::from_utf8(report.text).unwrap())
+    }
+
+    #[test]
+    fn what_failed_is_named_and_counted_once() {
+        let start = "     Running some_lane of xtask (1.5 s)\n";
+        let passed = "test result: ok. 3 passed\n";
+        assert_eq!(printed(passed, true, "exit status: 0"), (true, format!("{start}{passed}")));
+        let failed = "test result: FAILED. 2 passed; 1 failed\n";
+        let named = "error: test failed: some_lane of xtask: exit status: 101";
+        let report = format!("{start}{failed}{named}\n");
+        assert_eq!(printed(failed, false, "exit status: 101"), (false, report));
+        // No result, or one that is not the last word: of the documentation there are many.
+        for told in ["running 3 tests\ntest one ... ", passed] {
+            let line = if told == passed { told.to_owned() } else { format!("{told}\n") };
+            let report = format!("{start}{line}{named}{UNTOLD}\n");
+            assert_eq!(printed(told, false, "exit status: 101"), (false, report));
+        }
+        let (is_well, _) = printed("running 3 tests\n", true, "exit status: 0");
+        assert!(!is_well, "a test has left the program");
+    }
+
+    #[test]
+    fn the_longest_are_named_first() {
+        let times =
+            [(1, "short"), (30, "long")].map(|(time, name)| (Duration::from_secs(time), name.to_owned()));
+        let told = longest(times.to_vec(), 2, Duration::from_secs(31));
+        assert_eq!(told, "2 test programs, 2 at a time: 31 s; the longest: long 30, short 1");
+    }
+}
