@@ -3,7 +3,9 @@
 mod common;
 
 use common::{Daemon, Images, done, run};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
@@ -51,5 +53,22 @@ fn a_low_soft_limit_is_raised() {
     let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
     let words: Vec<_> = line.split_whitespace().collect();
     assert_eq!(words[3], words[4], "{line}");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Clients of NBD took all that there were, and no command was answered any more.
+#[test]
+fn who_connects_leaves_some_for_commands() {
+    let images = Images::new();
+    let command = configured(&images);
+    let daemon = Daemon::start_command(&images, limited(&command, "ulimit -n 48"));
+    let clients: Vec<_> = (0..60).map(|_| UnixStream::connect(images.path("run/nbd.sock"))).collect();
+    let started = Instant::now();
+    while !daemon.log().contains("event=nbd-not-accepted") {
+        assert!(started.elapsed() < Duration::from_secs(60), "there are no more: {}", daemon.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(done(&daemon, &["status"]).contains("ready"));
+    drop(clients);
     assert_eq!(daemon.stop().0, 0);
 }

@@ -20,12 +20,13 @@ use crate::tls::Tls;
 use bcached_port::{Buffer, ExportTable, Pool, Quiet, Stock};
 use bcached_uring::Rings;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, acceptfrom_with};
+use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -156,6 +157,8 @@ const LEAVING_MAX: usize = 32;
 pub(crate) const SMALL_BYTES_MAX: usize = 64 << 10;
 /// Stacks of connection threads: a batch of replies is the largest thing on them.
 const STACK_BYTES: usize = 256 << 10;
+/// So many descriptors stay for commands, and for a process that is to take over: who only connects takes none of them.
+const SPARE: u64 = 8;
 /// When descriptors run out, accepting pauses this long instead of spinning.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// After the limit of a shutdown sockets are cut; what ends by that needs no longer than this.
@@ -423,8 +426,21 @@ impl Shared {
             pause = false;
             for (socket, fd) in sockets.iter().zip(&fds[1..]) {
                 if !fd.revents().is_empty() {
-                    pause |= self.accept_one(socket).is_err();
+                    pause |= self.spare_descriptors(socket).and_then(|()| self.accept_one(socket)).is_err();
                 }
+            }
+        }
+    }
+
+    /// There are more descriptors than have to stay. The next one is the lowest that is free.
+    fn spare_descriptors(&self, listening: &Listening) -> Result<(), ()> {
+        let next = fcntl_dupfd_cloexec(&self.wake, 0).map(|next| u64::from(next.as_raw_fd().unsigned_abs()));
+        let most = getrlimit(Resource::Nofile).current;
+        match next {
+            Ok(next) if most.is_none_or(|most| next.saturating_add(SPARE) < most) => Ok(()),
+            _ => {
+                tracing::warn!(event = "nbd-not-accepted", error = %Errno::MFILE, at = %listening.bound, "could not accept an NBD connection");
+                Err(())
             }
         }
     }
