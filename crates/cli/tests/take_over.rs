@@ -201,6 +201,9 @@ fn clients_notice_a_pause_and_nothing_else() {
             assert_eq!(told["connections"], CLIENTS, "all of them go on: {}", daemon.log());
             assert_eq!(told["reconnect"], serde_json::json!([]));
             former = u32::try_from(told["pid"].as_u64().expect("a process")).expect("a number");
+            let asked = UnixStream::connect(images.path("run/control.sock")).expect("it is there");
+            let peer = rustix::net::sockopt::socket_peercred(&asked).expect("a process").pid;
+            assert_eq!(peer.as_raw_nonzero().get().unsigned_abs(), former, "who is asked is seen");
             assert_ne!(former, daemon.id());
             pauses.push(told["paused_seconds"].as_f64().expect("it is known"));
         }

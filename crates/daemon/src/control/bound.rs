@@ -7,7 +7,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -41,6 +41,7 @@ struct OwnFile {
 impl Bound {
     /// What somebody else has bound, with its file.
     pub fn passed(socket: Passed) -> Self {
+        answers_from_now_on(&socket);
         let path = PathBuf::from(socket.at().to_string());
         Self { file: OwnFile { path, identity: None }, listener: OwnedFd::from(socket).into() }
     }
@@ -69,6 +70,7 @@ impl Bound {
             }
         }
         if let Some(socket) = inherited::take_unix(path) {
+            answers_from_now_on(&socket);
             let file = OwnFile { path: path.to_owned(), identity: identity(path) };
             return Ok(Self { file, listener: socket.into() });
         }
@@ -105,6 +107,11 @@ impl Drop for OwnFile {
             let _gone_already = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Who connects sees the process that has listened last: that is who is to be looked at if nobody answers.
+fn answers_from_now_on(socket: &impl AsFd) {
+    let _as_it_was = rustix::net::listen(socket, i32::MAX);
 }
 
 /// Removes a socket on which nobody answers.
