@@ -96,6 +96,20 @@ impl<'a> Started<'a> {
     }
 }
 
+/// Whoever has bound the control socket keeps it: that somebody listens there does not mean that the daemon is there.
+#[test]
+fn a_stop_waits_for_the_daemon_and_not_for_its_socket() {
+    let images = configured();
+    let (control, socket) = listen(&images, "commands.sock");
+    let passed = vec![socket.try_clone().expect("a second one").into()];
+    let mut daemon = Started::new(&images, given(&images, "control", passed));
+    daemon.until_ready();
+    let ran = bcached(&["stop", "--timeout", "20s", "--control", control.to_str().expect("text")]);
+    assert_eq!(ran.exit, 0, "{}\n{}", ran.err, daemon.log());
+    assert!(ran.out.contains("has stopped"), "{}", ran.out);
+    assert_eq!(daemon.end(None), Some(0));
+}
+
 /// Who has come before the daemon is answered once it is there, and again after another one has taken its place.
 #[test]
 fn who_comes_before_the_daemon_waits_for_it() {

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// More at a time would have more of memory and of each other's time than they win.
 const AT_A_TIME_MAX: usize = 4;
 /// The longest that a program may take: many times what the longest takes on a loaded machine, so what is stopped hangs.
-const LIMIT: Duration = Duration::from_secs(30 * 60);
+const LIMIT: Duration = Duration::from_secs(45 * 60);
 /// What takes longest, and begins first: what is begun last then is short, and no processor waits for it. Names that there are not
 /// do nothing; the last line of each run says which belong here.
 const LONG: [&str; 8] = [

@@ -8,7 +8,11 @@ use bcached_daemon::config;
 use bcached_daemon::control::client;
 use bcached_daemon::control::status::Status;
 use bcached_daemon::control::stop::{Stop, Stopping};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
 use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,6 +38,7 @@ pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
     if watch.dry_run || watch.no_wait {
         return Report::of(&stopping);
     }
+    let process = process(&socket, stopping.pid);
     if let Some(waits) = stopping.waits_text() {
         // Nobody may be reading, which is no reason to stop.
         let _unread = writeln!(io::stderr(), "bcached: waiting {waits}");
@@ -50,7 +55,11 @@ pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
             Err(failure) => return Err(failure),
         }
     }
-    while is_there(&socket, stopping.pid) {
+    let is_left = || match &process {
+        Some(process) => !has_ended(process),
+        None => is_there(&socket, stopping.pid),
+    };
+    while is_left() {
         check_time(until, &stopping)?;
         thread::sleep(LOOK);
     }
@@ -93,6 +102,20 @@ fn check_time(until: Option<Instant>, stopping: &Stopping) -> Result<(), Failure
     Err(failure
         .why(stopping.waits_text().unwrap_or_else(|| "its caches are being ended in order".to_owned()))
         .next("`bcached stop` again waits for it"))
+}
+
+/// The daemon's process, if it can be seen from here, to be waited for: where a service manager has bound the socket there is one after it, too,
+/// and who asks there has the manager start the daemon again.
+fn process(socket: &Path, pid: Option<u32>) -> Option<OwnedFd> {
+    let asked = UnixStream::connect(socket).ok()?;
+    let process = rustix::net::sockopt::socket_peercred(&asked).ok()?.pid;
+    let is_it = u32::try_from(process.as_raw_nonzero().get()).ok() == pid;
+    pidfd_open(process, PidfdFlags::empty()).ok().filter(|_| is_it)
+}
+
+fn has_ended(process: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)).is_ok_and(|ended| ended > 0)
 }
 
 /// The same process still answers there.

@@ -195,7 +195,9 @@ impl Fronts {
         match way {
             Way::Nbd if running.nbd.is_none() => {
                 // Who has come before the daemon has not come to be told that nothing is there yet.
-                let closed = (self.has_sockets() || self.has_left()) && !running.is_ready;
+                // Nor is anybody let in by a process that may have to give all back.
+                let is_waited_for = self.has_sockets() || self.has_left() || self.former.is_some();
+                let closed = is_waited_for && !running.is_ready;
                 let rings = self.rings.clone();
                 running.nbd = Some(start_nbd(places, (&self.sockets, closed), exports, memory, rings)?);
             }
