@@ -1,5 +1,5 @@
 # The menu. Each target installs what is missing (Debian packages with apt when root) or prints the exact line, builds, and does its job.
-.PHONY: test demo setup fuzz sim bench bench-guest bench-model coverage mutants
+.PHONY: test demo setup fuzz hunt sim bench bench-guest bench-model coverage mutants
 
 test: # Format, lints, every test, real kernels as judges; ends with "N passed, 0 failed, M skipped".
 	@tests/run
@@ -13,8 +13,10 @@ setup: # Only install what the two above need.
 fuzz: # Each parser, the note and the NBD codec, ten minutes each (FUZZ_SECONDS), on a nightly compiler.
 	@fuzz/run
 
-sim: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS); then coverage.
+hunt: # The whole engine on simulated devices, with fresh seeds, crashes and failing devices, for five minutes (SIM_SECONDS).
 	@cargo run --quiet --release --package bcached-sim --bin sim -- hunt --seconds $${SIM_SECONDS:-300}
+
+sim: hunt # That, then coverage.
 	@if [ -e "$$(rustc --print target-libdir)/../bin/llvm-cov" ]; then cargo xtask coverage; \
 	else echo "no share of the engine's lines: rustup component add llvm-tools"; fi
 

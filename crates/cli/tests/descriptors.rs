@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, done, run};
+use common::{Daemon, Images, done, limited, run};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,19 +14,6 @@ fn configured(images: &Images) -> Command {
     images.configure_pair(CACHE_BYTES, BACKING_BYTES, "");
     let config = images.path("config.toml");
     Daemon::command(images, "run", &["--config", config.to_str().expect("text")])
-}
-
-/// Through a shell, which sets its limits and becomes the daemon.
-fn limited(command: &Command, limits: &str) -> Command {
-    let mut shell = Command::new("sh");
-    shell.arg("-c").arg(format!("{limits}; exec \"$0\" \"$@\"")).arg(command.get_program());
-    shell.args(command.get_args());
-    for (name, value) in command.get_envs() {
-        if let Some(value) = value {
-            shell.env(name, value);
-        }
-    }
-    shell
 }
 
 /// It was ready, and nobody could connect.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images, Last, Ran, ask, bcached, control, done, json, pid, refused, wrapped};
+use common::{Daemon, Images, Last, Ran, ask, bcached, control, done, json, limited, pid, refused, wrapped};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -396,11 +396,7 @@ fn no_client_is_lost_for_want_of_descriptors() {
     let images = configured();
     let config = images.path("config.toml");
     let command = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
-    let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", &format!("ulimit -n {LIMIT}; exec \"$0\" \"$@\"")]).arg(command.get_program());
-    shell.args(command.get_args());
-    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let daemon = Daemon::start_command(&images, shell);
+    let daemon = Daemon::start_command(&images, limited(&command, &format!("ulimit -n {LIMIT}")));
     let _last = Last(&images);
     let taken = || std::fs::read_dir(format!("/proc/{}/fd", daemon.id())).expect("it runs").count();
     let mut clients = Vec::new();

@@ -426,28 +426,28 @@ impl Shared {
             pause = false;
             for (socket, fd) in sockets.iter().zip(&fds[1..]) {
                 if !fd.revents().is_empty() {
-                    pause |= self.spare_descriptors(socket).and_then(|()| self.accept_one(socket)).is_err();
+                    pause |= self.accept_one(socket).is_err();
                 }
             }
         }
     }
 
     /// There are more descriptors than have to stay. The next one is the lowest that is free.
-    fn spare_descriptors(&self, listening: &Listening) -> Result<(), ()> {
+    fn spare_descriptors(&self) -> Result<(), Errno> {
         let next = fcntl_dupfd_cloexec(&self.wake, 0).map(|next| u64::from(next.as_raw_fd().unsigned_abs()));
         let most = getrlimit(Resource::Nofile).current;
         match next {
             Ok(next) if most.is_none_or(|most| next.saturating_add(SPARE) < most) => Ok(()),
-            _ => {
-                tracing::warn!(event = "nbd-not-accepted", error = %Errno::MFILE, at = %listening.bound, "could not accept an NBD connection");
-                Err(())
-            }
+            _ => Err(Errno::MFILE),
         }
     }
 
     /// Accepts a connection, if it is still there. An error means that none can be accepted for a while.
     fn accept_one(self: &Arc<Self>, listening: &Listening) -> Result<(), ()> {
-        let (fd, address) = match acceptfrom_with(listening, SocketFlags::CLOEXEC) {
+        let (fd, address) = match self
+            .spare_descriptors()
+            .and_then(|()| acceptfrom_with(listening, SocketFlags::CLOEXEC))
+        {
             Ok(accepted) => accepted,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
             Err(error) => {

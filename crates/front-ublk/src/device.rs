@@ -221,10 +221,15 @@ impl Device {
         Ok(device)
     }
 
+    /// It can be used.
+    pub(crate) const fn is_settled(&self) -> bool {
+        !self.is_recovering
+    }
+
     /// Has requests come to the queues, of a device that was another server's, and does nothing for others. Its queues are on the ring: whoever
     /// gets an error keeps the device and comes back, and does not bring it once more.
     pub(crate) fn settle(&mut self, export: &Export) -> Result<(), DeviceError> {
-        if !self.is_recovering {
+        if self.is_settled() {
             return Ok(());
         }
         // A command that was not heard of in time may have been carried out since.

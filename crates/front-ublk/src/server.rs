@@ -100,8 +100,6 @@ struct Life {
     seat: Seat<Message>,
     served: Served,
     device: Option<Device>,
-    /// It can be used, and others have been told so.
-    is_here: bool,
     /// Counts the queues that it has had: the end of an older one is no news.
     number: u64,
     former: Option<u32>,
@@ -111,13 +109,13 @@ struct Life {
 
 impl Life {
     const fn new(seat: Seat<Message>, served: Served, former: Option<u32>) -> Self {
-        Self { seat, served, device: None, is_here: false, number: 0, former, leaves: None }
+        Self { seat, served, device: None, number: 0, former, leaves: None }
     }
 
     fn run(mut self, messages: &Receiver<Message>) {
         self.bring();
         loop {
-            let message = if self.is_here {
+            let message = if self.is_here() {
                 messages.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
                 messages.recv_timeout(RETRY)
@@ -126,7 +124,7 @@ impl Life {
                 Ok(Message::Serve(served)) => self.serve(served),
                 Ok(Message::Ended(number)) if number == self.number => {
                     // The engine that had it has gone. Whoever serves the volume next is told here, or has been.
-                    (self.device, self.is_here) = (None, false);
+                    self.device = None;
                     if self.leaves.is_some() {
                         return;
                     }
@@ -155,7 +153,7 @@ impl Life {
         let sectors = self.served.export.sectors;
         self.device.iter().for_each(|device| device.is_served_by(&self.served.guests));
         match &self.device {
-            _ if !self.is_here => self.bring(),
+            _ if !self.is_here() => self.bring(),
             Some(device) if before.export.sectors != sectors => self.resize(device, sectors),
             _ => {}
         }
@@ -163,13 +161,13 @@ impl Life {
 
     /// Goes on with what there is of the device until it is there.
     fn bring(&mut self) {
-        match self.try_bring() {
-            Ok(here) => {
-                self.is_here = true;
-                self.seat.becomes(here);
-            }
-            Err(error) => self.seat.becomes(DeviceState::Missing(error.to_string())),
-        }
+        let state = self.try_bring().unwrap_or_else(|error| DeviceState::Missing(error.to_string()));
+        self.seat.becomes(state);
+    }
+
+    /// It can be used.
+    fn is_here(&self) -> bool {
+        self.device.as_ref().is_some_and(Device::is_settled)
     }
 
     fn try_bring(&mut self) -> Result<DeviceState, DeviceError> {

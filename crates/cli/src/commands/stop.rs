@@ -12,7 +12,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -107,8 +106,7 @@ fn check_time(until: Option<Instant>, stopping: &Stopping) -> Result<(), Failure
 /// The daemon's process, if it can be seen from here, to be waited for: where a service manager has bound the socket there is one after it, too,
 /// and who asks there has the manager start the daemon again.
 fn process(socket: &Path, pid: Option<u32>) -> Option<OwnedFd> {
-    let asked = UnixStream::connect(socket).ok()?;
-    let process = rustix::net::sockopt::socket_peercred(&asked).ok()?.pid;
+    let process = client::process(socket)?;
     let is_it = u32::try_from(process.as_raw_nonzero().get()).ok() == pid;
     pidfd_open(process, PidfdFlags::empty()).ok().filter(|_| is_it)
 }

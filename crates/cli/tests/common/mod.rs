@@ -359,6 +359,19 @@ impl Drop for Last<'_> {
     }
 }
 
+/// A daemon through a shell, which sets its limits and becomes it.
+pub fn limited(command: &Command, limits: &str) -> Command {
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("{limits}; exec \"$0\" \"$@\"")).arg(command.get_program());
+    shell.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            shell.env(name, value);
+        }
+    }
+    shell
+}
+
 /// A program that is bcached, and does `before` first.
 pub fn wrapped(images: &Images, before: &str) -> String {
     let path = images.path("wrapped");

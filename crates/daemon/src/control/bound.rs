@@ -2,13 +2,13 @@
 
 use super::socket::connect_now;
 use crate::failure::{Failure, Kind};
-use bcached_port::socket::{Passed, SocketFile, inherited};
+use bcached_port::socket::{OwnFile, Passed, SocketFile, inherited};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -32,23 +32,17 @@ pub struct Bound {
     pub listener: UnixListener,
 }
 
-struct OwnFile {
-    path: PathBuf,
-    /// Device and inode.
-    identity: Option<(u64, u64)>,
-}
-
 impl Bound {
     /// What somebody else has bound, with its file.
     pub fn passed(socket: Passed) -> Self {
         answers_from_now_on(&socket);
         let path = PathBuf::from(socket.at().to_string());
-        Self { file: OwnFile { path, identity: None }, listener: OwnedFd::from(socket).into() }
+        Self { file: OwnFile::somebody_elses(path), listener: OwnedFd::from(socket).into() }
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.file.path
+        self.file.path()
     }
 
     /// Binds `path`, with `mode`, and makes its folder if that is missing.
@@ -71,8 +65,7 @@ impl Bound {
         }
         if let Some(socket) = inherited::take_unix(path) {
             answers_from_now_on(&socket);
-            let file = OwnFile { path: path.to_owned(), identity: identity(path) };
-            return Ok(Self { file, listener: socket.into() });
+            return Ok(Self { file: OwnFile::inherited(path), listener: socket.into() });
         }
         remove_stale(path)?;
         Self::listen(path, mode).map_err(|error| cannot(&error))
@@ -80,7 +73,7 @@ impl Bound {
 
     /// For who listens there next, and whether somebody else has bound it: the file stays.
     pub fn leave(mut self) -> (OwnedFd, bool) {
-        let is_somebody_elses = self.file.identity.take().is_none();
+        let is_somebody_elses = !self.file.leave();
         (self.listener.into(), is_somebody_elses)
     }
 
@@ -93,19 +86,10 @@ impl Bound {
         rustix::fs::fchmod(&socket, mode)?;
         rustix::net::bind(&socket, &address)?;
         let file = SocketFile::just_bound(path)?;
-        let own = OwnFile { path: path.to_owned(), identity: file.identity().ok() };
-        let bound = Self { file: own, listener: socket.into() };
+        let bound = Self { file: OwnFile::bound(path, &file), listener: socket.into() };
         file.set_mode(mode)?;
         rustix::net::listen(&bound.listener, BACKLOG)?;
         Ok(bound)
-    }
-}
-
-impl Drop for OwnFile {
-    fn drop(&mut self) {
-        if self.identity.is_some() && identity(&self.path) == self.identity {
-            let _gone_already = std::fs::remove_file(&self.path);
-        }
     }
 }
 
@@ -132,11 +116,6 @@ fn remove_stale(path: &Path) -> Result<(), Failure> {
             .why("another daemon answers there")
             .next("stop it, or name another socket with --control")),
     }
-}
-
-/// Which file lies at `path`: its device and inode.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use super::socket::connect_now;
 use super::{REQUEST_BYTES_MAX, too_long};
 use crate::failure::{Failure, Kind};
 use rustix::io::Errno;
+use rustix::process::Pid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, Read as _, Write as _};
@@ -148,8 +149,7 @@ enum Silence {
 
 fn exchange(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<String, Silence> {
     let mut stream = connect(socket, deadline)?;
-    let process = rustix::net::sockopt::socket_peercred(&stream).ok();
-    let process = process.map(|peer| peer.pid.as_raw_nonzero().get());
+    let process = listener(&stream).map(|process| process.as_raw_nonzero().get());
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Silence::TimeLimit(process),
         _ => Silence::Failed(error),
@@ -186,6 +186,16 @@ fn connect(socket: &Path, deadline: Instant) -> Result<UnixStream, Silence> {
             Err(error) => return Err(Silence::Failed(error.into())),
         }
     }
+}
+
+/// The process that listens on `socket`, if it can be seen from here.
+#[must_use]
+pub fn process(socket: &Path) -> Option<Pid> {
+    listener(&connect(socket, Instant::now() + TIME_LIMIT).ok()?)
+}
+
+fn listener(stream: &UnixStream) -> Option<Pid> {
+    rustix::net::sockopt::socket_peercred(stream).ok().map(|peer| peer.pid)
 }
 
 fn unreachable(socket: &Path, silence: &Silence) -> Failure {

@@ -6,9 +6,11 @@
 
 mod file;
 pub mod inherited;
+mod own;
 mod passed;
 
 pub use file::SocketFile;
+pub use own::OwnFile;
 pub use passed::{At, NotListening, Passed};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -17,7 +19,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -57,13 +59,6 @@ pub struct Listening {
     file: OwnFile,
 }
 
-/// The file of a socket. Dropped, it goes, unless somebody else's has taken its place.
-struct OwnFile {
-    path: PathBuf,
-    /// Device and inode.
-    identity: Option<(u64, u64)>,
-}
-
 /// Bytes of a socket's path: `sun_path` without the zero behind it, see unix(7).
 pub const PATH_MAX: usize = 107;
 /// Connections that wait to be accepted.
@@ -86,8 +81,7 @@ impl Listening {
         }
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
         if let Some(fd) = inherited::take_unix(path) {
-            let file = OwnFile { path: path.to_owned(), identity: identity_at(path) };
-            return Ok(Self { fd, file });
+            return Ok(Self { fd, file: OwnFile::inherited(path) });
         }
         let _lock = lock_directory(path)?;
         remove_stale(path, &address)?;
@@ -102,8 +96,7 @@ impl Listening {
             _ => failed("bind")(error),
         })?;
         let file = SocketFile::just_bound(path).map_err(refused("look at its file"))?;
-        let own = OwnFile { path: path.to_owned(), identity: file.identity().ok() };
-        let listening = Self { fd, file: own };
+        let listening = Self { fd, file: OwnFile::bound(path, &file) };
         if let Some(group) = group {
             file.set_group(group).map_err(refused("give the socket its group"))?;
         }
@@ -116,20 +109,15 @@ impl Listening {
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.file.path
+        self.file.path()
     }
 
     /// For another process, which listens there from now on: the file stays.
     #[must_use]
     pub fn leave(mut self) -> OwnedFd {
-        self.file.identity = None;
+        self.file.leave();
         self.fd
     }
-}
-
-/// Device and inode of the socket that lies there, if one does.
-fn identity_at(path: &Path) -> Option<(u64, u64)> {
-    SocketFile::just_bound(path).and_then(|file| file.identity()).ok()
 }
 
 impl AsFd for Listening {
@@ -184,18 +172,6 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
         Err(Errno::NOENT) => Ok(()),
         Ok(()) | Err(Errno::AGAIN) => Err(SocketError::InUse(path.to_owned())),
         Err(error) => Err(system("ask whether somebody answers there", error.into())),
-    }
-}
-
-impl Drop for OwnFile {
-    fn drop(&mut self) {
-        let (path, Some(ours)) = (&self.path, self.identity) else { return };
-        let there = fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
-        if there.is_ok_and(|there| there == ours)
-            && let Err(error) = fs::remove_file(path)
-        {
-            tracing::warn!(event = "socket-not-removed", path = %path.display(), %error, "could not remove the socket; the next start will");
-        }
     }
 }
 
