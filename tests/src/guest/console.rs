@@ -1,6 +1,7 @@
 //! A guest's process and its console: lines in, a time limit, and certain death.
 
-use std::io::{BufRead as _, BufReader};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -14,6 +15,9 @@ use super::{GuestError, JOB_EXIT, Job, KernelLog, LOG_PREFIX, Report};
 /// How long a guest may take from its job's end to its own.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long a machine whose console has ended may take to end.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
 /// How long the console of a killed guest may stay open.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
@@ -23,12 +27,16 @@ pub(crate) struct Console {
     /// A path that only this guest's processes have in their command lines.
     token: PathBuf,
     lines: Receiver<String>,
+    /// What the machine itself complains of.
+    complaints: File,
 }
 
 impl Console {
     /// Starts `command`, in whose arguments `token` occurs.
     pub(crate) fn start(mut command: Command, token: &Path) -> Result<Self, GuestError> {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let complaints = tempfile::tempfile().map_err(GuestError::host("keep what the guest complains of"))?;
+        let heard = complaints.try_clone().map_err(GuestError::host("keep what the guest complains of"))?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(heard);
         let mut child = command.spawn().map_err(GuestError::host("start the guest"))?;
         let mut output = BufReader::new(child.stdout.take().expect("piped above"));
         let (sender, lines) = mpsc::channel();
@@ -46,7 +54,7 @@ impl Console {
                 }
             }
         });
-        Ok(Self { child, token: token.to_owned(), lines })
+        Ok(Self { child, token: token.to_owned(), lines, complaints })
     }
 
     /// Follows the console until the job's end or its crash marker, and sees the guest gone.
@@ -69,9 +77,7 @@ impl Console {
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(GuestError::Limit { limit: job.limit, transcript: transcript.join("\n") });
                 }
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(GuestError::Ended { transcript: transcript.join("\n") });
-                }
+                Err(RecvTimeoutError::Disconnected) => return Err(self.ended_early(&transcript)),
             };
             hear(&line);
             if job.crash_at == Some(line.as_str()) {
@@ -88,12 +94,33 @@ impl Console {
                 self.wait_power_off();
                 return match (status.as_str(), job.crash_at) {
                     ("0", None) => Ok(report(transcript)),
-                    ("0", Some(_)) => Err(GuestError::Ended { transcript: transcript.join("\n") }),
+                    ("0", Some(_)) => Err(self.ended_early(&transcript)),
                     _ => Err(GuestError::Job { status, transcript: transcript.join("\n") }),
                 };
             }
             transcript.push(line);
         }
+    }
+
+    /// The guest's end, where it was not to end: with what its machine said, and what the host knows of the machine's end.
+    fn ended_early(&mut self, transcript: &[String]) -> GuestError {
+        let deadline = Instant::now() + END_LIMIT;
+        let mut ended = self.child.try_wait();
+        while matches!(ended, Ok(None)) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+            ended = self.child.try_wait();
+        }
+        let machine = match ended {
+            Ok(Some(status)) => status.to_string(),
+            Ok(None) => "still running".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let mut complaints = String::new();
+        let heard = self.complaints.rewind().and_then(|()| self.complaints.read_to_string(&mut complaints));
+        if let Err(error) = heard {
+            complaints = error.to_string();
+        }
+        GuestError::Ended { transcript: transcript.join("\n"), machine, complaints }
     }
 
     /// Lets the guest power off by itself; a guest that cannot is killed, its disks are synced already.

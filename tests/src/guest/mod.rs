@@ -111,8 +111,12 @@ pub enum GuestError {
         transcript: String,
     },
     /// The guest ended before the job did, or before the marker came.
-    #[error("the guest ended too early; it said:\n{transcript}")]
+    #[error("the guest ended too early ({machine}), complaining:\n{complaints}\nit said:\n{transcript}")]
     Ended {
+        /// How its process ended.
+        machine: String,
+        /// What that wrote to its standard error.
+        complaints: String,
         /// Everything on the console.
         transcript: String,
     },

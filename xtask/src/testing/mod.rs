@@ -38,11 +38,9 @@ const LONG: [&str; 8] = [
     "take_over of bcached-cli",
 ];
 /// What a busy machine lets fail, so it runs when all others have ended, with nothing beside it.
-const ALONE: [&str; 3] = [
+const ALONE: [&str; 2] = [
     // A flush that cannot write back is given up after five rounds, of seconds; until then all options are walked.
     "option_states of bcached-cli",
-    // Where a flush of the journal is the first to meet a cache that was cut, reads of what is gone wait, instead of failing.
-    "errors of bcached-cli",
     // A kernel's controller is looked at ten times a second, between steps that it takes each second.
     "write_back_rate of bcached-tests",
 ];
