@@ -34,7 +34,8 @@ pub(crate) struct Console {
 impl Console {
     /// Starts `command`, in whose arguments `token` occurs.
     pub(crate) fn start(mut command: Command, token: &Path) -> Result<Self, GuestError> {
-        let complaints = tempfile::tempfile().map_err(GuestError::host("keep what the guest complains of"))?;
+        let complaints =
+            tempfile::tempfile().map_err(GuestError::host("keep what the guest complains of"))?;
         let heard = complaints.try_clone().map_err(GuestError::host("keep what the guest complains of"))?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(heard);
         let mut child = command.spawn().map_err(GuestError::host("start the guest"))?;

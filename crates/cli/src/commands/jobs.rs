@@ -380,6 +380,18 @@ impl<'a> Watch<'a> {
         }
     }
 
+    /// How far it is now.
+    fn look_again(&self, job: &Job, id: u64) -> Result<Job, Failure> {
+        let now = client::get(&self.socket, &format!("/v1/jobs/{id}"));
+        let now = now.map_err(|failure| match failure.kind {
+            Kind::NotFound => nobody_knows(id),
+            _ => failure,
+        })?;
+        let now: Job = client::understood(&now)?;
+        let is_it = (now.verb, &now.volume) == (job.verb, &job.volume);
+        if is_it { Ok(now) } else { Err(nobody_knows(id)) }
+    }
+
     /// Waits for all, and tells of them meanwhile.
     fn finish(&self, mut jobs: Vec<Job>) -> Result<Report, Failure> {
         let is_running = |job: &Job| job.state == State::Running && job.id.is_some();
@@ -393,13 +405,7 @@ impl<'a> Watch<'a> {
             thread::sleep(LOOK);
             for job in jobs.iter_mut().filter(|job| is_running(job)) {
                 let Some(id) = job.id else { continue };
-                let now: Job = client::understood(&client::get(&self.socket, &format!("/v1/jobs/{id}"))?)?;
-                if (now.verb, &now.volume) != (job.verb, &job.volume) {
-                    return Err(Failure::new(Kind::Io, format!("nobody knows what became of job {id}"))
-                        .why("the daemon was started anew meanwhile")
-                        .next("ask again"));
-                }
-                *job = now;
+                *job = self.look_again(job, id)?;
             }
             if let Some(job) = jobs.iter().find(|job| is_running(job)) {
                 told.tell(job);
@@ -416,6 +422,13 @@ impl<'a> Watch<'a> {
             None => report,
         })
     }
+}
+
+/// What is asked of a daemon that has begun anew, and has other work under that number, or none.
+fn nobody_knows(id: u64) -> Failure {
+    Failure::new(Kind::Io, format!("nobody knows what became of job {id}"))
+        .why("the daemon was started anew meanwhile")
+        .next("ask again")
 }
 
 fn time_limit(jobs: &[Job]) -> Failure {

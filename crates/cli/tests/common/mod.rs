@@ -277,7 +277,8 @@ impl Daemon {
         self.child.id()
     }
 
-    fn process(&self) -> rustix::process::Pid {
+    /// The same, for who changes its limits.
+    pub fn process(&self) -> rustix::process::Pid {
         let id = i32::try_from(self.id()).expect("a process id");
         rustix::process::Pid::from_raw(id).expect("not zero")
     }

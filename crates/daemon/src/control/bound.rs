@@ -35,7 +35,8 @@ pub struct Bound {
 impl Bound {
     /// What somebody else has bound, with its file.
     pub fn passed(socket: Passed) -> Self {
-        answers_from_now_on(&socket);
+        // Whoever bound it has said how many may wait; that is not known here.
+        answers_from_now_on(&socket, i32::MAX);
         let path = PathBuf::from(socket.at().to_string());
         Self { file: OwnFile::somebody_elses(path), listener: OwnedFd::from(socket).into() }
     }
@@ -64,7 +65,7 @@ impl Bound {
             }
         }
         if let Some(socket) = inherited::take_unix(path) {
-            answers_from_now_on(&socket);
+            answers_from_now_on(&socket, BACKLOG);
             return Ok(Self { file: OwnFile::inherited(path), listener: socket.into() });
         }
         remove_stale(path)?;
@@ -93,9 +94,9 @@ impl Bound {
     }
 }
 
-/// Who connects sees the process that has listened last: that is who is to be looked at if nobody answers.
-fn answers_from_now_on(socket: &impl AsFd) {
-    let _as_it_was = rustix::net::listen(socket, i32::MAX);
+/// Who connects sees the process that has listened last: that is who is to be looked at if nobody answers. So many may wait.
+fn answers_from_now_on(socket: &impl AsFd, backlog: i32) {
+    let _as_it_was = rustix::net::listen(socket, backlog);
 }
 
 /// Removes a socket on which nobody answers.

@@ -25,7 +25,11 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 use tokio::sync::watch;
+
+/// How long a thread stays that has nothing to do.
+const KEPT: Duration = Duration::from_secs(60);
 
 /// A signal that the supervisor acts on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -161,7 +165,11 @@ impl Control {
         let monitor = self.monitor.as_ref().map(|monitor| monitor.listener.try_clone()).transpose()?;
         let metrics = self.metrics.as_ref().map(Listener::try_clone).transpose()?;
         spare_descriptors()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // Where the process may have no more threads tokio panics, unless one of its own is there.
+        thread::Builder::new().spawn(|| ())?.join().ok();
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().thread_keep_alive(KEPT).enable_all().build()?;
+        runtime.spawn(keep_a_thread());
         let ends = self.ends.subscribe();
         thread::Builder::new().name("control".to_owned()).spawn(move || {
             if let Some(metrics) = metrics {
@@ -198,6 +206,14 @@ pub struct LeftSockets {
     pub monitor: Option<(OwnedFd, bool)>,
     /// For numbers.
     pub metrics: Option<OwnedFd>,
+}
+
+/// One thread for what takes a moment stays, however many processes the daemon may have later: whoever asks is answered, if need be after
+/// others.
+async fn keep_a_thread() {
+    while tokio::task::spawn_blocking(|| ()).await.is_ok() {
+        tokio::time::sleep(KEPT / 2).await;
+    }
 }
 
 /// Ready when that has become true, or nobody says so any more.

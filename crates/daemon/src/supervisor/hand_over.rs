@@ -277,12 +277,12 @@ impl Supervisor {
         let died = self.predecessor.as_ref().is_some_and(Predecessor::has_died);
         let may_give_back = self.predecessor.is_some() && !died;
         if may_give_back && !missing.is_empty() {
-            let told = self.shared().table.not_served_yet();
-            return Err(Failure::new(
-                Kind::Io,
-                format!("not all is served that was: {}", missing.join(", ")),
-            )
-            .why(told.join("; ")));
+            let mut told = self.shared().table.not_served();
+            if told.is_empty() {
+                told.push("the configuration does not name them any more".to_owned());
+            }
+            let what = format!("not all is served that was: {}", missing.join(", "));
+            return Err(Failure::new(Kind::Io, what).why(told.join("; ")));
         }
         if !may_give_back && !missing.is_empty() && self.started.elapsed() < CLIENTS_LIMIT {
             return Ok(false);

@@ -263,6 +263,19 @@ impl Table {
         caches.chain(volumes).collect()
     }
 
+    /// The same, and what is not going to be served.
+    pub fn not_served(&self) -> Vec<String> {
+        let caches = self.caches.iter().filter_map(|cache| match &cache.state {
+            CacheState::Failed(failure) => Some(format!("cache {}: {failure}", cache.display_name())),
+            _ => None,
+        });
+        let volumes = self.volumes.iter().filter_map(|volume| match &volume.state {
+            VolumeState::Failed(failure) => Some(format!("volume {}: {failure}", volume.display_name())),
+            _ => None,
+        });
+        self.not_served_yet().into_iter().chain(caches).chain(volumes).collect()
+    }
+
     /// The UUIDs of the configured devices, as far as they are known, and whether those are all.
     pub fn devices(&self) -> (BTreeSet<[u8; 16]>, bool) {
         let caches = self.real_caches().map(|(_, cache)| cache.uuid);

@@ -1,4 +1,4 @@
-//! A daemon that may open few files: it says so before it says that it is ready.
+//! A daemon that may have few of what the system gives: it says so before it says that it is ready, or goes on with what it has.
 
 mod common;
 
@@ -57,5 +57,29 @@ fn who_connects_leaves_some_for_commands() {
     }
     assert!(done(&daemon, &["status"]).contains("ready"));
     drop(clients);
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Under a limit of processes (`TasksMax=`, a container's) each command was told that no daemon answers. A limit of memory is met by a
+/// thread's stack first, and holds for every user.
+#[test]
+fn commands_are_answered_where_there_are_no_more_threads() {
+    use rustix::process::{Resource, Rlimit, prlimit};
+    let images = Images::new();
+    let daemon = Daemon::start_command(&images, configured(&images));
+    done(&daemon, &["wait", "tank", "--for", "served", "--timeout", "30s"]);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("readable");
+    let line = status.lines().find(|line| line.starts_with("VmSize:")).expect("a size");
+    let kib: u64 = line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a number");
+    let limit = Rlimit { current: Some((kib + 1024) << 10), maximum: None };
+    prlimit(Some(daemon.process()), Resource::As, limit).expect("its own process");
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| assert!(done(&daemon, &["status"]).contains("ready")));
+        }
+    });
+    prlimit(Some(daemon.process()), Resource::As, Rlimit { current: None, maximum: None })
+        .expect("as before");
+    assert!(!daemon.log().contains("panic"), "{}", daemon.log());
     assert_eq!(daemon.stop().0, 0);
 }
