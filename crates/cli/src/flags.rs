@@ -153,8 +153,8 @@ pub struct Make {
     /// Which bucket is reused first: lru, fifo or random [default: lru]
     #[arg(long, alias = "cache_replacement_policy", value_name = "POLICY")]
     pub cache_replacement_policy: Option<String>,
-    /// Take block size and set from this device: a backing device that the new cache is to serve, or the cache
-    /// that a new backing device is to use
+    /// Fit this device: the backing device that the new cache is to serve (its block size), or the cache that a new
+    /// backing device is to use (its set)
     #[arg(long = "for", value_name = "DEV")]
     pub serves: Option<PathBuf>,
     /// Overwrite a device that carries this signature (the refusal names it)

@@ -124,6 +124,9 @@ fn a_file_system_over_a_loop_device_over_the_file() {
     let mounted = Mounted::at(device, place.clone(), "discard");
     write_files(&place, 0..=60);
     does("sync", ["--file-system", place.to_str().expect("text")]);
+    let users = daemon.status()["clients"].to_string();
+    // Not the `losetup` that has ended.
+    assert!(users.contains(&mounted.device.0) && users.contains(place.to_str().expect("text")), "{users}");
     mounted.end(&daemon);
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");

@@ -152,6 +152,35 @@ fn geometry_can_come_from_the_partner() {
     assert_eq!(made["block_bytes"], 4096);
 }
 
+/// A second cache of the same set was served in turns with the first, which then had data that had been written over.
+#[test]
+fn a_set_has_one_cache() {
+    let images = Images::new();
+    let (cache, backing) = (images.blank("cache", CACHE_BYTES), images.blank("backing", 20 << 20));
+    let words = ["make", "--bucket", "64k", "--cache", &cache, "--backing", &backing];
+    assert_eq!(bcached(&words).exit, 0);
+    let new = images.blank("new", CACHE_BYTES);
+    for words in [
+        ["make", "--bucket=64k", "--cache", &new, "--for", &cache].as_slice(),
+        &[
+            "make",
+            "--bucket=64k",
+            "--cache",
+            &new,
+            "--backing",
+            &images.blank("b", 20 << 20),
+            "--for",
+            &cache,
+        ],
+        &["make", "--backing", &new, "--for", &backing],
+    ] {
+        let ran = bcached(words);
+        assert_eq!(ran.exit, 2, "{words:?}: {ran:?}");
+        assert!(ran.err.contains("itself"), "{ran:?}");
+        assert!(bytes(&new).iter().all(|byte| *byte == 0), "nothing is written");
+    }
+}
+
 #[test]
 fn a_label_is_kept() {
     let images = Images::new();

@@ -428,6 +428,10 @@ fn what_the_files_name_no_more_is_not_handed_over() {
     let (_, fared) = at_work(&images, &mut models, || {
         images.configure(&config);
         refused(&daemon, &["take-over"], 4, "the configuration has no volume other any more");
+        // Who only asks hears the same, and of what the other process would find in the files.
+        refused(&daemon, &["take-over", "--dry-run"], 4, "the configuration has no volume other any more");
+        images.configure(&format!("{both}cache_mod = 1\n"));
+        refused(&daemon, &["take-over", "--dry-run"], 2, "cache_mod");
         images.configure(&format!("{both}served = false\n"));
         refused(&daemon, &["take-over"], 4, "the configuration has no volume other any more");
         images.configure(&both);

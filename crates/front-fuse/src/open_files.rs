@@ -8,6 +8,7 @@ use crate::volume_file::VolumeFile;
 use bcached_port::Uuid;
 use fuser::{Errno, FileHandle, FileType, INodeNo};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 #[derive(Clone)]
@@ -112,25 +113,28 @@ impl OpenFiles {
         ranges
     }
 
-    /// Who has what open; listings are not told of.
-    pub(crate) fn clients(&self) -> Vec<Client> {
+    /// Who has what open below `mount`; listings are not told of.
+    pub(crate) fn clients(&self, mount: &Path) -> Vec<Client> {
         let files: Vec<_> = {
             let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
             table.files.values().map(|(file, _)| file.clone()).collect()
         };
         // Names of processes are read without the lock.
-        files.into_iter().filter_map(|file| client(&file)).collect()
+        files.into_iter().filter_map(|file| client(&file, mount)).collect()
     }
 }
 
-fn client(file: &OpenFile) -> Option<Client> {
+fn client(file: &OpenFile, mount: &Path) -> Option<Client> {
     match file {
-        OpenFile::Volume(file) => Some(Client {
-            peer: process(file.opener),
-            path: format!("{}/{}", crate::nodes::VOLUMES, file.export.name),
-            export: Some(file.export.name.clone()),
-            writing: file.is_writing(),
-        }),
+        OpenFile::Volume(file) => {
+            let path = format!("{}/{}", crate::nodes::VOLUMES, file.export.name);
+            Some(Client {
+                peer: opener(file.opener, Path::new(BLOCK), &mount.join(&path)),
+                path,
+                export: Some(file.export.name.clone()),
+                writing: file.is_writing(),
+            })
+        }
         OpenFile::Text(file) => Some(Client {
             peer: process(file.opener),
             path: file.shown.clone(),
@@ -141,6 +145,27 @@ fn client(file: &OpenFile) -> Option<Client> {
     }
 }
 
+/// Where the kernel tells of block devices.
+const BLOCK: &str = "/sys/block";
+
+/// Who has a volume open, for people: a process, or the loop device that one has left it to which has ended.
+fn opener(number: u32, block: &Path, file: &Path) -> String {
+    if number > 0 && Path::new(&format!("/proc/{number}")).exists() {
+        return process(number);
+    }
+    loop_over(block, file).unwrap_or_else(|| process(number))
+}
+
+/// The loop device over `file`.
+fn loop_over(block: &Path, file: &Path) -> Option<String> {
+    let mut entries = std::fs::read_dir(block).ok()?.flatten();
+    entries.find_map(|entry| {
+        let told = std::fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
+        let is_it = Path::new(told.trim_end_matches('\n')) == file;
+        is_it.then(|| format!("/dev/{}", entry.file_name().to_string_lossy()))
+    })
+}
+
 /// A process, for people. It may have ended since, and another have the file open that it was given to.
 fn process(number: u32) -> String {
     if number == 0 {
@@ -149,6 +174,30 @@ fn process(number: u32) -> String {
     }
     match std::fs::read_to_string(format!("/proc/{number}/comm")) {
         Ok(name) => format!("process {number} ({})", name.trim_end()),
-        Err(_) => format!("process {number}"),
+        Err(_) => format!("whoever has it of process {number}, which has ended"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `losetup` has ended when the device is there, and was named as the one who uses the volume.
+    #[test]
+    fn who_has_left_the_volume_to_a_loop_device_is_not_named() {
+        let block = tempfile::tempdir().expect("a folder");
+        for (name, file) in
+            [("loop0", "/run/b/fuse/volumes/tanks\n"), ("loop1", "/run/b/fuse/volumes/tank\n")]
+        {
+            std::fs::create_dir_all(block.path().join(name).join("loop")).expect("a folder");
+            std::fs::write(block.path().join(name).join("loop/backing_file"), file).expect("a file");
+        }
+        let named =
+            |number, file: &str| opener(number, block.path(), &Path::new("/run/b/fuse/volumes").join(file));
+        assert!(named(std::process::id(), "tank").starts_with("process "), "it is there");
+        // No process has such a number.
+        assert_eq!(named(u32::MAX, "tank"), "/dev/loop1");
+        assert_eq!(named(0, "tank"), "/dev/loop1");
+        assert!(named(u32::MAX, "pond").contains("has ended"));
     }
 }

@@ -216,7 +216,7 @@ impl FuseServer {
     /// What programs have open.
     #[must_use]
     pub fn clients(&self) -> Vec<Client> {
-        self.shared.open.clients()
+        self.shared.open.clients(self.mount.directory())
     }
 
     /// Whether nobody can ask anything any more: somebody else has unmounted it, or ended the connection.

@@ -44,8 +44,10 @@ pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
     }
     while !stopping.ended {
         check_time(until, &stopping)?;
-        match client::get(&socket, "/v1/stop") {
+        match client::get_until(&socket, "/v1/stop", until) {
             Ok(body) => stopping = client::understood(&body)?,
+            // It is the command's own limit.
+            Err(failure) if failure.kind == Kind::TimeLimit && is_over(until) => {}
             Err(failure) if failure.kind == Kind::NoDaemon => {
                 return Err(Failure::new(Kind::Io, "the daemon has ended without saying how")
                     .why("its process was killed, or did not wait for this one")
@@ -85,13 +87,18 @@ fn already(failure: &Failure) -> Result<Report, Failure> {
         stop_timeout_seconds: 0,
         users: Vec::new(),
         dirty: Vec::new(),
+        cut: Vec::new(),
         failure: None,
     };
     Ok(Report::of(&nobody)?.warning(vec![failure.what.to_string()]))
 }
 
+fn is_over(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() >= until)
+}
+
 fn check_time(until: Option<Instant>, stopping: &Stopping) -> Result<(), Failure> {
-    if until.is_none_or(|until| Instant::now() < until) {
+    if !is_over(until) {
         return Ok(());
     }
     let failure = Failure::new(

@@ -9,8 +9,10 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use rustix::time::{ClockId, clock_gettime};
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Guests are answered so many at once: the threads that do it are those of the control socket, too.
@@ -21,6 +23,22 @@ const WAITING: usize = 4;
 
 /// An engine looks at all of a set, or at its index, for so many of them at once.
 const WORKING: usize = 4;
+
+/// A header of what changes something: until when somebody waits for the answer, in milliseconds of the system's clock since it was started. A
+/// daemon that gets to it later leaves it: whoever asked has been told that it has not answered.
+pub(super) const AWAITED: &str = "bcached-awaited-until";
+
+/// That clock, which counts while the machine sleeps.
+pub(super) fn boot_millis() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    // It does not go back behind the start.
+    millis(Duration::try_from(now).unwrap_or_default())
+}
+
+/// Whole ones, as far as they can be counted.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// The seats of those who may only look.
 #[derive(Clone)]
@@ -77,6 +95,25 @@ pub(super) struct Asked {
     handlers: Arc<Handlers>,
     guest: Option<Guest>,
     waits: Option<OwnedSemaphorePermit>,
+    awaited: Awaited,
+}
+
+/// Until when somebody waits for the answer, by [`boot_millis`].
+#[derive(Clone, Copy, Default)]
+pub(super) struct Awaited(Option<u64>);
+
+impl Awaited {
+    /// # Errors
+    /// Nobody waits any more.
+    pub(super) fn check(self) -> Result<(), Failure> {
+        match self.0 {
+            Some(until) if boot_millis() > until => {
+                let failure = Failure::new(Kind::TimeLimit, "nobody waits for the answer any more");
+                Err(failure.why("it was asked too long ago").next("ask again"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl FromRequestParts<Arc<Handlers>> for Asked {
@@ -85,7 +122,8 @@ impl FromRequestParts<Arc<Handlers>> for Asked {
     async fn from_request_parts(parts: &mut Parts, handlers: &Arc<Handlers>) -> Result<Self, Infallible> {
         // Taken out of the request: that is gone as soon as whoever asked has hung up.
         let guest = parts.extensions.remove();
-        Ok(Self { handlers: Arc::clone(handlers), guest, waits: None })
+        let awaited = parts.headers.get(AWAITED).and_then(|until| until.to_str().ok()?.parse().ok());
+        Ok(Self { handlers: Arc::clone(handlers), guest, waits: None, awaited: Awaited(awaited) })
     }
 }
 
@@ -112,6 +150,17 @@ impl Asked {
             Ok(seat) => Ok(Work { _seat: Some(Arc::new(seat)) }),
             Err(_) => Err(busy(format!("it looks into its caches for {WORKING} others already"))),
         }
+    }
+
+    /// It is done whenever the daemon gets to it: whoever asks looks at it again.
+    pub(super) const fn whenever(mut self) -> Self {
+        self.awaited = Awaited(None);
+        self
+    }
+
+    /// Until when that is to be done at all.
+    pub(super) const fn awaited(&self) -> Awaited {
+        self.awaited
     }
 
     /// What the handlers say, which may take a moment. `None` if they panicked.

@@ -2,6 +2,7 @@
 //!
 //! HTTP/1.0 on purpose: the answer ends with the connection, so that nothing but its head needs parsing.
 
+use super::asked::{AWAITED, boot_millis, millis};
 use super::bound::monitor_beside;
 use super::socket::connect_now;
 use super::{REQUEST_BYTES_MAX, too_long};
@@ -34,15 +35,24 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// [`Kind::NoDaemon`] if nobody listens there, [`Kind::TimeLimit`] if somebody does and does not answer,
 /// [`Kind::Busy`] if too many others ask all the time, [`Kind::Permission`], or what the daemon says is wrong.
 pub fn get(socket: &Path, path: &str) -> Result<String, Failure> {
-    ask(socket, &Request { method: "GET", path, body: "" })
+    get_until(socket, path, None)
 }
 
-/// The same of `PATCH path` with a JSON `body`. After [`Kind::TimeLimit`] it may still be done.
+/// The same; nobody waits for it longer than `until`.
+///
+/// # Errors
+/// As [`get`].
+pub fn get_until(socket: &Path, path: &str, until: Option<Instant>) -> Result<String, Failure> {
+    ask(socket, &Request { method: "GET", path, body: "", until })
+}
+
+/// The same of `PATCH path` with a JSON `body`. After [`Kind::TimeLimit`] it is still done if the daemon had
+/// begun by then.
 ///
 /// # Errors
 /// As [`get`].
 pub fn patch(socket: &Path, path: &str, body: &str) -> Result<String, Failure> {
-    ask(socket, &Request { method: "PATCH", path, body })
+    ask(socket, &Request { method: "PATCH", path, body, until: None })
 }
 
 /// The value that an answer is the body of.
@@ -57,12 +67,13 @@ pub fn understood<T: DeserializeOwned>(body: &str) -> Result<T, Failure> {
     })
 }
 
-/// The same of `POST path` with a JSON `body`. After [`Kind::TimeLimit`] it may still be done.
+/// The same of `POST path` with a JSON `body`. After [`Kind::TimeLimit`] it is still done if the daemon had
+/// begun by then.
 ///
 /// # Errors
 /// As [`get`].
 pub fn post(socket: &Path, path: &str, body: &str) -> Result<String, Failure> {
-    ask(socket, &Request { method: "POST", path, body })
+    ask(socket, &Request { method: "POST", path, body, until: None })
 }
 
 /// The same of `DELETE path`.
@@ -70,7 +81,7 @@ pub fn post(socket: &Path, path: &str, body: &str) -> Result<String, Failure> {
 /// # Errors
 /// As [`get`].
 pub fn delete(socket: &Path, path: &str) -> Result<String, Failure> {
-    ask(socket, &Request { method: "DELETE", path, body: "" })
+    ask(socket, &Request { method: "DELETE", path, body: "", until: None })
 }
 
 /// The body of a request.
@@ -95,6 +106,28 @@ struct Request<'a> {
     path: &'a str,
     /// JSON, or nothing.
     body: &'a str,
+    /// Whoever asks waits no longer than that.
+    until: Option<Instant>,
+}
+
+impl Request<'_> {
+    const fn changes(&self) -> bool {
+        !matches!(self.method.as_bytes(), b"GET")
+    }
+
+    /// As it is sent, by who waits for the answer until `deadline`.
+    fn text(&self, deadline: Instant) -> String {
+        let Self { method, path, body, .. } = self;
+        let mut head = format!("{method} {path} HTTP/1.0\r\nHost: bcached\r\nAccept: application/json\r\n");
+        if self.changes() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            head.push_str(&format!("{AWAITED}: {}\r\n", boot_millis().saturating_add(millis(left))));
+        }
+        if !body.is_empty() {
+            head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
+        }
+        format!("{head}\r\n{body}")
+    }
 }
 
 /// Who is told that the daemon is busy has begun nothing there, and asks again until the limit of time.
@@ -103,7 +136,8 @@ fn ask(socket: &Path, request: &Request<'_>) -> Result<String, Failure> {
     if request.path.len() + request.body.len() > REQUEST_BYTES_MAX {
         return Err(too_long());
     }
-    let deadline = Instant::now() + TIME_LIMIT;
+    let limit = Instant::now() + TIME_LIMIT;
+    let deadline = request.until.map_or(limit, |until| until.min(limit));
     let mut was_busy = None;
     loop {
         match (ask_once(socket, request, deadline), was_busy.take()) {
@@ -119,7 +153,8 @@ fn ask(socket: &Path, request: &Request<'_>) -> Result<String, Failure> {
 }
 
 fn ask_once(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<String, Failure> {
-    let answer = exchange(socket, request, deadline).map_err(|error| unreachable(socket, &error))?;
+    let answer = exchange(socket, request, deadline)
+        .map_err(|error| unreachable(socket, &error, request.changes()))?;
     if answer.is_empty() {
         return Err(Failure::new(Kind::NoDaemon, format!("no daemon answers on {}", socket.display()))
             .why("it has ended in the middle of it"));
@@ -157,12 +192,7 @@ fn exchange(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<S
     // A limit of nothing would be none at all.
     let left = || Some(deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
     stream.set_write_timeout(left()).map_err(failed)?;
-    let Request { method, path, body } = request;
-    let mut head = format!("{method} {path} HTTP/1.0\r\nHost: bcached\r\nAccept: application/json\r\n");
-    if !body.is_empty() {
-        head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
-    }
-    stream.write_all(format!("{head}\r\n{body}").as_bytes()).map_err(failed)?;
+    stream.write_all(request.text(deadline).as_bytes()).map_err(failed)?;
     let (mut answer, mut part) = (Vec::new(), [0; 4096]);
     while answer.len() < ANSWER_BYTES_MAX {
         stream.set_read_timeout(left()).map_err(failed)?;
@@ -198,10 +228,10 @@ fn listener(stream: &UnixStream) -> Option<Pid> {
     rustix::net::sockopt::socket_peercred(stream).ok().map(|peer| peer.pid)
 }
 
-fn unreachable(socket: &Path, silence: &Silence) -> Failure {
+fn unreachable(socket: &Path, silence: &Silence, changes: bool) -> Failure {
     let error = match silence {
         Silence::Failed(error) => error,
-        Silence::TimeLimit(process) => return time_limit(socket, *process),
+        Silence::TimeLimit(process) => return time_limit(socket, *process, changes),
     };
     let what = format!("no daemon answers on {}", socket.display());
     match error.kind() {
@@ -234,12 +264,16 @@ fn not_for_you(socket: &Path) -> Failure {
     ))
 }
 
-fn time_limit(socket: &Path, process: Option<i32>) -> Failure {
+fn time_limit(socket: &Path, process: Option<i32>, changes: bool) -> Failure {
     let (socket, limit) = (socket.display(), TIME_LIMIT.as_secs());
     let wake = process.map_or_else(String::new, |id| format!(" (`kill -CONT {id}`)"));
+    let again = match changes {
+        true => "look then whether it has begun what was asked, which it does not begin any more",
+        false => "ask again later",
+    };
     Failure::new(Kind::TimeLimit, format!("the daemon on {socket} has not answered for {limit} s"))
         .why("its process is stopped, or its machine is too busy")
-        .next(format!("let it go on if it was stopped{wake}, or ask again later"))
+        .next(format!("let it go on if it was stopped{wake}, or wait; {again}"))
 }
 
 fn not_understood(socket: &Path) -> Failure {
@@ -288,7 +322,7 @@ mod tests {
     #[test]
     fn who_may_not_ask_is_told_where_he_may_look() {
         let error = || Silence::Failed(io::ErrorKind::PermissionDenied.into());
-        let told = |socket: &str| unreachable(Path::new(socket), &error()).to_string();
+        let told = |socket: &str| unreachable(Path::new(socket), &error(), false).to_string();
         let control = told("/run/bcached/control.sock");
         assert!(control.contains("for its owner only") && control.contains("status, "), "{control}");
         assert!(control.contains("`--control /run/bcached/monitor.sock`"), "{control}");

@@ -288,7 +288,9 @@ async fn stopped(asked: Asked) -> Response {
 
 async fn take_over(asked: Asked, ConnectInfo(peer): ConnectInfo<Peer>, body: Sent) -> Response {
     match understood::<TakeOver>(body, "send {\"program\": PATH, \"dry_run\": false}") {
-        Ok(take_over) => asked.answer(move |handlers| (handlers.take_over)(take_over, peer.uid)).await,
+        Ok(take_over) => {
+            asked.whenever().answer(move |handlers| (handlers.take_over)(take_over, peer.uid)).await
+        }
         Err(failure) => refused(&failure),
     }
 }
@@ -303,7 +305,8 @@ impl Asked {
     where
         F: FnOnce(&Handlers) -> Result<T, Failure> + Send + 'static,
     {
-        match self.beside(ask).await {
+        let awaited = self.awaited();
+        match self.beside(move |handlers| awaited.check().and_then(|()| ask(handlers))).await {
             Some(Ok(value)) => {
                 Json(Body { schema: T::SCHEMA, schema_version: 1, bcached: env!("CARGO_PKG_VERSION"), value })
                     .into_response()

@@ -1,7 +1,7 @@
 //! The stop of the whole daemon, both ways: the request, and what is said of it, `bcached.stop` version 1. Within a version, fields are only
 //! added; what is not known is absent.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use crate::sizes::human;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -33,6 +33,9 @@ pub struct Stopping {
     pub users: Vec<String>,
     /// Dirty data, which a stop leaves where it is.
     pub dirty: Vec<DirtyStays>,
+    /// Who had a file or a block device open that ended with the daemon.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cut: Vec<String>,
     /// What could not be stopped in order: what stands in `error` of a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<serde_json::Value>,
@@ -67,7 +70,17 @@ impl Stopping {
     /// What could not be stopped in order.
     #[must_use]
     pub fn to_failure(&self) -> Option<Failure> {
-        Failure::from_error(self.failure.as_ref()?)
+        let cut = || {
+            (!self.cut.is_empty()).then(|| {
+                Failure::new(
+                    Kind::Io,
+                    format!("cut off in the middle of their work: {}", self.cut.join(", ")),
+                )
+                .why(format!("they had not gone within stop_timeout ({} s)", self.stop_timeout_seconds))
+                .next("what they had not flushed is lost; check a file system that was mounted")
+            })
+        };
+        self.failure.as_ref().and_then(Failure::from_error).or_else(cut)
     }
 
     /// Who is waited for, in a line for people.

@@ -118,9 +118,8 @@ fn answer(mut stream: UnixStream) -> String {
     text
 }
 
-/// Whatever is sent, the refusal is one of ours.
-#[test]
-fn what_cannot_be_taken_is_refused_in_our_words() {
+/// A socket for everything, as long as the folder lives.
+fn whole() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -133,6 +132,13 @@ fn what_cannot_be_taken_is_refused_in_our_words() {
             axum::serve(tokio::net::UnixListener::from_std(listener).unwrap(), service).await.unwrap();
         });
     });
+    (folder, path)
+}
+
+/// Whatever is sent, the refusal is one of ours.
+#[test]
+fn what_cannot_be_taken_is_refused_in_our_words() {
+    let (_folder, path) = whole();
     for (length, what) in [(100_000, "the request is too long"), (9, "the request is not understood")] {
         let mut stream = UnixStream::connect(&path).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -142,6 +148,26 @@ fn what_cannot_be_taken_is_refused_in_our_words() {
         assert!(said.starts_with("HTTP/1.0 400") && said.contains(what), "{said}");
         assert!(said.contains("\"next\":"), "{said}");
     }
+}
+
+/// A daemon that had stood still went on with what others had given up, as they had been told.
+#[test]
+fn what_nobody_waits_for_any_more_is_not_begun() {
+    let (_folder, path) = whole();
+    let said = |until: &str, what: &str| {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        write!(stream, "POST {what} HTTP/1.0\r\n{until}Content-Length: 2\r\n\r\n{{}}").unwrap();
+        answer(stream)
+    };
+    let passed = said("Bcached-Awaited-Until: 1\r\n", "/v1/stop");
+    assert!(passed.contains("nobody waits for the answer any more"), "{passed}");
+    for until in ["", "Bcached-Awaited-Until: 18446744073709551615\r\n"] {
+        let asked = said(until, "/v1/stop");
+        assert!(asked.contains("not here"), "{asked}");
+    }
+    let failure = client::post(&path, "/v1/stop", "{}").expect_err("the handlers say no");
+    assert_eq!(failure.kind, Kind::No, "the command says until when it waits");
 }
 
 /// Whoever hangs up leaves the work behind: that keeps the seat, and no more than there are seats is begun.

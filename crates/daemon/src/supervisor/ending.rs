@@ -30,10 +30,17 @@ struct Told {
     /// What was there when somebody asked.
     asked: Option<Stopping>,
     ended: Option<Result<(), Failure>>,
+    /// Who was cut off.
+    cut: Vec<String>,
     is_heard: bool,
 }
 
 impl Ending {
+    /// Who has open what is about to end, and has not gone.
+    pub fn cuts(&self, users: Vec<String>) {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).cut = users;
+    }
+
     /// Everything has been stopped, or not. Waits for who asked, so that he hears it.
     pub fn tell(&self, outcome: &Result<(), Failure>) {
         let (told, rung) = &*self.0;
@@ -61,6 +68,7 @@ pub fn stop(shared: Arc<Mutex<Shared>>, fronts: Fronts, ending: Ending, events: 
             stop_timeout_seconds: timeout.as_secs(),
             users: fronts.uses(),
             dirty: dirty(&shared),
+            cut: Vec::new(),
             failure: None,
         };
         if asked.dry_run {
@@ -97,6 +105,7 @@ pub fn stopped(ending: Ending) -> AskStopped {
         if let Some(ended) = &told.ended {
             stopping.ended = true;
             stopping.failure = ended.as_ref().err().map(Failure::to_error);
+            stopping.cut.clone_from(&told.cut);
             told.is_heard = true;
             rung.notify_all();
         }

@@ -7,9 +7,12 @@ mod dev;
 mod leaving;
 mod machine;
 mod starting;
+mod using;
 
 use self::dev::{Dev, Devices};
 use self::starting::{start_fuse, start_vhost};
+pub use self::using::User;
+use self::using::users_of_device;
 use super::links;
 use crate::config::{Address, Certificates, Config, FrontPlaces, Tls};
 use crate::failure::{Failure, Kind};
@@ -21,10 +24,9 @@ use bcached_front_ublk::{DeviceState, Features, Served, Transfer, UblkServer};
 use bcached_front_vhost::{self as vhost, VhostServer};
 use bcached_port::socket::{Passed, SocketError};
 use bcached_port::{Claim, ExportTable, Peer, Pool, Uuid, Way, Ways};
-use bcached_uring::{Guests, Holder, Identity};
+use bcached_uring::Guests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -144,25 +146,6 @@ pub struct Had {
     /// How the data of a ublk device comes and goes.
     pub transfer: Option<Transfer>,
     pub place: Result<String, String>,
-}
-
-/// Somebody who uses a volume, or could.
-pub struct User {
-    pub peer: String,
-    pub volume: Option<String>,
-    pub writing: bool,
-    /// It may only look.
-    pub read_only: bool,
-    /// What it says and hears is encrypted.
-    pub tls: bool,
-    pub way: Way,
-}
-
-impl User {
-    /// One of a front end that does not tell such things.
-    const fn of(way: Way, peer: String, volume: Option<String>, writing: bool) -> Self {
-        Self { peer, volume, writing, read_only: false, tls: false, way }
-    }
 }
 
 impl Fronts {
@@ -396,51 +379,6 @@ impl Fronts {
         bound.collect()
     }
 
-    /// Everybody who is connected, or has a volume open.
-    pub fn users(&self) -> Vec<User> {
-        let running = self.lock();
-        let nbd = running.nbd.iter().flat_map(NbdServer::clients).map(|client| User {
-            peer: client.peer,
-            volume: client.export,
-            writing: client.writing,
-            read_only: client.read_only,
-            tls: client.tls,
-            way: Way::Nbd,
-        });
-        let vhost = running.vhost.iter().flat_map(|server| server.clients()).map(|client| {
-            let peer = "a virtual machine".to_owned();
-            User::of(Way::VhostUser, peer, Some(client.volume), client.is_writing)
-        });
-        let fuse = running.fuse.iter().flat_map(FuseServer::clients);
-        let fuse = fuse.map(|client| User::of(Way::Fuse, client.peer, client.export, client.writing));
-        let mut users: Vec<_> = nbd.chain(vhost).chain(fuse).collect();
-        let devices: Vec<_> = {
-            let here =
-                |name: &String| Some((name.clone(), running.way_of_device(name), running.device_path(name)?));
-            running.claims.keys().filter_map(here).collect()
-        };
-        drop(running);
-        for (name, way, path) in devices {
-            let its = users_of_device(&path).into_iter();
-            users.extend(its.map(|peer| User::of(way, peer, Some(name.clone()), true)));
-        }
-        users
-    }
-
-    /// Who uses which volume, in words.
-    pub fn uses(&self) -> Vec<String> {
-        let uses = self.users().into_iter();
-        let uses = uses.filter_map(|user| user.volume.map(|volume| format!("{} uses {volume}", user.peer)));
-        uses.collect::<BTreeSet<_>>().into_iter().collect()
-    }
-
-    /// Who uses the volume of that name.
-    pub fn users_of(&self, name: &str) -> Vec<String> {
-        let its = self.users().into_iter().filter(|user| user.volume.as_deref() == Some(name));
-        // A client may have several connections.
-        its.map(|user| user.peer).collect::<BTreeSet<_>>().into_iter().collect()
-    }
-
     /// Ends all of them. What is due goes out, up to `limit` for all together; each has a little time at least.
     pub fn shutdown(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
@@ -522,14 +460,6 @@ fn remove_devices(devices: &Devices, names: &[String], limit: Duration) {
         }
         Err(still) => tracing::warn!(event = "device-not-removed", "{still}"),
     }
-}
-
-/// Who has the block device: mounts, swap, what stands on it, else processes other than this one, which may serve it by having it open.
-fn users_of_device(path: &Path) -> Vec<String> {
-    let users = Identity::of(path).map_or_else(Vec::new, Identity::users).into_iter();
-    let own = std::process::id();
-    let others = users.filter(|user| !matches!(user, Holder::Process { id, .. } if *id == own));
-    others.map(|user| user.to_string()).collect()
 }
 
 /// An error, and what is behind it.

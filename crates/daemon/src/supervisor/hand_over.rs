@@ -11,12 +11,15 @@ use crate::failure::{Failure, Kind};
 use crate::handing::{Heritage, Predecessor, Successor, Yours};
 use bcached_uring::device::claim;
 use std::path::Path;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long an answer waits for the end: less than the client waits for it.
 const LOOK: Duration = Duration::from_secs(5);
+
+/// How long somebody waits who wants to know: less than the client waits for it.
+const CHECK_LIMIT: Duration = Duration::from_secs(8);
 
 /// How long block devices may take to be let go of, after their engines have ended.
 const DEVICES_LIMIT: Duration = Duration::from_secs(5);
@@ -51,6 +54,14 @@ impl Course {
     }
 }
 
+/// What somebody wants of who may hand over.
+pub enum Wish {
+    /// To know whether it could.
+    Checked(Sender<Result<(), Failure>>),
+    /// That it does.
+    By(Successor),
+}
+
 /// What the control thread calls for it.
 pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: Sender<Event>) -> AskTakeOver {
     Box::new(move |asked, uid| {
@@ -63,7 +74,10 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
             ..TakingOver::default()
         };
         if asked.dry_run {
-            return Ok(now(Progress::WouldBe));
+            let (answer, answered) = mpsc::channel();
+            let _refused_below = events.send(Event::HandOver(Box::new(Wish::Checked(answer))));
+            let late = |_| Err(super::late("the daemon does not come to it").next("ask again later"));
+            return answered.recv_timeout(CHECK_LIMIT).unwrap_or_else(late).map(|()| now(Progress::WouldBe));
         }
         {
             let mut course = course.lock();
@@ -77,7 +91,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
         let begun = successor.and_then(|successor| {
             let gone =
                 |_| Failure::new(Kind::NotFound, "the daemon stops").next("start the other one when it has");
-            events.send(Event::HandOver(Box::new(successor))).map_err(gone)
+            events.send(Event::HandOver(Box::new(Wish::By(successor)))).map_err(gone)
         });
         if let Err(failure) = begun {
             tracing::error!(event = "take-over-failed", "{failure}");
@@ -106,7 +120,7 @@ fn check(asked: &TakeOver, shared: &Mutex<Shared>, fronts: &Fronts) -> Result<()
             return Err(cannot(Kind::Busy, "it is starting".to_owned()).next("ask again when it is ready"));
         }
         Phase::Stopping => {
-            return Err(cannot(Kind::Busy, "it stops".to_owned()).next("start the other one when it has"));
+            return Err(cannot(Kind::Io, "it stops".to_owned()).next("start the other one when it has"));
         }
     }
     let program = &asked.program;
@@ -150,11 +164,37 @@ pub enum Life {
 }
 
 impl Supervisor {
+    /// Somebody wants that; the process that takes over, if one does.
+    pub(super) fn hears(&self, wish: Wish) -> Option<Successor> {
+        match wish {
+            // Dropped, it ends.
+            Wish::By(successor) => self.may_hand_over().then_some(successor),
+            Wish::Checked(answer) => {
+                let checked = self.check_files().and_then(|()| self.check_to_hand_over());
+                let _gone = answer.send(checked);
+                None
+            }
+        }
+    }
+
+    /// What the other process would find out by itself: it can begin with what the files say.
+    fn check_files(&self) -> Result<(), Failure> {
+        if self.strict {
+            return Ok(());
+        }
+        self.read_with(None).and_then(|files| self.read_certificates(&files)).map(drop)
+    }
+
+    fn check_to_hand_over(&self) -> Result<(), Failure> {
+        check_unused(&self.fronts)?;
+        self.check_answers()?;
+        self.check_comes_again()
+    }
+
     /// Whether what held when that was asked for still does: the other process may have been long about its configuration. If not, who
     /// asked hears why, and nothing has changed.
-    pub(super) fn may_hand_over(&self) -> bool {
-        let checked = check_unused(&self.fronts);
-        let checked = checked.and_then(|()| self.check_answers()).and_then(|()| self.check_comes_again());
+    fn may_hand_over(&self) -> bool {
+        let checked = self.check_to_hand_over();
         if let Err(failure) = &checked {
             tracing::error!(event = "take-over-failed", "{failure}");
             self.course.set(Course::failed(failure));

@@ -139,8 +139,8 @@ enum Event {
     Returned(usize, Box<Result<Option<Error>, NotTaken>>),
     /// The same of a cache device; whether something that was not flushed may be gone.
     CacheReturned(usize, Box<Result<bool, Error>>),
-    /// Another process is to take over.
-    HandOver(Box<Successor>),
+    /// Another process is to take over, or somebody asks whether one could.
+    HandOver(Box<hand_over::Wish>),
     /// The engine of this cache has so much memory for nodes from now on, or as much as before.
     NodesChanged(usize, Option<usize>),
 }
@@ -447,11 +447,11 @@ impl Supervisor {
             };
             match self.events.recv_timeout(if pending { RETRY } else { HEALTH }) {
                 Ok(Event::Signal(Signal::Stop)) => return Ok(End::Stops),
-                Ok(Event::HandOver(successor)) if self.may_hand_over() => {
-                    return Ok(End::HandsOver(successor));
+                Ok(Event::HandOver(wish)) => {
+                    if let Some(successor) = self.hears(*wish) {
+                        return Ok(End::HandsOver(Box::new(successor)));
+                    }
                 }
-                // Dropped, it ends.
-                Ok(Event::HandOver(_)) => {}
                 Ok(Event::Signal(Signal::Reload)) => self.reload(),
                 Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
                 Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,

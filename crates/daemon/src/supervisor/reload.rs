@@ -30,7 +30,10 @@ impl Supervisor {
     }
 
     /// Whether there is TLS at all stays as it is until the next start.
-    fn read_certificates(&self, files: &Config) -> Result<Option<(Certificates, nbd::Tls)>, Failure> {
+    pub(super) fn read_certificates(
+        &self,
+        files: &Config,
+    ) -> Result<Option<(Certificates, nbd::Tls)>, Failure> {
         let Some(certificates) = files.places.tls.certificates() else { return Ok(None) };
         let tls = certificates.read()?;
         Ok(self.config.places.tls.certificates().map(|_| (certificates.clone(), tls)))

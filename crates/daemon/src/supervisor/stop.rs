@@ -29,6 +29,7 @@ impl Supervisor {
         self.extension.begin_anew();
         tracing::info!(event = "stopping", "stopping");
         self.wait_for_users();
+        self.ending.cuts(self.fronts.users_of_files());
         // Who waits for a volume that moves would wait for ever.
         let entries = self.shared().table.volumes.clone();
         entries.iter().for_each(|entry| self.let_clients_go(entry));

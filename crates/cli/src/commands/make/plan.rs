@@ -93,6 +93,9 @@ impl Options {
 
 /// The superblocks of `targets`, in their order.
 pub fn plan(targets: &[Target], options: &Options) -> Result<Vec<Planned>, Failure> {
+    if let Some(partner) = &options.serves {
+        check_partner(targets, partner)?;
+    }
     let block = block_size(targets, options)?;
     let set_uuid = match (options.set_uuid, &options.serves) {
         (Some(uuid), _) => uuid,
@@ -107,6 +110,29 @@ pub fn plan(targets: &[Target], options: &Options) -> Result<Vec<Planned>, Failu
             Role::Backing => backing(&target.device, set_uuid, block, options).map(Planned::Backing),
         })
         .collect()
+}
+
+/// A partner is of the other role. A second cache of one set would be taken for the first: what one is written the other does not know, and
+/// shows what was there before.
+fn check_partner(targets: &[Target], partner: &Superblock) -> Result<(), Failure> {
+    let refuse = |target: &Target, role, why, next| {
+        let device = target.device.path().display();
+        let failure =
+            Failure::new(Kind::Usage, format!("cannot make {device} a {role} for the device of --for"));
+        failure.why(why).next(next)
+    };
+    let made = |role| targets.iter().find(move |target| target.role == role);
+    match partner {
+        Superblock::Cache(_) => made(Role::Cache).map_or(Ok(()), |target| {
+            let next = "leave --for out; `bcached replace` puts another device in the place of a cache";
+            Err(refuse(target, "cache device", "that is a cache device itself, and a set has one", next))
+        }),
+        Superblock::Backing(_) if made(Role::Cache).is_some() => Ok(()),
+        Superblock::Backing(_) => made(Role::Backing).map_or(Ok(()), |target| {
+            let next = "name the cache that it is to use, or leave --for out";
+            Err(refuse(target, "backing device", "that is a backing device itself", next))
+        }),
+    }
 }
 
 fn cache(device: &Device, set_uuid: Uuid, block: u64, options: &Options) -> Result<CacheSuperblock, Failure> {

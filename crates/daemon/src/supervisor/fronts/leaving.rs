@@ -54,17 +54,6 @@ impl Fronts {
         told.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Who has files of volumes open, or block devices that do not outlive this process: they would be left without.
-    pub fn users_of_files(&self) -> Vec<String> {
-        let ends = |user: &super::User| match (user.way, &user.volume) {
-            (Way::Fuse, _) => true,
-            (Way::Dev, Some(volume)) => self.lock().dev.has_device(volume),
-            _ => false,
-        };
-        let users = self.users().into_iter().filter(ends);
-        users.filter_map(|user| Some(format!("{} uses {}", user.peer, user.volume?))).collect()
-    }
-
     /// Ends all of them and leaves what can be left. What is due goes out, up to `limit` for all together.
     pub fn leave(&self, limit: Duration) -> Left {
         let deadline = Instant::now() + limit;
