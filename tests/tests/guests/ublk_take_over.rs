@@ -28,6 +28,7 @@ who() { server=$(answering); }
 taken_over() {
 	former=$server
 	bcached take-over > /tmp/told || { cat /tmp/told /tmp/log; return 1; }
+	cat /tmp/told
 	who && test $server != $former || return 1
 	wait_for 20 test ! -d /proc/$former
 	go_on
