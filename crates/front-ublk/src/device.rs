@@ -94,6 +94,12 @@ impl Features {
         !self.has(F_QUIESCE)
     }
 
+    /// The driver can be told that a device has another size (Linux 6.16).
+    #[must_use]
+    pub const fn may_resize(self) -> bool {
+        self.has(F_UPDATE_SIZE)
+    }
+
     pub(crate) const fn has(self, feature: u64) -> bool {
         self.0 & feature != 0
     }

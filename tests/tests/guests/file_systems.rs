@@ -3,7 +3,7 @@
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::Vm;
-use bcached_tests::vm::devices::{all_is_well, vm_having};
+use bcached_tests::vm::devices::{all_is_well, new_vm_having, vm_having};
 
 const UBLK: &str = "drivers/block/ublk_drv";
 
@@ -211,6 +211,65 @@ resize2fs $here/file > /tmp/resized 2>&1 || { cat /tmp/resized; exit 1; }
 test $(stat -f -c %b /mnt/file) -gt $((before + 8000))
 test "$sum" = "$(md5sum < /mnt/file/a)"
 dd if=/dev/urandom of=/mnt/file/b bs=1M count=60 conv=fsync 2>/dev/null
+umount /mnt/file
+e2fsck -fn $here/file > /tmp/checked 2>&1 || { cat /tmp/checked; exit 1; }
+kill -TERM $server; wait $server
+test -z "$(ls /sys/class/ublk-char)"
+bcached check /dev/vda --backing /dev/shm/file > /dev/null"#,
+    )
+}
+
+/// Where the kernel can be told (Linux 6.16 and later) the device itself grows, mounted and under load, also one that has been taken over from a
+/// daemon that was killed; and shrinks behind its file system.
+#[test]
+fn a_device_has_another_size_while_it_is_mounted() -> Outcome {
+    let drivers = [UBLK];
+    let Some(vm) = new_vm_having("bcached", &["fio", "resize2fs", "e2fsck"], &drivers) else { return Ok(()) };
+    on_its_volumes(
+        &vm.sized(1024, 1),
+        &[128],
+        r#"
+truncate -s 64M /dev/shm/file
+add file /dev/shm/file
+serve
+mkfs.ext4 -q $here/file
+mount -t ext4 -o errors=panic $here/file /mnt/file
+dd if=/dev/urandom of=/mnt/file/a bs=64k count=100 conv=fsync 2>/dev/null
+sum=$(md5sum < /mnt/file/a)
+( load /mnt/file/under 8m under ) & writer=$!
+goes_on under
+size() { blockdev --getsize64 $(readlink -f $here/file); }
+# grows MIB: the backing device, the volume, the block device and its file system.
+grows() {
+	blocks=$(stat -f -c %b /mnt/file)
+	truncate -s $1M /dev/shm/file
+	bcached grow file > /tmp/told
+	test $(wc -l < /tmp/told) = 1 || { cat /tmp/told; exit 1; }
+	test $(size) = $((($1 << 20) - 8192))
+	resize2fs $here/file > /tmp/resized 2>&1 || { cat /tmp/resized; exit 1; }
+	test $(stat -f -c %b /mnt/file) -gt $blocks
+	goes_on under
+}
+grows 96
+killed
+serve
+goes_on under
+test $(size) = $(((96 << 20) - 8192))
+grows 112
+dd if=/dev/urandom of=/mnt/file/b bs=1M count=60 conv=fsync 2>/dev/null
+: > /tmp/enough
+ends $writer
+test "$sum" = "$(md5sum < /mnt/file/a)"
+rm /mnt/file/b
+umount /mnt/file
+e2fsck -fp $here/file > /tmp/checked 2>&1 || { cat /tmp/checked; exit 1; }
+resize2fs $here/file 60M > /tmp/resized 2>&1 || { cat /tmp/resized; exit 1; }
+bcached shrink file --size 60M
+test $(size) = $((60 << 20))
+truncate -s $(((60 << 20) + 8192)) /dev/shm/file
+mount -t ext4 -o errors=panic $here/file /mnt/file
+test "$sum" = "$(md5sum < /mnt/file/a)"
+written /mnt/file/under 8m $(passes under) --verify_only
 umount /mnt/file
 e2fsck -fn $here/file > /tmp/checked 2>&1 || { cat /tmp/checked; exit 1; }
 kill -TERM $server; wait $server

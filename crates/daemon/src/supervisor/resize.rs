@@ -58,7 +58,7 @@ impl Supervisor {
         }
         planned.size = Some(sectors * 512);
         planned.work = (sectors > now.sectors).then_some(Work::Here(Long::Grow(sectors)));
-        if planned.work.is_some() && !self.fronts.users_of(name).is_empty() {
+        if planned.work.is_some() && self.fronts.is_size_kept(name) {
             planned.note("who is connected sees the new size when connecting again");
         }
         Ok(())

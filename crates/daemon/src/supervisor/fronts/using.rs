@@ -3,6 +3,7 @@
 use super::Fronts;
 use bcached_front_fuse::FuseServer;
 use bcached_front_nbd::NbdServer;
+use bcached_front_ublk::Features;
 use bcached_port::Way;
 use bcached_uring::{Holder, Identity};
 use std::collections::BTreeSet;
@@ -67,6 +68,16 @@ impl Fronts {
         let uses = self.users().into_iter();
         let uses = uses.filter_map(|user| user.volume.map(|volume| format!("{} uses {volume}", user.peer)));
         uses.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Somebody uses the volume of that name who is not told when it has another size, as a block device is.
+    pub fn is_size_kept(&self, name: &str) -> bool {
+        let is_told = |way| match way {
+            Way::Dev => true,
+            Way::Ublk => Features::probe().is_ok_and(Features::may_resize),
+            Way::Nbd | Way::VhostUser | Way::Fuse => false,
+        };
+        self.users().iter().any(|user| user.volume.as_deref() == Some(name) && !is_told(user.way))
     }
 
     /// Who uses the volume of that name.
