@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Images};
+use common::{Daemon, Images, Last, bcached, control, json, pid};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -65,6 +65,34 @@ fn a_start_and_a_stop_that_last_ask_for_more_time() {
     let started = Instant::now();
     while served.0.try_wait().expect("waits").is_none() {
         assert!(started.elapsed() < LIMIT, "it does not stop");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A package calls `bcached take-over` where it would restart the service: to systemd the new process is the service before the old one ends, which else would
+/// be the end of the service.
+#[test]
+fn who_has_taken_over_is_the_service() {
+    let images = Images::new();
+    images.configure_pair(64 << 20, 20 << 20, "");
+    let socket = images.path("manager.sock");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    manager.set_read_timeout(Some(Duration::from_secs(1))).expect("a limit");
+    let config = images.path("config.toml");
+    let mut command = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
+    command.env("NOTIFY_SOCKET", &socket).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut served = Served(command.spawn().expect("starts"));
+    let _last = Last(&images);
+    told_until(&manager, "READY=1");
+    let ran = bcached(&["take-over", "--json", "--control", &control(&images)]);
+    assert_eq!(ran.exit, 0, "{}", ran.err);
+    let new = json(&ran.out)["pid"].as_u64().expect("a process");
+    assert_eq!(pid(&images).map(|pid| u64::from(pid.unsigned_abs())), Some(new));
+    let told = told_until(&manager, &format!("MAINPID={new}"));
+    assert!(!told.iter().any(|told| told.contains("STOPPING")), "the service goes on: {told:?}");
+    let started = Instant::now();
+    while served.0.try_wait().expect("waits").is_none() {
+        assert!(started.elapsed() < LIMIT, "the old one does not end");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

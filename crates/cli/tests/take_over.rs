@@ -97,11 +97,13 @@ struct Model {
     /// Asked for and not answered.
     doubt: Option<(usize, u32)>,
     last: u32,
+    /// What a request has taken at most.
+    longest: Duration,
 }
 
 impl Model {
     fn new(part: usize) -> Self {
-        Self { first: part * BLOCKS, values: vec![0; BLOCKS], doubt: None, last: 0 }
+        Self { first: part * BLOCKS, values: vec![0; BLOCKS], doubt: None, last: 0, longest: Duration::ZERO }
     }
 
     /// Works until it is told to end, or its daemon has gone.
@@ -110,10 +112,13 @@ impl Model {
             self.last += 1;
             let block = (self.last as usize * 97) % BLOCKS;
             self.doubt = Some((block, self.last));
+            let asked = Instant::now();
             client.write(self.first + block, self.last)?;
+            let written = Instant::now();
             (self.values[block], self.doubt) = (self.last, None);
             let other = (self.last as usize * 31) % BLOCKS;
             assert_eq!(client.read(self.first + other)?, self.values[other], "block {other}");
+            self.longest = self.longest.max(written - asked).max(written.elapsed());
         }
         Ok(())
     }
@@ -223,6 +228,59 @@ fn clients_notice_a_pause_and_nothing_else() {
         images.path("tank").to_str().expect("text"),
     ]);
     assert_eq!(check.exit, 0, "{}{}", check.out, check.err);
+}
+
+/// As many keys as a cache of 4 GiB gets by 400 MiB of small writes, with `BCACHED_LONG=1`.
+fn keys() -> usize {
+    if std::env::var_os("BCACHED_LONG").is_some() { 100_000 } else { 2000 }
+}
+
+/// Prints what a client waits for at most: with nothing in the cache, with many keys in it, and with as many that are dirty. All that was written
+/// before is there.
+#[test]
+fn how_long_clients_wait_at_most() {
+    for (what, mode, keys) in
+        [("empty", "writeback", 0), ("clean", "writethrough", keys()), ("dirty", "writeback", keys())]
+    {
+        let images = Images::new();
+        images.configure_pair(
+            4096 * MIB,
+            8192 * MIB,
+            &format!("cache_mode = {mode:?}\nwriteback_running = false\n"),
+        );
+        std::fs::create_dir(images.path("run")).expect("a folder");
+        let daemon = Daemon::configured(&images);
+        let _last = Last(&images);
+        // One after the other leaves a key for each.
+        let block_of = |key: usize| CLIENTS * BLOCKS + (key * 7919) % (2048 * 1000);
+        let value_of = |key: usize| u32::try_from(key + 1).expect("few");
+        let mut client = Client::connect(&images).expect("it is served");
+        (0..keys).for_each(|key| client.write(block_of(key), value_of(key)).expect("it is served"));
+        drop(client);
+        for _ in 0..4 {
+            let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+            for model in &mut models {
+                let mut client = Client::connect(&images).expect("it is served");
+                for block in 0..BLOCKS {
+                    model.values[block] = client.read(model.first + block).expect("it is served");
+                }
+                model.last = model.values.iter().copied().max().expect("some");
+            }
+            let (ran, fared) = at_work(&images, &mut models, || take_over(&images, &[]));
+            assert_eq!(ran.exit, 0, "{}\n{}", ran.err, daemon.log());
+            fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
+            let longest = models.iter().map(|model| model.longest).max().expect("some");
+            let told = json(&ran.out)["paused_seconds"].as_f64().expect("it is known");
+            println!(
+                "{what}, {keys} keys: a request took {:.3} s at most; told: {told:.3} s",
+                longest.as_secs_f64()
+            );
+        }
+        let mut client = Client::connect(&images).expect("it is served");
+        for key in (0..keys).step_by(41) {
+            assert_eq!(client.read(block_of(key)).expect("it is served"), value_of(key), "key {key}");
+        }
+    }
 }
 
 /// A program that is none, one that ends at once, and one that cannot read its configuration: the daemon goes on as if nobody had asked.

@@ -1,5 +1,6 @@
 //! The link between the two processes: messages with descriptors, one at a time.
 
+use crate::options::said::Said;
 use bcached_front_nbd as nbd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -56,6 +57,9 @@ pub enum Of {
 pub struct Yours {
     /// Names of volumes that were served.
     pub served: Vec<String>,
+    /// What holds until the daemon stops.
+    #[serde(default)]
+    pub said: Vec<Said>,
     /// The old one's version.
     pub version: String,
     /// How long clients have waited by now, in seconds.

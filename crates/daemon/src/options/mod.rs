@@ -7,6 +7,7 @@
 pub mod layers;
 pub mod of_cache;
 pub mod quiet;
+pub mod said;
 pub mod value;
 
 use crate::failure::{Failure, Kind as FailureKind};

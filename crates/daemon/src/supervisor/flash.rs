@@ -10,6 +10,7 @@ use crate::engine_failure;
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
 use crate::names;
+use crate::options::Scope;
 use crate::sizes::human;
 use bcached_engine::{Error, VolumeInfo};
 use bcached_format::{Label, Uuid};
@@ -57,7 +58,10 @@ impl Table {
             names::of_volume(info.label, info.uuid, |name| taken.contains(name))
         });
         // Until the daemon stops, which neither a stop nor a removal of the volume ends.
-        let options = former.map(|former| self.volumes[former].options.clone()).unwrap_or_default();
+        let mut options = former.map(|former| self.volumes[former].options.clone()).unwrap_or_default();
+        if let Some(said) = self.said_of_lodgers.remove(&info.uuid.to_string()) {
+            said.add_to(&mut options, Scope::Volume, &name);
+        }
         let entry = VolumeEntry {
             name: Some(name),
             backing: None,

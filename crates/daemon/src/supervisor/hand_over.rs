@@ -284,10 +284,10 @@ impl Supervisor {
     /// Ends everything here, and takes nothing away from anybody. Second: whether the sets have been closed.
     fn leave(mut self, control: Control) -> (Heritage, Result<(), Failure>) {
         let since = Instant::now();
-        let entries = {
+        let (entries, said) = {
             let mut shared = self.shared();
             shared.phase = Phase::Stopping;
-            shared.table.volumes.clone()
+            (shared.table.volumes.clone(), shared.table.said())
         };
         let (served, reconnect) = (served(&entries), self.fronts.reconnect());
         let claims = claim::live();
@@ -301,7 +301,7 @@ impl Supervisor {
             closed = closed.and(Err(Failure::new(Kind::Io, "a block device is not let go of")));
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let yours = Yours { served, version, reconnect, paused_seconds: 0.0 };
+        let yours = Yours { served, said, version, reconnect, paused_seconds: 0.0 };
         (Heritage { claims, control, nbd: fronts.nbd, yours, since }, closed)
     }
 

@@ -49,6 +49,7 @@ mod replacing;
 mod report;
 mod resize;
 mod returning;
+mod said;
 mod steps;
 mod stop;
 mod table;
@@ -351,7 +352,7 @@ impl Supervisor {
         let (sender, events) = mpsc::channel();
         let waker = sender.clone();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
-        let table = Table::of(&config, strict);
+        let table = Table::with_said(&config, strict, &yours.said);
         let config = Arc::new(config);
         let (is_machines, stop_timeout) = (line.config.is_none(), config.stop_timeout);
         let owned = if strict { None } else { OwnedList::of_this_daemon(is_machines) };

@@ -1,5 +1,6 @@
-//! Why a volume is not served because of its cache, in the program's words.
+//! Why a volume is not served, because of its cache or for another reason, in the program's words.
 
+use super::table::{CacheState, Table, VolumeState};
 use crate::failure::{Failure, Kind};
 use crate::options::value::Value;
 use bcached_format::{BackingState, BackingSuperblock, Uuid};
@@ -96,4 +97,40 @@ pub fn no_cache(what: impl Into<Box<str>>, superblock: &BackingSuperblock) -> Fa
         _ => (Kind::WrongSet, format!("it belongs to the cache set {}", superblock.set_uuid())),
     };
     Failure::new(kind, what).why(why)
+}
+
+impl Table {
+    /// What is configured, has no final reason and is not served: a sentence each.
+    pub fn not_served_yet(&self) -> Vec<String> {
+        let caches = self.caches.iter().filter_map(|cache| {
+            let name = cache.name.as_ref().unwrap_or(&cache.device);
+            match &cache.state {
+                CacheState::Waiting(failure) => Some(format!("cache {name}: {failure}")),
+                CacheState::Opening { .. } => Some(format!("cache {name}: it is still opening")),
+                _ => None,
+            }
+        });
+        let volumes = self.volumes.iter().filter_map(|volume| {
+            let name = volume.display_name();
+            match &volume.state {
+                VolumeState::Waiting(failure) => Some(format!("volume {name}: {failure}")),
+                VolumeState::Attaching => Some(format!("volume {name}: its cache still takes it up")),
+                _ => None,
+            }
+        });
+        caches.chain(volumes).collect()
+    }
+
+    /// The same, and what is not going to be served.
+    pub fn not_served(&self) -> Vec<String> {
+        let caches = self.caches.iter().filter_map(|cache| match &cache.state {
+            CacheState::Failed(failure) => Some(format!("cache {}: {failure}", cache.display_name())),
+            _ => None,
+        });
+        let volumes = self.volumes.iter().filter_map(|volume| match &volume.state {
+            VolumeState::Failed(failure) => Some(format!("volume {}: {failure}", volume.display_name())),
+            _ => None,
+        });
+        self.not_served_yet().into_iter().chain(caches).chain(volumes).collect()
+    }
 }

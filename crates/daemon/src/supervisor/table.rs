@@ -8,6 +8,7 @@ use crate::options::layers::{Configured, Layers};
 use crate::supervisor::memory::Nodes;
 use crate::supervisor::reasons;
 use crate::supervisor::returning::Absent;
+use crate::supervisor::said::SaidOfLodgers;
 use crate::supervisor::without::{self, Lack};
 use crate::supervisor::words::{OfMode, OfSettings};
 use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeInfo, VolumeOptions};
@@ -169,6 +170,8 @@ pub struct Table {
     /// The devices are those of the command line: all are meant now. `ready` waits for all of them, and the first final
     /// reason ends the program, which prints it; else it is logged here.
     pub strict: bool,
+    /// What was said to the process before of volumes whose caches are not open here yet.
+    pub said_of_lodgers: SaidOfLodgers,
 }
 
 impl Table {
@@ -177,6 +180,7 @@ impl Table {
         let formers = config.caches.iter().filter_map(CacheEntry::former);
         Self {
             strict,
+            said_of_lodgers: SaidOfLodgers::default(),
             caches: config.caches.iter().map(CacheEntry::of).chain(formers).collect(),
             volumes: config.volumes.iter().map(VolumeEntry::of).collect(),
         }
@@ -240,40 +244,6 @@ impl Table {
             self.set_volume(*volume, VolumeState::Failed(reasons::cache_not_served(failure)));
         }
         concerned.into_iter().map(|volume| self.volumes[volume].clone()).collect()
-    }
-
-    /// What is configured, has no final reason and is not served: a sentence each.
-    pub fn not_served_yet(&self) -> Vec<String> {
-        let caches = self.caches.iter().filter_map(|cache| {
-            let name = cache.name.as_ref().unwrap_or(&cache.device);
-            match &cache.state {
-                CacheState::Waiting(failure) => Some(format!("cache {name}: {failure}")),
-                CacheState::Opening { .. } => Some(format!("cache {name}: it is still opening")),
-                _ => None,
-            }
-        });
-        let volumes = self.volumes.iter().filter_map(|volume| {
-            let name = volume.display_name();
-            match &volume.state {
-                VolumeState::Waiting(failure) => Some(format!("volume {name}: {failure}")),
-                VolumeState::Attaching => Some(format!("volume {name}: its cache still takes it up")),
-                _ => None,
-            }
-        });
-        caches.chain(volumes).collect()
-    }
-
-    /// The same, and what is not going to be served.
-    pub fn not_served(&self) -> Vec<String> {
-        let caches = self.caches.iter().filter_map(|cache| match &cache.state {
-            CacheState::Failed(failure) => Some(format!("cache {}: {failure}", cache.display_name())),
-            _ => None,
-        });
-        let volumes = self.volumes.iter().filter_map(|volume| match &volume.state {
-            VolumeState::Failed(failure) => Some(format!("volume {}: {failure}", volume.display_name())),
-            _ => None,
-        });
-        self.not_served_yet().into_iter().chain(caches).chain(volumes).collect()
     }
 
     /// The UUIDs of the configured devices, as far as they are known, and whether those are all.
