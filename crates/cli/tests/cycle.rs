@@ -340,6 +340,41 @@ fn volumes_are_added_and_removed_for_good() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// Numbers were ranks of names: who was added moved others at the next start, and scripts wrote to control files of another volume.
+#[test]
+fn a_volume_that_is_added_or_removed_moves_no_number() {
+    let site = Site::new();
+    let numbers = |daemon: &Daemon| {
+        let status = daemon.status();
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        let volumes = status["volumes"].as_array().into_iter().flatten();
+        volumes.map(|volume| (text(&volume["name"]), text(&volume["kernel_name"]))).collect::<Vec<_>>()
+    };
+    let known = |names: &[(&str, &str)]| -> Vec<_> {
+        names.iter().map(|(name, number)| ((*name).to_owned(), (*number).to_owned())).collect()
+    };
+    let daemon = site.start();
+    for name in ["pond", "brook"] {
+        let device = site.images.blank(name, BACKING_BYTES);
+        assert_eq!(bcached(&["make", "-B", &device]).exit, 0);
+        done(&daemon, &["add", name, "--backing", &device, "--cache", "spare"]);
+    }
+    let all = known(&[("media", "bcache0"), ("pond", "bcache1"), ("brook", "bcache2")]);
+    assert_eq!(numbers(&daemon), all);
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = site.start();
+    assert_eq!(numbers(&daemon), all, "{}", site.kept());
+    done(&daemon, &["set", "brook", "cache_mode=writearound"]);
+    done(&daemon, &["remove", "media"]);
+    assert_eq!(daemon.stop().0, 0);
+    let daemon = site.start();
+    assert_eq!(numbers(&daemon), all[1..], "its section keeps its place: {}", site.kept());
+    done(&daemon, &["add", "media"]);
+    let back = known(&[("pond", "bcache1"), ("brook", "bcache2"), ("media", "bcache0")]);
+    assert_eq!(numbers(&daemon), back);
+    assert_eq!(daemon.stop().0, 0);
+}
+
 /// The manual way to grow a volume, without a stop of the daemon.
 #[test]
 fn a_grown_device_is_seen_when_its_volume_comes_back() {

@@ -79,9 +79,10 @@ impl Flash {
 }
 
 impl Volume {
-    pub(super) fn plain(device: &str, ways: Ways) -> Self {
+    pub(super) fn plain(place: usize, device: &str, ways: Ways) -> Self {
         Self {
             name: None,
+            place,
             backing: device.to_owned(),
             cache: None,
             options: Configured::new(),

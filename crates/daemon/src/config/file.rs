@@ -2,6 +2,7 @@
 
 use super::reading::{MEND_SET_FILE, bounded, content};
 use super::section::{RawCache, RawVolume, Typed};
+use super::sections::Sections;
 use super::values::{Loopback, Size, Time};
 use super::ways::{RawFuse, RawNbd, RawVhostUser, SaidPlaces};
 use super::{NO_CACHE, findings};
@@ -82,9 +83,9 @@ pub struct Settings {
     pub stop_timeout: Option<Duration>,
     pub metrics: Option<Located<SocketAddr>>,
     pub places: SaidPlaces,
-    pub caches: BTreeMap<String, CacheSettings>,
+    pub caches: Sections<CacheSettings>,
     pub defaults: VolumeSettings,
-    pub volumes: BTreeMap<String, NamedVolume>,
+    pub volumes: Sections<NamedVolume>,
     /// Caches that are another device than a person's files say: the name, that device, and this one.
     pub replaced: Vec<(String, String, String)>,
 }
@@ -337,13 +338,15 @@ impl Source<'_> {
         Located { value: spanned.into_inner(), origin }
     }
 
-    /// The sections with names, each with its place. Names go into paths, NBD and JSON.
+    /// The sections with names, each with its place, in the order in which they stand. Names go into paths, NBD and JSON.
     fn named<R, T>(
         &self,
         raw: BTreeMap<Spanned<String>, R>,
         make: impl Fn(&Self, &str, Origin, R) -> T,
-    ) -> BTreeMap<String, T> {
-        let mut named = BTreeMap::new();
+    ) -> Sections<T> {
+        let mut raw: Vec<_> = raw.into_iter().collect();
+        raw.sort_by_key(|(name, _)| name.span().start);
+        let mut named = Sections::default();
         for (name, raw) in raw {
             let origin = self.origin(name.span().start);
             let name = name.into_inner();
@@ -356,7 +359,7 @@ impl Source<'_> {
                 continue;
             }
             let made = make(self, &name, origin, raw);
-            named.insert(name, made);
+            named.push(name, made);
         }
         named
     }
@@ -435,7 +438,7 @@ impl Settings {
                     older.is_refused |= cache.is_refused;
                     older.options.extend(cache.options);
                 }
-                None => drop(self.caches.insert(name, cache)),
+                None => self.caches.push(name, cache),
             }
         }
         self.defaults.overlay(newer.defaults);
@@ -445,7 +448,7 @@ impl Settings {
                     older.settings.overlay(volume.settings);
                     older.is_refused |= volume.is_refused;
                 }
-                None => drop(self.volumes.insert(name, volume)),
+                None => self.volumes.push(name, volume),
             }
         }
     }
@@ -453,24 +456,24 @@ impl Settings {
     /// What `bcached set` has written, over these. A volume or a cache that is not configured any more stays so: what was set of it
     /// must not bring back a part of it, without a device, or stop a start. The names of such volumes.
     pub fn overlay_set_file(&mut self, mut newer: Self) -> Vec<String> {
-        newer.caches.retain(|name, cache| self.caches.contains_key(name) || cache.imported == Some(true));
-        for (name, cache) in &newer.caches {
+        newer.caches.retain(|name, cache| self.caches.contains(name) || cache.imported == Some(true));
+        for (name, cache) in newer.caches.iter() {
             let device = |cache: &CacheSettings| cache.device.as_ref().map(|device| device.value.clone());
             if let (Some(said), Some(is)) = (self.caches.get(name).and_then(device), device(cache))
                 && said != is
             {
-                self.replaced.push((name.clone(), said, is));
+                self.replaced.push((name.to_owned(), said, is));
             }
         }
-        let imported: Vec<_> = newer.caches.keys().cloned().collect();
-        let is_whole = |name: &String, volume: &NamedVolume| {
+        let imported: Vec<_> = newer.caches.iter().map(|(name, _)| name.to_owned()).collect();
+        let is_whole = |name: &str, volume: &NamedVolume| {
             let VolumeSettings { backing, flash, .. } = &volume.settings;
-            self.volumes.contains_key(name) || backing.is_some() || flash.is_some()
+            self.volumes.contains(name) || backing.is_some() || flash.is_some()
         };
         let gone = newer.volumes.iter().filter(|(name, volume)| !is_whole(name, volume));
-        let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
+        let gone: Vec<_> = gone.map(|(name, _)| name.to_owned()).collect();
         newer.volumes.retain(|name, volume| is_whole(name, volume));
-        for (name, volume) in &mut newer.volumes {
+        for (name, volume) in newer.volumes.iter_mut() {
             // What was kept of a device by this name stops no start of the volume that has it now.
             let said = self.volumes.get(name);
             if volume.settings.flash.is_some() || said.is_some_and(|said| said.settings.flash.is_some()) {
@@ -478,9 +481,7 @@ impl Settings {
             }
             // A cache that was taken out of the configuration must not stop a start either.
             let is_known = |name: &str| {
-                name == NO_CACHE
-                    || self.caches.contains_key(name)
-                    || imported.iter().any(|cache| cache == name)
+                name == NO_CACHE || self.caches.contains(name) || imported.iter().any(|cache| cache == name)
             };
             volume.settings.cache = volume.settings.cache.take().filter(|cache| is_known(&cache.value));
         }
@@ -489,7 +490,7 @@ impl Settings {
     }
 
     /// What is kept of volumes, and the options of caches, if nothing else stands here.
-    pub fn into_kept(self) -> Option<(BTreeMap<String, Kept>, BTreeMap<String, KeptCache>)> {
+    pub fn into_kept(self) -> Option<(Sections<Kept>, Sections<KeptCache>)> {
         let is_empty = self.control.is_none()
             && self.memory.is_none()
             && self.stop_timeout.is_none()

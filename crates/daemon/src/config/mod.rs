@@ -9,6 +9,7 @@ mod findings;
 mod reading;
 mod said;
 mod section;
+mod sections;
 mod set_file;
 mod tls;
 mod twice;
@@ -71,12 +72,14 @@ pub struct Config {
     pub ways: Ways,
     /// Where the numbers can be had, if so: on loopback.
     pub metrics: Option<SocketAddr>,
-    /// The caches, by name.
+    /// The caches, in the order of the configuration or the command line.
     pub caches: Vec<Cache>,
-    /// The volumes, by name.
+    /// The volumes, likewise.
     pub volumes: Vec<Volume>,
     /// What is said of volumes that live in a cache alone.
     pub flash: Vec<Flash>,
+    /// So many places volumes with backing devices have, those that are not to be served as well.
+    pub places_of_volumes: usize,
     /// Names of caches that are configured and not to be served.
     pub released: Vec<Released>,
     /// Volumes with backing devices that are configured and not to be served.
@@ -146,6 +149,8 @@ pub struct Flash {
 pub struct Volume {
     /// `None`: named after its label or UUID.
     pub name: Option<String>,
+    /// How many stand before it, also such as are not to be served.
+    pub place: usize,
     /// A path or `UUID=..`.
     pub backing: String,
     /// Name of its cache, or [`NO_CACHE`]; `None`: the only one, or the one that its superblock names.
@@ -261,7 +266,9 @@ impl Config {
             options: Configured::new(),
         };
         config.caches.extend(line.caches.iter().map(plain));
-        config.volumes.extend(line.backings.iter().map(|device| Volume::plain(device, config.ways)));
+        let backings = line.backings.iter().enumerate();
+        config.volumes.extend(backings.map(|(place, device)| Volume::plain(place, device, config.ways)));
+        config.places_of_volumes += line.backings.len();
         config.memory_bytes = memory.unwrap_or_else(|| MEMORY_DEFAULT.max(config.memory_min()));
         config.check(named, &places, findings);
         Ok(config)
@@ -342,6 +349,7 @@ impl Config {
             caches: Vec::new(),
             volumes: Vec::new(),
             flash: Vec::new(),
+            places_of_volumes: 0,
             released: Vec::new(),
             not_served: Vec::new(),
             set_file: None,
@@ -383,6 +391,8 @@ impl Config {
             self.flash.push(Flash::of(name, &origin, merged, ways)?);
             return Ok(());
         }
+        let place = self.places_of_volumes;
+        self.places_of_volumes += 1;
         if merged.served == Some(false) {
             self.add_not_served(name, merged);
             return Ok(());
@@ -402,6 +412,7 @@ impl Config {
             wait: merged.wait.unwrap_or(WAIT_DEFAULT),
             size: merged.size,
             name: Some(name),
+            place,
         });
         Ok(())
     }

@@ -4,11 +4,11 @@
 
 use super::file::{self, Kept, KeptCache, KeptOptions};
 use super::reading::{MEND_SET_FILE, bounded, content};
+use super::sections::Sections;
 use crate::failure::{Failure, Kind};
 use crate::options::Scope;
 use crate::sizes::typed;
 use crate::whole_file;
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -28,9 +28,9 @@ pub fn path_beside(main: &Path) -> PathBuf {
 pub struct SetFile {
     path: PathBuf,
     /// By volume, in the order in which they are written.
-    volumes: BTreeMap<String, Kept>,
+    volumes: Sections<Kept>,
     /// Options of caches, likewise.
-    caches: BTreeMap<String, KeptCache>,
+    caches: Sections<KeptCache>,
     /// As it lies on the disk; empty if it does not.
     before: String,
 }
@@ -46,7 +46,7 @@ impl SetFile {
             true => String::new(),
             false => content(path, MEND_SET_FILE)?,
         };
-        let (mut volumes, mut caches) = (BTreeMap::new(), BTreeMap::new());
+        let (mut volumes, mut caches) = (Sections::default(), Sections::default());
         if !before.is_empty() {
             let not_ours = || {
                 Failure::new(Kind::Config, format!("{} is not rewritten", path.display()))
@@ -69,75 +69,44 @@ impl SetFile {
     /// The options that it holds of the volume or cache called `name`, to be changed.
     pub fn of(&mut self, scope: Scope, name: &str) -> &mut KeptOptions {
         match scope {
-            Scope::Volume => &mut self.volumes.entry(name.to_owned()).or_default().options,
-            Scope::Cache => &mut self.caches.entry(name.to_owned()).or_default().options,
+            Scope::Volume => &mut self.volumes.of(name).options,
+            Scope::Cache => &mut self.caches.of(name).options,
         }
     }
 
     /// All that it says of the volume called `name`, to be changed.
     pub fn kept_of(&mut self, name: &str) -> &mut Kept {
-        self.volumes.entry(name.to_owned()).or_default()
+        self.volumes.of(name)
     }
 
     /// All that it says of the cache called `name`, to be changed.
     pub fn kept_of_cache(&mut self, name: &str) -> &mut KeptCache {
-        self.caches.entry(name.to_owned()).or_default()
+        self.caches.of(name)
     }
 
     /// Which cache it says that the volume called `name` has, to be changed.
     pub fn cache_of(&mut self, name: &str) -> &mut Option<String> {
-        &mut self.volumes.entry(name.to_owned()).or_default().cache
+        &mut self.volumes.of(name).cache
+    }
+
+    /// A volume of that name is added. It comes last, unless it has its place already.
+    pub fn add(&mut self, name: &str) {
+        if self.volumes.get(name).is_some_and(|kept| kept.backing.is_none()) {
+            self.volumes.move_last(name);
+        }
     }
 
     /// What the file is to say.
     pub fn text(&self) -> String {
-        let options = |kept: &KeptOptions| -> Vec<(String, toml::Value)> {
-            kept.iter().map(|(name, value)| ((*name).to_owned(), value.to_toml())).collect()
-        };
-        let section = |kept: &Kept| {
-            let cache =
-                kept.cache.iter().map(|cache| ("cache".to_owned(), toml::Value::String(cache.clone())));
-            let text = |value: &String| toml::Value::String(value.clone());
-            let backing = kept.backing.iter().map(|backing| ("backing".to_owned(), text(backing)));
-            let flash = kept.flash.iter().map(|flash| ("flash".to_owned(), text(flash)));
-            let served = kept.served.iter().map(|is| ("served".to_owned(), toml::Value::Boolean(*is)));
-            let released = kept.released.iter().map(|is| ("released".to_owned(), toml::Value::Boolean(*is)));
-            let size = kept.size.iter().map(|size| ("size".to_owned(), text(&typed(*size))));
-            let own = backing.chain(flash).chain(cache).chain(served).chain(released).chain(size);
-            toml::Value::Table(own.chain(options(&kept.options)).collect())
-        };
-        let said = self.volumes.iter().filter(|(_, kept)| **kept != Kept::default());
-        let volumes: toml::Table = said.map(|(name, options)| (name.clone(), section(options))).collect();
-        let said = self.caches.iter().filter(|(_, kept)| **kept != KeptCache::default());
-        let of_cache = |kept: &KeptCache| {
-            let text = |key: &str, value: &Option<String>| {
-                value.as_ref().map(|value| (key.to_owned(), toml::Value::String(value.clone())))
-            };
-            let is =
-                |key: &str, value: Option<bool>| value.map(|is| (key.to_owned(), toml::Value::Boolean(is)));
-            let KeptCache { device, former, moving, imported, served, .. } = kept;
-            let own = [
-                text("device", device),
-                text("former", former),
-                is("moving", *moving),
-                is("imported", *imported),
-                is("served", *served),
-            ];
-            toml::Value::Table(own.into_iter().flatten().chain(options(&kept.options)).collect())
-        };
-        let caches: toml::Table = said.map(|(name, kept)| (name.clone(), of_cache(kept))).collect();
-        if volumes.is_empty() && caches.is_empty() && self.before.is_empty() {
+        let caches = self.caches.iter().filter(|(_, kept)| **kept != KeptCache::default());
+        let caches = caches.map(|(name, kept)| section("cache", name, of_cache(kept)));
+        let volumes = self.volumes.iter().filter(|(_, kept)| **kept != Kept::default());
+        let volumes = volumes.map(|(name, kept)| section("volume", name, of_volume(kept)));
+        let sections: String = caches.chain(volumes).collect();
+        if sections.is_empty() && self.before.is_empty() {
             return String::new();
         }
-        let mut whole = toml::Table::new();
-        whole.insert("version".to_owned(), toml::Value::Integer(1));
-        if !caches.is_empty() {
-            whole.insert("cache".to_owned(), toml::Value::Table(caches));
-        }
-        if !volumes.is_empty() {
-            whole.insert("volume".to_owned(), toml::Value::Table(volumes));
-        }
-        format!("{FIRST_LINE}\n{whole}")
+        format!("{FIRST_LINE}\nversion = 1\n{sections}")
     }
 
     /// Whether it is to say anything else than it says.
@@ -178,6 +147,50 @@ impl SetFile {
         made.and_then(|()| whole_file::write(&self.path, &self.text()))
             .map_err(|error| cannot(&self.path, "write", &error))
     }
+}
+
+/// As it stands in the file, which keeps the order of sections.
+fn section(kind: &str, name: &str, says: toml::Table) -> String {
+    let table = |key: &str, value| toml::Table::from_iter([(key.to_owned(), toml::Value::Table(value))]);
+    format!("\n{}", table(kind, table(name, says)))
+}
+
+fn of_volume(kept: &Kept) -> toml::Table {
+    let Kept { backing, flash, cache, served, released, size, options } = kept;
+    let size = size.map(typed);
+    let own = [
+        text("backing", backing.as_ref()),
+        text("flash", flash.as_ref()),
+        text("cache", cache.as_ref()),
+        is("served", *served),
+        is("released", *released),
+        text("size", size.as_ref()),
+    ];
+    own.into_iter().flatten().chain(of_options(options)).collect()
+}
+
+fn of_cache(kept: &KeptCache) -> toml::Table {
+    let KeptCache { device, former, moving, imported, served, options } = kept;
+    let own = [
+        text("device", device.as_ref()),
+        text("former", former.as_ref()),
+        is("moving", *moving),
+        is("imported", *imported),
+        is("served", *served),
+    ];
+    own.into_iter().flatten().chain(of_options(options)).collect()
+}
+
+fn of_options(kept: &KeptOptions) -> impl Iterator<Item = (String, toml::Value)> {
+    kept.iter().map(|(name, value)| ((*name).to_owned(), value.to_toml()))
+}
+
+fn text(key: &str, value: Option<&String>) -> Option<(String, toml::Value)> {
+    value.map(|value| (key.to_owned(), toml::Value::String(value.clone())))
+}
+
+fn is(key: &str, value: Option<bool>) -> Option<(String, toml::Value)> {
+    value.map(|is| (key.to_owned(), toml::Value::Boolean(is)))
 }
 
 fn cannot(path: &Path, verb: &str, error: &io::Error) -> Failure {

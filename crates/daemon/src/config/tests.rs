@@ -89,6 +89,21 @@ fn later_files_override_key_by_key() {
     assert_eq!(config.volumes.len(), 3);
 }
 
+/// Whatever they are called.
+#[test]
+fn sections_have_the_places_at_which_they_stand() {
+    let text = "version = 1\nvolume.zzz.backing = \"/dev/z\"\n[cache.y]\ndevice = \"/dev/y\"\n[cache.b]\ndevice = \"/dev/b\"\n\
+                [defaults]\ncache = \"b\"\n[volume.out]\nbacking = \"/dev/o\"\nserved = false\n[volume.mmm]\nbacking = \"/dev/m\"\n";
+    let more = "version = 1\n[volume.ccc]\nbacking = \"/dev/c\"\n[volume.aaa]\nbacking = \"/dev/a\"\n[volume.zzz]\nwait = \"2s\"\n";
+    let config = load(text, &[("10-more.toml", more)]).expect("good files");
+    let places: Vec<_> =
+        config.volumes.iter().filter_map(|volume| Some((volume.name.as_deref()?, volume.place))).collect();
+    assert_eq!(places, [("zzz", 0), ("mmm", 2), ("ccc", 3), ("aaa", 4)]);
+    assert_eq!(config.places_of_volumes, 5);
+    let caches: Vec<_> = config.caches.iter().filter_map(|cache| cache.name.as_deref()).collect();
+    assert_eq!(caches, ["y", "b"]);
+}
+
 #[test]
 fn errors_name_file_and_line() {
     let cache = "version = 1\n[cache.a]\ndevice = \"/x\"\n";

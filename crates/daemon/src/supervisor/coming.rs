@@ -114,6 +114,7 @@ impl Supervisor {
         }
         self.check_not_there(begin)?;
         let mut file = SetFile::read(&path)?;
+        file.add(name);
         let kept = file.kept_of(name);
         (kept.served, kept.released) = (None, None);
         kept.backing = begin.backing.clone().or(kept.backing.take());

@@ -62,7 +62,12 @@ impl Table {
         if let Some(said) = self.said_of_lodgers.remove(&info.uuid.to_string()) {
             said.add_to(&mut options, Scope::Volume, &name);
         }
+        let number = match former {
+            Some(former) => self.volumes[former].number,
+            None => self.number_behind().max(config.places_of_volumes),
+        };
         let entry = VolumeEntry {
+            number,
             name: Some(name),
             backing: None,
             uuid: Some(info.uuid),

@@ -203,7 +203,7 @@ pub fn check_with(config: &Config, table: &Table) -> Result<(), Failure> {
 impl Table {
     /// What each volume can be called by, in the order of the table.
     pub fn known(&self) -> Vec<Known> {
-        let known = |(place, entry): (usize, &VolumeEntry)| {
+        let known = |entry: &VolumeEntry| {
             if entry.is_removed() {
                 // Nothing is called so.
                 return Known::default();
@@ -215,14 +215,26 @@ impl Table {
             let label = info.map(|info| info.label).or(entry.label).map(|label| label.to_string());
             Known {
                 name: entry.display_name().to_owned(),
-                kernel_name: Some(names::in_control_files(place)),
+                kernel_name: Some(names::in_control_files(entry.number)),
                 label: label.filter(|label| !label.is_empty()),
                 uuid: info.map(|info| info.uuid).or(entry.uuid).map(|uuid| uuid.to_string()),
                 path: entry.backing.clone(),
                 opened: entry.opened,
             }
         };
-        self.volumes.iter().enumerate().map(known).collect()
+        self.volumes.iter().map(known).collect()
+    }
+
+    /// What a volume is called by in control files that comes now: its place in the configuration, unless another one has that until the next
+    /// start.
+    pub fn number_at(&self, place: usize) -> usize {
+        let is_taken = self.volumes.iter().any(|entry| entry.number == place);
+        if is_taken { self.number_behind() } else { place }
+    }
+
+    /// Behind all that there are.
+    pub fn number_behind(&self) -> usize {
+        self.volumes.iter().map(|entry| entry.number + 1).max().unwrap_or(0)
     }
 }
 

@@ -72,9 +72,8 @@ fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work:
     let exported = |entry| fronts.map_or_else(Vec::new, |fronts| exported(fronts, entry));
     let volumes = entries
         .iter()
-        .enumerate()
-        .filter(|(_, entry)| !entry.is_removed())
-        .map(|(place, entry)| volume((place, entry), &caches, &counts, exported(entry)))
+        .filter(|entry| !entry.is_removed())
+        .map(|entry| volume(entry, &caches, &counts, exported(entry)))
         .collect();
     let mut are_some = are_some.into_iter();
     caches.retain(|_| are_some.next().unwrap_or(true));
@@ -171,7 +170,7 @@ fn unreadable(volumes: &[VolumeEntry], cache: usize, status: &EngineStatus) -> V
 }
 
 fn volume(
-    (place, entry): (usize, &VolumeEntry),
+    entry: &VolumeEntry,
     caches: &[Cache],
     counts: &[Option<EngineStatus>],
     exports: Vec<Exported>,
@@ -219,7 +218,7 @@ fn volume(
         entry.opened.as_ref().zip(backing.as_ref()).map(|(opened, path)| Hardware::of(opened, path));
     Volume {
         name: entry.name.clone().or_else(|| backing.clone()).unwrap_or_default(),
-        kernel_name: names::in_control_files(place),
+        kernel_name: names::in_control_files(entry.number),
         state: state.to_owned(),
         reason,
         backing,

@@ -118,6 +118,8 @@ pub enum VolumeState {
 /// A volume.
 #[derive(Clone)]
 pub struct VolumeEntry {
+    /// What control files call it by.
+    pub number: usize,
     /// `None` until its device tells.
     pub name: Option<String>,
     /// `None` for a volume that lives on the cache alone.
@@ -414,12 +416,15 @@ impl Table {
         }
         for volume in &config.volumes {
             match self.volumes.iter_mut().find(|entry| entry.name == volume.name) {
-                None => self.volumes.push(VolumeEntry::of(volume)),
+                None => {
+                    let number = self.number_at(volume.place);
+                    self.volumes.push(VolumeEntry { number, ..VolumeEntry::of(volume) });
+                }
                 Some(entry) if entry.is_removed() => {
                     // What was said until the daemon stops holds when it comes back; another device is another volume.
                     let is_back = entry.backing.as_ref() == Some(&volume.backing);
                     let said = std::mem::take(&mut entry.options.runtime);
-                    *entry = VolumeEntry::of(volume);
+                    *entry = VolumeEntry { number: entry.number, ..VolumeEntry::of(volume) };
                     entry.options.runtime = Some(said).filter(|_| is_back).unwrap_or_default();
                 }
                 // A section is of a device: it is not of what has its name and lives in a cache alone.
@@ -546,6 +551,7 @@ impl VolumeEntry {
 
     fn of(volume: &config::Volume) -> Self {
         Self {
+            number: volume.place,
             name: volume.name.clone(),
             backing: Some(volume.backing.clone()),
             uuid: None,

@@ -23,8 +23,9 @@ use std::time::Duration;
 
 /// A configuration with one cache and the volumes called so; none of the devices exists.
 pub(super) fn config(volumes: &[&str]) -> Config {
-    let volume = |name: &&str| Volume {
+    let volume = |(place, name): (usize, &&str)| Volume {
         name: Some((*name).to_owned()),
+        place,
         backing: format!("/nonexistent/{name}"),
         cache: Some("fast".to_owned()),
         options: Configured::new(),
@@ -48,9 +49,10 @@ pub(super) fn config(volumes: &[&str]) -> Config {
             device: "/nonexistent/fast".to_owned(),
             options: Default::default(),
         }],
-        volumes: volumes.iter().map(volume).collect(),
+        volumes: volumes.iter().enumerate().map(volume).collect(),
         set_file: None,
         flash: Vec::new(),
+        places_of_volumes: volumes.len(),
         released: Vec::new(),
         replaced: Vec::new(),
         not_served: Vec::new(),
