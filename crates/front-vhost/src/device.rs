@@ -47,6 +47,8 @@ pub(crate) struct Device {
     first: usize,
     /// What requests under way were noted in had to be waited for, now or before.
     has_waited: bool,
+    /// A ring was to be placed when no memory of the guest had been shared.
+    pub(crate) shares_nothing: bool,
 }
 
 /// How a turn of the thread of an engine ended.
@@ -100,6 +102,7 @@ impl Device {
             is_lent: false,
             first: 0,
             has_waited: false,
+            shares_nothing: false,
         })
     }
 
@@ -334,6 +337,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         available: u64,
         _log: u64,
     ) -> Result<()> {
+        self.shares_nothing |= self.memory.is_empty();
         let find = |user| self.memory.guest_address(user).ok_or(Error::InvalidParam);
         let (descriptors, available, used) = (find(descriptors)?, find(available)?, find(used)?);
         self.ring(index)?.place(descriptors, available, used).map_err(refused)

@@ -129,6 +129,11 @@ impl MemoryTable {
         !self.has_waited
     }
 
+    /// No memory was shared.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.regions.is_empty()
+    }
+
     /// Where the guest has what lies at `user` for the VMM.
     pub(crate) fn guest_address(&self, user: u64) -> Option<GuestAddress> {
         self.regions.iter().find_map(|region| {

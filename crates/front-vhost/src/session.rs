@@ -33,6 +33,11 @@ const STREAM_PAUSE: Duration = Duration::from_millis(1);
 pub(crate) enum Broken {
     #[error("the VMM broke the protocol: {0}")]
     Protocol(ProtocolError),
+    #[error(
+        "the VMM shares no memory of the guest with us: have it do so (QEMU: -object \
+         memory-backend-memfd,id=mem,size=SIZE,share=on -numa node,memdev=mem; Cloud Hypervisor: --memory size=SIZE,shared=on)"
+    )]
+    NotShared,
     #[error("the connection failed: {0}")]
     System(#[from] io::Error),
     #[error("the volume is not served at present")]
@@ -187,6 +192,7 @@ impl<'a> Session<'a> {
             {
                 Ok(false)
             }
+            Err(_) if self.device().shares_nothing => Err(Broken::NotShared),
             Err(error) => Err(Broken::Protocol(error)),
         }
     }

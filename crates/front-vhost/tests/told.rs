@@ -1,61 +1,20 @@
 //! What the log says of VMMs that break the protocol: a sentence each, and no more of them than people can read.
 
+#[path = "support/lines.rs"]
+mod lines;
 mod support;
 
 use rustix::cmsg_space;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::io::{IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 use support::guest::Guest;
 use support::held::{descriptors, mappings};
 use support::vmm::{USUAL, Vmm};
 use support::{LIMIT, serve, wait_until};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
-
-/// What was said, by field, from warnings on.
-type Lines = Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>;
-
-struct Listener(Lines);
-
-struct Line(BTreeMap<&'static str, String>);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0.insert(field.name(), format!("{value:?}"));
-    }
-}
-
-impl Subscriber for Listener {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line(BTreeMap::new());
-        event.record(&mut line);
-        self.0.lock().expect("no panic").push(line.0);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
 
 /// Sends the beginning of a message with a descriptor of the guest's memory, and goes.
 fn breaks_off(socket: &Path, guest: &Guest) {
@@ -83,8 +42,7 @@ fn babbles(socket: &Path) {
 
 #[test]
 fn who_breaks_the_protocol_is_told_of_once() {
-    let lines = Lines::default();
-    tracing::subscriber::set_global_default(Listener(Arc::clone(&lines))).expect("the first");
+    let lines = lines::listen();
     let served = serve();
     let socket = served.socket("tank");
     let guest = Guest::new(1);

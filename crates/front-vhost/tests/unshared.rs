@@ -1,0 +1,32 @@
+//! A VMM that keeps the guest's memory to itself, which is the usual mistake: the log says what to write.
+
+#[path = "support/lines.rs"]
+mod lines;
+mod support;
+
+use support::guest::{Guest, SIZE};
+use support::vmm::{USUAL, Vmm, places};
+use support::{serve, wait_until};
+use vhost::VhostBackend as _;
+
+#[test]
+fn memory_that_is_not_shared_is_called_so() {
+    let lines = lines::listen();
+    let served = serve();
+    let guest = Guest::new(1);
+    let vmm = Vmm::connect_again(&served.socket("tank"));
+    vmm.frontend.set_features(USUAL).expect("features that were offered");
+    vmm.frontend.set_vring_num(0, SIZE).expect("a size");
+    // Memory without a file comes with no table.
+    let _refused = vmm.frontend.set_vring_addr(0, &places(&guest.queues[0]));
+    served.wait_for_clients(0);
+    wait_until("the line", || !lines.lock().expect("no panic").is_empty());
+    let told = lines.lock().expect("no panic").clone();
+    assert_eq!(told[0]["event"], "\"vhost-broke-off\"");
+    let error = &told[0]["error"];
+    assert!(error.starts_with("the VMM shares no memory of the guest with us"), "{error}");
+    assert!(
+        error.contains("memory-backend-memfd,id=mem,size=SIZE,share=on -numa node,memdev=mem"),
+        "{error}"
+    );
+}
