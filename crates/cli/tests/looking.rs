@@ -296,7 +296,7 @@ fn all_that_is_wrong_with_the_files_is_said_at_once() {
     assert_eq!((ran.exit, ran.out.as_str()), (1, "a start would refuse it\n"), "{ran:?}");
     for sentence in [
         "config.toml:3: ",
-        "config.toml:12: unknown field `no_such_key`",
+        "config.toml:12: unknown key `no_such_key`",
         "config.toml:15: cannot set `writeback_percent`",
         "config.toml:18: there is no cache `three`",
         "`memory` is too small",
@@ -318,6 +318,7 @@ fn all_that_is_wrong_with_the_files_is_said_at_once() {
     let started = all(&["serve", "--config", path]);
     let last = started.err.lines().last().unwrap_or_default();
     assert_eq!((started.exit, last.contains("config.toml:3: ")), (2, true), "{started:?}");
+    assert!(last.ends_with("`bcached config check` tells of 8 more things that cannot be"), "{started:?}");
     // Behind what is no TOML nothing can be told.
     let ran = check("version = 1\n[cache.one\nno_such_key = 1\n");
     assert_eq!((ran.exit, ran.err.lines().count()), (1, 1), "{ran:?}");

@@ -5,7 +5,7 @@ use super::section::{RawCache, RawVolume, Typed};
 use super::sections::Sections;
 use super::values::{Loopback, Size, Time};
 use super::ways::{RawFuse, RawNbd, RawVhostUser, SaidPlaces};
-use super::{NO_CACHE, findings};
+use super::{NO_CACHE, findings, misspelt};
 use crate::failure::{Failure, Kind};
 use crate::names::can_be_name;
 use crate::options::Definition;
@@ -222,6 +222,12 @@ pub fn parse_set_file(path: &Path, text: &str, findings: &mut Vec<Failure>) -> S
     understand(Source::new(path, text, true), findings)
 }
 
+/// What the parser says of a text that cannot be.
+#[cfg(test)]
+pub fn message(text: &str) -> String {
+    toml::from_str::<RawFile>(text).err().expect("it is wrong").message().to_owned()
+}
+
 fn understand(source: Source<'_>, findings: &mut Vec<Failure>) -> Settings {
     let settings = source.settings();
     let mut found = source.findings.into_inner();
@@ -311,12 +317,31 @@ impl Source<'_> {
                 Err(error) => error,
             };
             let origin = self.origin(error.span().map_or(0, |span| span.start));
-            self.found(&origin, refused(&origin, &error));
+            self.found(&origin, self.refused(&origin, &error));
             if self.findings.borrow().len() * self.text.len() > READ_BYTES_MAX {
                 return None;
             }
             let span = error.span().filter(|_| !error.message().starts_with("missing field"))?;
             text = Cow::Owned(findings::without(&text, span)?);
+        }
+    }
+
+    /// A parser's error. An unknown key that is to come in a later version is named as such.
+    fn refused(&self, origin: &Origin, error: &toml::de::Error) -> Failure {
+        let message = error.message().trim().replace('\n', " ");
+        if let Some((key, known)) = misspelt::unknown_key(&message) {
+            return match LATER.iter().find(|(later, _)| *later == key) {
+                None => misspelt::refused(origin, key, &known),
+                Some((_, without)) => {
+                    let failure = origin.failure(&format!("`{key}` is not in this version"));
+                    let next = format!("leave it out: until then, {without}");
+                    Failure { kind: Kind::NotInThisVersion, ..failure.next(next) }
+                }
+            };
+        }
+        match error.span().and_then(|span| self.text.get(span)).filter(|_| message == "duplicate key") {
+            Some(key) => origin.failure(&format!("`{key}` stands there twice")).next("leave one of them"),
+            None => origin.failure(&message),
         }
     }
 
@@ -407,16 +432,6 @@ impl Source<'_> {
             }
         }
     }
-}
-
-/// A parser's error. An unknown key that is to come in a later version is named as such.
-fn refused(origin: &Origin, error: &toml::de::Error) -> Failure {
-    let message = error.message().trim().replace('\n', " ");
-    let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
-    let later = LATER.iter().find(|(key, _)| Some(*key) == unknown);
-    let Some((key, without)) = later else { return origin.failure(&message) };
-    let failure = origin.failure(&format!("`{key}` is not in this version"));
-    Failure { kind: Kind::NotInThisVersion, ..failure.next(format!("leave it out: until then, {without}")) }
 }
 
 impl Settings {

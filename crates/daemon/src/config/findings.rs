@@ -1,7 +1,20 @@
 //! All that is wrong with a file, and not only the first of it: what a reader refuses is taken out, line by line, and the rest is read.
 
+use crate::failure::Failure;
 use std::ops::Range;
 use toml::Table;
+
+/// The first thing that is wrong, if so many more are.
+pub fn and_more(first: Failure, more: usize) -> Failure {
+    let it = match more {
+        0 => return first,
+        1 => "one more thing".to_owned(),
+        more => format!("{more} more things"),
+    };
+    let rest = format!("`bcached config check` tells of {it} that cannot be");
+    let next = first.next.as_ref().map_or_else(|| rest.clone(), |next| format!("{next}; {rest}"));
+    first.next(next)
+}
 
 /// `text` without what stands at `span`, with all else at the same place. `None` if nothing can be told of the rest.
 pub fn without(text: &str, span: Range<usize>) -> Option<String> {

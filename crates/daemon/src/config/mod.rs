@@ -6,6 +6,7 @@
 mod entries;
 mod file;
 mod findings;
+mod misspelt;
 mod reading;
 mod said;
 mod section;
@@ -220,7 +221,9 @@ impl Config {
     pub(crate) fn load_with(line: &CommandLine, set_text: Option<&str>) -> Result<Self, Failure> {
         let mut findings = Vec::new();
         let config = Self::examine(line, set_text, &mut findings)?;
-        findings.into_iter().next().map_or(Ok(config), Err)
+        // Of a text that is in no file nobody can ask for the rest.
+        let more = if set_text.is_none() { findings.len().saturating_sub(1) } else { 0 };
+        findings.into_iter().next().map_or(Ok(config), |first| Err(findings::and_more(first, more)))
     }
 
     /// The configuration, as far as it is right, and all that is wrong with it: a start refuses the first of that.

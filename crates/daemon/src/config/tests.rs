@@ -110,8 +110,8 @@ fn errors_name_file_and_line() {
     for (text, sentence) in [
         ("version = 2\n[cache.a]\ndevice = \"/x\"\n", ":1: version 2 is unknown"),
         ("[cache.a]\ndevice = \"/x\"\n", ":1: missing field `version`"),
-        (&format!("{cache}devise = \"/y\"\n"), ":4: unknown field `devise`"),
-        (&format!("{cache}device = \"/y\"\n"), ":4: duplicate key"),
+        (&format!("{cache}devise = \"/y\"\n"), ":4: unknown key `devise`; perhaps device is meant"),
+        (&format!("{cache}device = \"/y\"\n"), ":4: `device` stands there twice; leave one of them"),
         (
             &format!("{cache}[volume.v]\nbacking = \"/b\"\ncache_mode = \"fast\"\n"),
             ":6: cannot set `cache_mode`: `fast` is none of writethrough, writeback, writearound, none",
@@ -128,6 +128,9 @@ fn errors_name_file_and_line() {
         ),
         (&format!("{cache}[daemon]\nmetrics = \"9763\"\n"), ":5: `9763` is not ADDRESS:PORT"),
         (&format!("{cache}[volume.v\n"), ":4: "),
+        (&format!("{cache}[volum.v]\n"), ":4: unknown key `volum`; perhaps volume is meant"),
+        (&format!("{cache}[volume.v]\nxy = 1\n"), ":5: unknown key `xy`; see *Serve* in docs/guide.md"),
+        (&format!("{cache}[fuse]\nxy = 1\n"), ":5: unknown key `xy`; write one of directory, allow_other"),
     ] {
         let (kind, found) = refused(text);
         assert_eq!(kind, Kind::Config, "{text}: {found}");
@@ -159,7 +162,7 @@ fn a_place_of_nbd_may_be_to_look_only() {
         ("{ read_only = true }", ":5: missing field `at`"),
         (
             "{ at = \"/run/b.sock\", readonly = true }",
-            ":5: unknown field `readonly`, expected `at` or `read_only`",
+            ":5: unknown key `readonly`; perhaps read_only is meant",
         ),
         ("{ at = \"here\" }", ":5: `here` is neither a socket's path nor ADDRESS:PORT"),
         ("7", ":5: invalid type: integer `7`, expected a place to listen on, as"),
@@ -334,7 +337,7 @@ fn an_option_that_is_wrong_in_a_file_is_refused() {
             "writeback_rate_fp_term_low = 10",
             "writeback_rate_fp_term_low must be below writeback_rate_fp_term_mid",
         ),
-        ("sequental_cutoff = 1", "unknown field `sequental_cutoff`, expected one of `backing`, `cache`"),
+        ("sequental_cutoff = 1", "unknown key `sequental_cutoff`; perhaps sequential_cutoff is meant"),
     ] {
         let (kind, found) = refused(&format!("{CACHE}[volume.v]\nbacking = \"/b\"\n{line}\n"));
         assert_eq!((kind, kind.exit()), (Kind::Config, 2), "{line}: {found}");
@@ -492,9 +495,9 @@ fn the_guide_shows_every_key() {
 
 /// The keys that a section can hold, as the parser's own refusal lists them.
 fn known_keys(section: &str) -> Vec<String> {
-    let (_, sentence) = refused(&format!("version = 1\n{section}\nno_such_key = 1\n"));
-    let (_, listed) = sentence.split_once("expected ").expect("the refusal lists what it knows");
-    listed.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    let message = file::message(&format!("version = 1\n{section}\nno_such_key = 1\n"));
+    let (_, known) = misspelt::unknown_key(&message).expect("it lists what it knows");
+    known.into_iter().map(str::to_owned).collect()
 }
 
 /// Whoever read a pipe, or a file that never ends, was never heard of again: no command, and no signal, reached the daemon any more.

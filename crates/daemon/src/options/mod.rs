@@ -365,15 +365,19 @@ impl Scope {
 /// The options whose names are nearest to `typed`, which is none: most likely meant first.
 #[must_use]
 pub fn near(scope: Scope, typed: &str) -> Vec<&'static str> {
+    nearest(scope.options().iter().map(|option| option.name), typed)
+}
+
+/// Those of `names` that are nearest to `typed`, which is none of them: most likely meant first.
+#[must_use]
+pub fn nearest<'a>(names: impl Iterator<Item = &'a str>, typed: &str) -> Vec<&'a str> {
     /// Chosen by eye: with a letter wrong or a word left out a name is near, another option's is not.
     const ENOUGH: f64 = 0.8;
     /// How much less near than the nearest still counts: all names that begin with `writeback_` are alike.
     const BEHIND_MAX: f64 = 0.02;
     let typed = typed.to_lowercase().replace('-', "_");
-    let mut near: Vec<_> = scope
-        .options()
-        .iter()
-        .map(|option| (strsim::jaro_winkler(&typed, option.name), option.name))
+    let mut near: Vec<_> = names
+        .map(|name| (strsim::jaro_winkler(&typed, name), name))
         .filter(|(likeness, name)| *likeness >= ENOUGH || (typed.len() > 3 && name.contains(&typed)))
         .collect();
     near.sort_by(|(one, _), (other, _)| other.total_cmp(one));
