@@ -153,8 +153,14 @@ fn ask(socket: &Path, request: &Request<'_>) -> Result<String, Failure> {
 }
 
 fn ask_once(socket: &Path, request: &Request<'_>, deadline: Instant) -> Result<String, Failure> {
-    let answer = exchange(socket, request, deadline)
-        .map_err(|error| unreachable(socket, &error, request.changes()))?;
+    let ask = || {
+        exchange(socket, request, deadline).map_err(|error| unreachable(socket, &error, request.changes()))
+    };
+    let mut answer = ask()?;
+    if answer.is_empty() && !request.changes() {
+        // The process that heard it has gone, perhaps because another one has taken over.
+        answer = ask()?;
+    }
     if answer.is_empty() {
         return Err(Failure::new(Kind::NoDaemon, format!("no daemon answers on {}", socket.display()))
             .why("it has ended in the middle of it"));
@@ -303,6 +309,26 @@ mod tests {
         let failure = get(&socket, "/v1/status").expect_err("nobody answers");
         assert_eq!((failure.kind, &*failure.what), (Kind::Busy, "too many ask"));
         drop(daemon.join());
+    }
+
+    /// Of two who asked for a take-over the second was told that no daemon answers.
+    #[test]
+    fn who_only_looks_asks_the_next_process_too() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+        let daemon = thread::spawn(move || {
+            for answer in ["", "HTTP/1.0 200 OK\r\n\r\nhere", ""] {
+                let (mut asked, _) = listener.accept().expect("it asks");
+                let _all = asked.read(&mut [0; 4096]).expect("it asks");
+                asked.write_all(answer.as_bytes()).expect("it listens");
+            }
+        });
+        assert_eq!(get(&socket, "/v1/status").expect("the second answers"), "here");
+        // What changes something may have been done.
+        let failure = post(&socket, "/v1/stop", "{}").expect_err("nobody answers");
+        assert_eq!(failure.kind, Kind::NoDaemon);
+        daemon.join().expect("it was asked three times");
     }
 
     /// A label of a hundred thousand letters was refused with HTTP status 413, and the advice to compare versions.
