@@ -2,7 +2,7 @@
 
 use crate::control::jobs::Verb;
 use crate::failure::{Failure, Kind};
-use crate::sizes::{human, typed};
+use crate::sizes::{human, human_at_most, typed};
 use bcached_engine::{Doing, Error};
 use bcached_env::IoErrorKind;
 use bcached_uring::note::NoteError;
@@ -160,7 +160,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
     match error {
         Error::NoRoom { sectors_max, .. } => {
             return Failure::new(Kind::NoRoom, what)
-                .why(format!("its cache can promise no more than {} of it", human(sectors_max * 512)))
+                .why(format!("its cache can promise no more than {} of it", human_at_most(sectors_max * 512)))
                 .next(format!("the largest that fits is `--size {}`", typed(sectors_max * 512)));
         }
         Error::NotWalked { percent } => {
@@ -205,7 +205,7 @@ pub fn of_flash(name: &str, error: &Error) -> Failure {
                 "{} are asked for, and the cache can promise {} ({sectors_max} sectors) beside what is dirty and what \
                  others in it were promised",
                 human(sectors * 512),
-                human(sectors_max * 512)
+                human_at_most(sectors_max * 512)
             ),
         )
         .next(format!("the largest that fits is `--size {}`; nothing overrides this", typed(sectors_max * 512)))

@@ -86,18 +86,31 @@ fn refusal(suffix: &str) -> Reason {
     if scaled && matches!(letters.as_str(), "B" | "b") { Reason::Decimal } else { Reason::Suffix }
 }
 
-/// `bytes` as people read it: a binary unit and one digit after the point, or plain bytes below 1 KiB.
+/// `bytes` as people read it, to the nearest: a binary unit and one digit after the point, or plain bytes below 1 KiB.
 #[must_use]
 pub fn human(bytes: u64) -> String {
+    in_tenths(bytes, |unit| unit / 2)
+}
+
+/// The same, never more than there is: of what somebody may ask for a part of.
+#[must_use]
+pub fn human_at_most(bytes: u64) -> String {
+    in_tenths(bytes, |_| 0)
+}
+
+/// What is nearly one of the next unit is called so, if it is rounded so.
+fn in_tenths(bytes: u64, rounded_by: impl Fn(u128) -> u128) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
     }
+    let tenths = |step: u32| {
+        let unit = 1_u128 << (10 * step);
+        (u128::from(bytes) * 10 + rounded_by(unit)) / unit
+    };
     let step = ((63 - bytes.leading_zeros()) / 10).min(5);
-    let unit = 1_u64 << (10 * step);
-    // Tenths, rounded down: never more than there is.
-    let tenths = u128::from(bytes) * 10 / u128::from(unit);
-    let name = UNITS[step as usize - 1];
+    let step = if step < 5 && tenths(step) >= 10 * 1024 { step + 1 } else { step };
+    let (tenths, name) = (tenths(step), UNITS[step as usize - 1]);
     if tenths.is_multiple_of(10) {
         format!("{} {name}", tenths / 10)
     } else {
@@ -173,6 +186,12 @@ mod tests {
         assert_eq!(human(1024), "1 KiB");
         assert_eq!(human(1536), "1.5 KiB");
         assert_eq!(human((12 << 30) + (410 << 20)), "12.4 GiB");
-        assert_eq!(human(u64::MAX), "16383.9 PiB");
+        assert_eq!(human(u64::MAX), "16384 PiB");
+        assert_eq!(human((4 << 30) - (8 << 10)), "4 GiB");
+        assert_eq!(human((1 << 30) - 1), "1 GiB");
+        assert_eq!(human((20 << 20) - 8192), "20 MiB");
+        assert_eq!(human((2 << 20) - (60 << 10)), "1.9 MiB");
+        assert_eq!(human_at_most((4 << 30) - (8 << 10)), "3.9 GiB");
+        assert_eq!(human_at_most(4 << 30), "4 GiB");
     }
 }

@@ -8,7 +8,7 @@ use crate::control::AskExplain;
 use crate::control::explain::Explained as Shown;
 use crate::engine_failure;
 use crate::failure::{Failure, Kind};
-use crate::sizes::human;
+use crate::sizes::{human, human_at_most};
 use bcached_engine::{Bypass, Error, Explained, InCache, Traffic, VolumeInfo, Whereabouts};
 use bcached_format::CacheMode;
 use std::cmp::Reverse;
@@ -48,7 +48,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
                 Failure::new(Kind::Usage, format!("{name} has no byte {offset}"))
                     .why(format!(
                         "it is {} large ({} bytes)",
-                        human(volume_sectors * 512),
+                        human_at_most(volume_sectors * 512),
                         volume_sectors * 512
                     ))
                     .next("name an offset before that")

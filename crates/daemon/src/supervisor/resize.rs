@@ -12,7 +12,7 @@ use crate::config::{Config, SetFile};
 use crate::control::jobs::{Begin, Verb};
 use crate::engine_thread::Long;
 use crate::failure::{Failure, Kind};
-use crate::sizes::{human, typed};
+use crate::sizes::{human, human_at_most, typed};
 use bcached_engine::{Status, VolumeInfo};
 
 impl Supervisor {
@@ -42,8 +42,8 @@ impl Supervisor {
         if capacity < now.sectors {
             return Err(cannot(format!(
                 "{device} has room for {} and the volume is {} large",
-                human(capacity * 512),
-                human(now.sectors * 512)
+                human_at_most(capacity * 512),
+                human_at_most(now.sectors * 512)
             ))
             .next("give the device its size back: nothing of the volume may be missing"));
         }
@@ -53,7 +53,7 @@ impl Supervisor {
             planned.note(&format!(
                 "the configuration says `size = \"{}\"`, and the device has room for {}",
                 typed(size),
-                human(capacity * 512)
+                human_at_most(capacity * 512)
             ));
         }
         planned.size = Some(sectors * 512);
@@ -86,7 +86,7 @@ impl Supervisor {
         let block = now.block_sectors * 512;
         let has = now.sectors * 512;
         if size > has {
-            return Err(refused(Kind::Usage, format!("it is {} large", human(has)))
+            return Err(refused(Kind::Usage, format!("it is {} large", human_at_most(has)))
                 .next(format!("`bcached grow {name}` takes up a device that has grown")));
         }
         if size < has && (size == 0 || !size.is_multiple_of(block)) {
