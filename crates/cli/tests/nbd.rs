@@ -7,6 +7,8 @@ mod common;
 use certificates::Authority;
 use common::{Daemon, Images, Ran, ask, bcached, json, refused, requires, run, tool};
 use rustix::process::Signal;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -77,6 +79,43 @@ fn client(daemon: &Daemon) -> serde_json::Value {
     };
     daemon.wait_for("a client", |status| of(status).len() == 1);
     of(&daemon.status()).remove(0)
+}
+
+/// It was refused, and nobody was told.
+#[test]
+fn who_comes_without_tls_is_named_in_the_log() {
+    use std::io::{Read as _, Write as _};
+    let images = configured("");
+    let tls = images.path("tls");
+    Authority::new().put_server(&tls);
+    add(&images, &format!("listen = [\"127.0.0.1:0\"]\ntls = {tls:?}\ntls_verify_peer = false\n"));
+    std::fs::set_permissions(tls.join("server-key.pem"), PermissionsExt::from_mode(0o644)).expect("ours");
+    let check = bcached(&["config", "check", "--config", images.path("config.toml").to_str().expect("text")]);
+    assert!(
+        check.out.contains("server-key.pem may be read by everybody on this machine: chmod o="),
+        "{check:?}"
+    );
+    let daemon = Daemon::configured(&images);
+    assert!(daemon.log().contains("event=tls-key-readable"), "{}", daemon.log());
+    let mut client = TcpStream::connect(format!("127.0.0.1:{}", port(&daemon))).expect("it listens");
+    client.read_exact(&mut [0; 18]).expect("the greeting");
+    // Flags, and then LIST.
+    let asked = [&3_u32.to_be_bytes()[..], b"IHAVEOPT", &3_u32.to_be_bytes(), &0_u32.to_be_bytes()].concat();
+    client.write_all(&asked).expect("it takes it");
+    client.read_exact(&mut [0; 20]).expect("a refusal");
+    drop(client);
+    daemon.wait_for("the line", |_| daemon.log().contains("event=nbd-tls-failed"));
+    let told = "did not begin: the client wants to go on without, and was refused";
+    assert!(daemon.log().contains(told), "{}", daemon.log());
+    std::fs::set_permissions(tls.join("server-key.pem"), PermissionsExt::from_mode(0o640)).expect("ours");
+    daemon.signal(Signal::HUP);
+    daemon.wait_for("it is read", |_| daemon.log().contains("event=reloaded"));
+    assert_eq!(daemon.log().matches("event=tls-key-readable").count(), 1, "{}", daemon.log());
+
+    std::fs::remove_file(tls.join("server-cert.pem")).expect("it was there");
+    let check = bcached(&["config", "check", "--config", images.path("config.toml").to_str().expect("text")]);
+    assert!(check.err.contains("cannot read the server's certificate /"), "{check:?}");
+    assert_eq!(daemon.stop().0, 0);
 }
 
 #[test]

@@ -240,11 +240,27 @@ impl Hands<'_> {
 
     /// `None` when the client hung up properly, or the server is stopping.
     fn shake(&mut self, catalog: &PeerCatalog<'_>) -> Result<Option<Agreed>, Broken> {
+        let encryption = if self.caller.tls.is_some() { Encryption::Demanded } else { Encryption::None };
+        let mut handshake = Handshake::new(encryption);
+        let agreed = self.agree(&mut handshake, catalog);
+        // It may have come to TLS after all.
+        if handshake.wants_no_tls() {
+            self.shared.is_not_encrypted(
+                self.caller.number,
+                &"the client wants to go on without, and was refused; name nbds:// there, and its certificates",
+            );
+        }
+        agreed
+    }
+
+    fn agree(
+        &mut self,
+        handshake: &mut Handshake,
+        catalog: &PeerCatalog<'_>,
+    ) -> Result<Option<Agreed>, Broken> {
         let stall = self.shared.limits.handshake;
         let moment = Instant::now() + stall;
         let deadline = Patience::Deadline(moment);
-        let encryption = if self.caller.tls.is_some() { Encryption::Demanded } else { Encryption::None };
-        let mut handshake = Handshake::new(encryption);
         loop {
             self.sending.send_slice(&handshake.take_outgoing(), stall)?;
             let Some(bytes) = self.source.next(handshake.needed(), deadline, deadline)? else {

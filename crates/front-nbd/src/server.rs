@@ -373,7 +373,13 @@ impl Shared {
     /// A connection has broken off. That one could not go over to TLS is for people to mend: a certificate, or a client.
     pub(crate) fn broke_off(&self, number: u64, broken: &Broken) {
         tracing::debug!(event = "nbd-broke-off", connection = number, error = %broken, "an NBD connection broke off");
-        let Broken::Tls(why) = broken else { return };
+        if let Broken::Tls(why) = broken {
+            self.is_not_encrypted(number, why);
+        }
+    }
+
+    /// A connection has not come to TLS.
+    pub(crate) fn is_not_encrypted(&self, number: u64, why: &dyn std::fmt::Display) {
         let mut connections = self.lock();
         let peer = connections.live.get(&number).map(|live| live.client.peer.clone());
         let Some((count, peer)) = connections.not_encrypted.count().zip(peer) else { return };

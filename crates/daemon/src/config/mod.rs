@@ -297,7 +297,9 @@ impl Config {
                 ),
             )
         });
-        gone.chain(unstable).chain(replaced).collect()
+        let key = self.places.tls.certificates().and_then(Certificates::warning);
+        let key = key.map(|sentence| ("tls-key-readable", sentence));
+        gone.chain(unstable).chain(replaced).chain(key).collect()
     }
 
     /// Memory for nodes of btrees, in bytes: half, without what each block device and disk of a virtual machine takes, of volumes that are to

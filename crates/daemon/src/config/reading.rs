@@ -16,6 +16,9 @@ const LIMIT: Duration = Duration::from_secs(3);
 /// The largest file: some ten thousand volumes. What is larger is none of ours, and reading it would take memory and time.
 const BYTES_MAX: u64 = 4 << 20;
 
+/// What most of what is read here is called.
+const CONFIGURATION: &str = "the configuration";
+
 /// What can be done about a file of `bcached set` that cannot be read.
 pub const MEND_SET_FILE: &str = "put back what it was, or take it away: what was set is lost with it";
 
@@ -24,20 +27,32 @@ pub const MEND_SET_FILE: &str = "put back what it was, or take it away: what was
 /// # Errors
 /// It cannot be read, or is none that a person has written.
 pub fn content(path: &Path, next: &str) -> Result<String, Failure> {
-    content_within(BYTES_MAX, path, next)
+    content_of(CONFIGURATION, path, next)
 }
 
-fn content_within(bytes_max: u64, path: &Path, next: &str) -> Result<String, Failure> {
+/// The same of another file, which is `called` so.
+///
+/// # Errors
+/// As [`content`].
+pub fn content_of(called: &str, path: &Path, next: &str) -> Result<String, Failure> {
+    content_within(BYTES_MAX, called, path, next)
+}
+
+fn content_within(bytes_max: u64, called: &str, path: &Path, next: &str) -> Result<String, Failure> {
     let cannot = |kind, why: String| {
-        let what = format!("cannot read the configuration {}", path.display());
+        let what = format!("cannot read {called} {}", path.display());
         Failure::new(kind, what).why(why).next(next)
     };
-    match bounded(path, move |path| read_small(path, bytes_max))? {
+    match within(LIMIT, called, path, move |path| read_small(path, bytes_max))? {
         Ok(Small::Text(text)) => Ok(text),
         Ok(Small::NotAFile) => Err(cannot(Kind::Config, "it is not a regular file".to_owned())),
         Ok(Small::TooLarge) => Err(cannot(
             Kind::Config,
-            format!("it is larger than {}, and so no configuration", human(bytes_max)),
+            format!(
+                "it is larger than {}, and so no {}",
+                human(bytes_max),
+                called.trim_start_matches("the ")
+            ),
         )),
         Err(error) => {
             let kind = match error.kind() {
@@ -77,15 +92,16 @@ pub fn bounded<T: Send + 'static>(
     path: &Path,
     read: impl FnOnce(&Path) -> T + Send + 'static,
 ) -> Result<T, Failure> {
-    within(LIMIT, path, read)
+    within(LIMIT, CONFIGURATION, path, read)
 }
 
 fn within<T: Send + 'static>(
     limit: Duration,
+    called: &str,
     path: &Path,
     read: impl FnOnce(&Path) -> T + Send + 'static,
 ) -> Result<T, Failure> {
-    let cannot = |kind| Failure::new(kind, format!("cannot read the configuration {}", path.display()));
+    let cannot = |kind| Failure::new(kind, format!("cannot read {called} {}", path.display()));
     let (sender, receiver) = mpsc::channel();
     let owned = path.to_owned();
     let body = move || drop(sender.send(read(&owned)));
@@ -109,7 +125,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("config.toml");
         std::fs::write(&path, "# 16 bytes here\n").expect("a file");
-        let read = |bytes_max| content_within(bytes_max, &path, "name another");
+        let read = |bytes_max| content_within(bytes_max, CONFIGURATION, &path, "name another");
         assert_eq!(read(16).as_deref(), Ok("# 16 bytes here\n"));
         let refused = read(15).expect_err("it has one more");
         assert_eq!(refused.kind.exit(), 2);
@@ -125,13 +141,16 @@ mod tests {
         let (answer, hangs) = mpsc::channel::<()>();
         let path = Path::new("/net/config.toml");
         let read = move |_: &Path| hangs.recv().is_ok();
-        let refused = within(Duration::from_millis(10), path, read).expect_err("it hangs");
+        let refused = within(Duration::from_millis(10), CONFIGURATION, path, read).expect_err("it hangs");
         assert_eq!(refused.kind, Kind::TimeLimit);
         assert!(
             refused.to_string().starts_with("cannot read the configuration /net/config.toml: "),
             "{refused}"
         );
         drop(answer);
-        assert_eq!(within(Duration::from_secs(60), path, |path| path.to_owned()).as_deref(), Ok(path));
+        assert_eq!(
+            within(Duration::from_secs(60), CONFIGURATION, path, |path| path.to_owned()).as_deref(),
+            Ok(path)
+        );
     }
 }

@@ -4,13 +4,14 @@
 //! signs the certificates of clients.
 
 use super::Config;
-use super::reading::content;
+use super::reading::{bounded, content_of};
 use super::twice::Places as Where;
 use super::values::Address;
 use crate::failure::{Failure, Kind};
 use bcached_front_nbd::{self as nbd, Part};
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
 /// How NBD over TCP is protected.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -51,7 +52,7 @@ impl TryFrom<String> for SaidTls {
             "off" => Ok(Self::Off),
             path if path.starts_with('/') => Ok(Self::Directory(typed.into())),
             _ => Err(format!(
-                "`{typed}` is neither \"off\" nor the whole path of a directory with server-cert.pem and server-key.pem"
+                "`{typed}` is neither \"off\" nor the absolute path of a directory with server-cert.pem and server-key.pem"
             )),
         }
     }
@@ -85,7 +86,15 @@ impl Certificates {
     /// # Errors
     /// One cannot be read, or does not go with the others; no volume is served by that.
     pub fn read(&self) -> Result<nbd::Tls, Failure> {
-        let read = |part: Part| content(&self.path(part), wanted(part));
+        let read = |part: Part| {
+            content_of(called(part), &self.path(part), wanted(part)).map_err(|failure| match failure.kind {
+                // It is there.
+                Kind::Permission => {
+                    failure.next("have it read by the daemon's user, as by chgrp and chmod g+r")
+                }
+                _ => failure,
+            })
+        };
         let (certificate, key) = (read(Part::Certificate)?, read(Part::Key)?);
         let authorities = if self.verify_peer { Some(read(Part::Authorities)?) } else { None };
         let authorities = authorities.as_ref().map(String::as_bytes);
@@ -95,12 +104,31 @@ impl Certificates {
         })
     }
 
+    /// Who has the key is taken for this server: the sentence, if everybody on this machine may read it.
+    pub(super) fn warning(&self) -> Option<String> {
+        let key = self.path(Part::Key);
+        let mode = |path: &Path| path.metadata().map_or(0, |file| file.permissions().mode());
+        // One on a file system that does not answer is told of by who reads it.
+        let is_open = bounded(&key, mode).is_ok_and(|mode| mode & 0o004 != 0);
+        let key = key.display();
+        is_open.then(|| format!("{key} may be read by everybody on this machine: chmod o= {key}"))
+    }
+
     fn path(&self, part: Part) -> PathBuf {
         self.directory.join(match part {
             Part::Certificate => "server-cert.pem",
             Part::Key => "server-key.pem",
             Part::Authorities => "ca-cert.pem",
         })
+    }
+}
+
+/// What it is.
+const fn called(part: Part) -> &'static str {
+    match part {
+        Part::Certificate => "the server's certificate",
+        Part::Key => "the server's key",
+        Part::Authorities => "the certificate of the clients' authority",
     }
 }
 

@@ -80,6 +80,8 @@ pub enum Step {
 pub struct Handshake {
     state: State,
     encryption: Encryption,
+    /// Something was asked before TLS, and refused.
+    asked_plainly: bool,
     outgoing: Vec<u8>,
     fixed: bool,
     no_zeroes: bool,
@@ -118,12 +120,19 @@ impl Handshake {
         Self {
             state: State::ClientFlags,
             encryption,
+            asked_plainly: false,
             outgoing,
             fixed: false,
             no_zeroes: false,
             structured: false,
             context_for: None,
         }
+    }
+
+    /// The client wants to go on without TLS, which is refused.
+    #[must_use]
+    pub fn wants_no_tls(&self) -> bool {
+        self.asked_plainly && self.encryption == Encryption::Demanded
     }
 
     /// Bytes that the next step takes: at most [`OPTION_BYTES_MAX`], possibly 0.
@@ -201,6 +210,7 @@ impl Handshake {
         match option {
             option::STARTTLS => return self.start_tls(data),
             option::EXPORT_NAME if self.encryption == Encryption::Demanded => {
+                self.asked_plainly = true;
                 return Step::Violation(Violation::NotEncrypted);
             }
             option::EXPORT_NAME => return self.export_name(data, catalog),
@@ -209,6 +219,7 @@ impl Handshake {
                 return Step::Goodbye;
             }
             _ if self.encryption == Encryption::Demanded => {
+                self.asked_plainly = true;
                 self.error(
                     option,
                     option_reply::ERR_TLS_REQD,
