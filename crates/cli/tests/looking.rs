@@ -319,6 +319,11 @@ fn all_that_is_wrong_with_the_files_is_said_at_once() {
     let last = started.err.lines().last().unwrap_or_default();
     assert_eq!((started.exit, last.contains("config.toml:3: ")), (2, true), "{started:?}");
     assert!(last.ends_with("`bcached config check` tells of 8 more things that cannot be"), "{started:?}");
+    // It may be attached to one of them.
+    let ran = check(
+        "version = 1\n[cache.one]\ndevice = \"/a\"\n[cache.two]\ndevice = \"/b\"\n[volume.media]\nbacking = \"/c\"\n",
+    );
+    assert!(ran.out.contains("[volume.media] names none of the 2 caches: it is served if"), "{ran:?}");
     // Behind what is no TOML nothing can be told.
     let ran = check("version = 1\n[cache.one\nno_such_key = 1\n");
     assert_eq!((ran.exit, ran.err.lines().count()), (1, 1), "{ran:?}");

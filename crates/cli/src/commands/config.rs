@@ -54,7 +54,7 @@ fn check(flags: &flags::ConfigFile) -> Result<Report, Failure> {
     let failures: Vec<_> = findings.iter().map(Failure::to_error).collect();
     let sound = findings.is_empty();
     let of = |count: usize| if sound { count } else { 0 };
-    let warnings = config.warnings().into_iter().map(|(_, sentence)| sentence);
+    let warnings = config.warnings().into_iter().map(|(_, sentence)| sentence).chain(config.left_open());
     let report = Report::of(&Checked {
         sound,
         caches: of(config.caches.len()),

@@ -20,6 +20,7 @@ impl Cache {
             return Ok(None);
         }
         let device = required(said.device, &said.origin, &format!("[cache.{name}] has no `device`"))?;
+        check_device(&device)?;
         // Nothing leaves one that is dead.
         let is_awaited = said.former.is_none() && said.moving == Some(true);
         let former = said.former.map(|former| (former.value, said.moving.unwrap_or(true)));
@@ -114,6 +115,17 @@ pub(super) fn required<T>(
     what: &str,
 ) -> Result<Located<T>, Failure> {
     setting.ok_or_else(|| origin.failure(what))
+}
+
+/// A device that can be looked for.
+pub(super) fn check_device(device: &Located<String>) -> Result<(), Failure> {
+    let uuid = device.value.strip_prefix("UUID=");
+    if uuid.is_none_or(|uuid| Uuid::from_text(uuid).is_some()) {
+        return Ok(());
+    }
+    let failure = device.origin.failure(&format!("`{}` is not the UUID of a device", device.value));
+    Err(failure
+        .next("write all of it, as `bcached show` tells it: UUID=1f5a0c22-2a53-4ae5-9a6f-9f6f5d6b2f10"))
 }
 
 /// Of which blocks it is only the cache knows.

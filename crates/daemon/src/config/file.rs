@@ -79,7 +79,7 @@ pub struct Located<T> {
 #[derive(Debug, Default)]
 pub struct Settings {
     pub control: Option<PathBuf>,
-    pub memory: Option<u64>,
+    pub memory: Option<Located<u64>>,
     pub stop_timeout: Option<Duration>,
     pub metrics: Option<Located<SocketAddr>>,
     pub places: SaidPlaces,
@@ -192,7 +192,7 @@ struct RawFile {
 #[serde(deny_unknown_fields)]
 struct RawDaemon {
     control: Option<PathBuf>,
-    memory: Option<Size>,
+    memory: Option<Spanned<Size>>,
     stop_timeout: Option<Time>,
     metrics: Option<Spanned<Loopback>>,
 }
@@ -270,7 +270,9 @@ impl Source<'_> {
         }
         Settings {
             control: raw.daemon.control,
-            memory: raw.daemon.memory.map(|size| size.0),
+            memory: self
+                .locate(raw.daemon.memory)
+                .map(|Located { value, origin }| Located { value: value.0, origin }),
             stop_timeout: raw.daemon.stop_timeout.map(|time| time.0),
             metrics: self
                 .locate(raw.daemon.metrics)
@@ -282,8 +284,8 @@ impl Source<'_> {
                     .map(|all| all.into_iter().map(|listen| self.located(listen)).collect()),
                 tls: raw.nbd.tls,
                 tls_verify_peer: self.locate(raw.nbd.tls_verify_peer),
-                vhost_user: raw.vhost_user.directory,
-                fuse: raw.fuse.directory,
+                vhost_user: raw.vhost_user.directory.map(|path| path.0),
+                fuse: raw.fuse.directory.map(|path| path.0),
                 fuse_allow_other: raw.fuse.allow_other,
             },
             caches: self.named(raw.cache, |source, name, origin, raw| CacheSettings {

@@ -23,7 +23,7 @@ use crate::options::layers::Configured;
 use crate::sizes::typed;
 use bcached_format::Uuid;
 use bcached_port::{Way, Ways};
-use entries::{check_size, in_order, known_cache, required, sense_of_flash};
+use entries::{check_device, check_size, in_order, known_cache, required, sense_of_flash};
 use file::{NamedVolume, Settings, VolumeSettings};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -257,7 +257,7 @@ impl Config {
         };
         let places = twice::Places::of(&settings);
         let places = if line.exports.is_empty() { places } else { places.without_listen() };
-        let memory = settings.memory;
+        let memory = settings.memory.as_ref().map(|memory| memory.value);
         let mut config = Self::from_settings(settings, line, findings)?;
         config.set_file = (!named).then(|| set_file::path_beside(main));
         config.set_and_gone = gone;
@@ -300,6 +300,21 @@ impl Config {
         let key = self.places.tls.certificates().and_then(Certificates::warning);
         let key = key.map(|sentence| ("tls-key-readable", sentence));
         gone.chain(unstable).chain(replaced).chain(key).collect()
+    }
+
+    /// What only its devices can tell of, which nobody has opened yet: a sentence each.
+    #[must_use]
+    pub fn left_open(&self) -> Vec<String> {
+        let nameless = self.volumes.iter().filter(|volume| volume.cache.is_none() && self.caches.len() > 1);
+        let sentence = |volume: &Volume| {
+            let name = volume.name.as_deref().unwrap_or(&volume.backing);
+            format!(
+                "[volume.{name}] names none of the {} caches: it is served if its device is attached to one of them; \
+                 `cache = \"NAME\"` says which",
+                self.caches.len()
+            )
+        };
+        nameless.map(sentence).collect()
     }
 
     /// Memory for nodes of btrees, in bytes: half, without what each block device and disk of a virtual machine takes, of volumes that are to
@@ -346,7 +361,7 @@ impl Config {
             .map(|time| time.0);
         let mut config = Self {
             control,
-            memory_bytes: settings.memory.unwrap_or_default(),
+            memory_bytes: settings.memory.map_or(0, |memory| memory.value),
             stop_timeout: stop_timeout.or(settings.stop_timeout).unwrap_or(STOP_TIMEOUT_DEFAULT),
             places,
             ways,
@@ -406,6 +421,7 @@ impl Config {
             return known_cache(merged.cache, &self.caches, &self.released).map(drop);
         }
         let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
+        check_device(&backing)?;
         check_size(&name, &origin, merged.size)?;
         self.volumes.push(Volume {
             cache: known_cache(merged.cache, &self.caches, &self.released)?,
@@ -445,12 +461,13 @@ impl Config {
         }
         if self.memory_bytes < MEMORY_MIN {
             findings.push(
-                Failure::new(Kind::Config, "`memory` is too small")
+                places
+                    .refused("memory", "`memory` is too small")
                     .why("B-tree nodes and requests in flight need 128M"),
             );
         } else if self.memory_bytes < self.memory_min() {
             findings.push(
-                Failure::new(Kind::Config, "`memory` is too small")
+                places.refused("memory", "`memory` is too small")
                     .why("it needs 128M, 16M for each volume with `export = \"ublk\"` and 64M for each with \"vhost-user\"")
                     .next(format!("write \"{}\" or more", typed(self.memory_min()))),
             );

@@ -128,6 +128,18 @@ fn errors_name_file_and_line() {
         ),
         (&format!("{cache}[daemon]\nmetrics = \"9763\"\n"), ":5: `9763` is not ADDRESS:PORT"),
         (&format!("{cache}[volume.v\n"), ":4: "),
+        ("version = 1\n[cache.a]\ndevice = \"UUID=xyz\"\n", ":3: `UUID=xyz` is not the UUID of a device"),
+        (
+            &format!("{cache}[volume.v]\nbacking = \"UUID=1f5a\"\n"),
+            ":5: `UUID=1f5a` is not the UUID of a device",
+        ),
+        (&format!("{cache}[fuse]\ndirectory = \"rel\"\n"), ":5: `rel` must be an absolute path, as /rel"),
+        (
+            &format!("{cache}[nbd]\nlisten = [\"rel\"]\n"),
+            ":5: `rel` is neither the absolute path of a socket",
+        ),
+        (&format!("{cache}[nbd]\nlisten = [\"run/rel\"]\n"), ":5: `run/rel` must be an absolute path"),
+        (&format!("{cache}[daemon]\nmemory = \"1M\"\n"), ":5: `memory` is too small"),
         (&format!("{cache}[volum.v]\n"), ":4: unknown key `volum`; perhaps volume is meant"),
         (&format!("{cache}[volume.v]\nxy = 1\n"), ":5: unknown key `xy`; see *Serve* in docs/guide.md"),
         (&format!("{cache}[fuse]\nxy = 1\n"), ":5: unknown key `xy`; write one of directory, allow_other"),
@@ -164,7 +176,7 @@ fn a_place_of_nbd_may_be_to_look_only() {
             "{ at = \"/run/b.sock\", readonly = true }",
             ":5: unknown key `readonly`; perhaps read_only is meant",
         ),
-        ("{ at = \"here\" }", ":5: `here` is neither a socket's path nor ADDRESS:PORT"),
+        ("{ at = \"here\" }", ":5: `here` is neither the absolute path of a socket nor ADDRESS:PORT"),
         ("7", ":5: invalid type: integer `7`, expected a place to listen on, as"),
         (
             "\"/run/a.sock\", { at = \"/run/a.sock\", read_only = true }",
@@ -192,7 +204,7 @@ fn what_comes_by_tcp_is_protected_as_is_said() {
     assert_eq!(load(&text(""), &more).map(|config| config.places.tls), Ok(with(true)));
     for (lines, sentence) in [
         ("", ":5: 0.0.0.0:10809 is not a loopback address, and NBD without TLS is open to anybody; write"),
-        ("tls = \"on\"\n", ":6: `on` is neither \"off\" nor the whole path of a directory with"),
+        ("tls = \"on\"\n", ":6: `on` is neither \"off\" nor the absolute path of a directory with"),
         ("tls = true\n", ":6: invalid type: boolean `true`, expected a string"),
         ("tls = \"off\"\ntls_verify_peer = true\n", ":7: `tls_verify_peer` means nothing without TLS"),
     ] {

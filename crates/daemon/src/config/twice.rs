@@ -25,6 +25,7 @@ impl Places {
             places.extend(origin.map(|origin| (key, origin.clone())));
         };
         add("metrics".to_owned(), settings.metrics.as_ref().map(|located| &located.origin));
+        add("memory".to_owned(), settings.memory.as_ref().map(|located| &located.origin));
         let verify_peer = settings.places.tls_verify_peer.as_ref();
         add("tls_verify_peer".to_owned(), verify_peer.map(|located| &located.origin));
         for (index, listen) in settings.places.listen.iter().flatten().enumerate() {

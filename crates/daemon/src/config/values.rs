@@ -46,6 +46,24 @@ impl TryFrom<String> for Time {
     }
 }
 
+/// A path that leads to one place, whichever working directory the daemon has.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub struct Absolute(pub PathBuf);
+
+impl TryFrom<String> for Absolute {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        let path = PathBuf::from(&typed);
+        if path.is_absolute() {
+            Ok(Self(path))
+        } else {
+            Err(format!("`{typed}` must be an absolute path, as /{typed}"))
+        }
+    }
+}
+
 /// A place where NBD is served: `"/run/bcached/nbd.sock"`, or `{ at = "/run/bcached/look.sock", read_only = true }`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listen {
@@ -91,6 +109,7 @@ impl<'de> Deserialize<'de> for Listen {
         #[derive(serde::Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Table {
+            #[serde(deserialize_with = "in_a_file")]
             at: Address,
             #[serde(default)]
             read_only: bool,
@@ -106,7 +125,7 @@ impl<'de> Deserialize<'de> for Listen {
             }
 
             fn visit_str<E: Error>(self, typed: &str) -> Result<Listen, E> {
-                Address::try_from(typed.to_owned()).map(Listen::from).map_err(E::custom)
+                Address::of_a_file(typed.to_owned()).map(Listen::from).map_err(E::custom)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Listen, A::Error> {
@@ -118,6 +137,10 @@ impl<'de> Deserialize<'de> for Listen {
     }
 }
 
+fn in_a_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
+    Address::of_a_file(String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
 impl TryFrom<String> for Address {
     type Error = String;
 
@@ -126,7 +149,7 @@ impl TryFrom<String> for Address {
             return Ok(Self::Unix(PathBuf::from(typed)));
         }
         let address: SocketAddr = typed.parse().map_err(|_| {
-            format!("`{typed}` is neither a socket's path nor ADDRESS:PORT, as 127.0.0.1:10809")
+            format!("`{typed}` is neither the absolute path of a socket nor ADDRESS:PORT, as 127.0.0.1:10809")
         })?;
         Ok(Self::Tcp(address))
     }
@@ -155,6 +178,15 @@ impl TryFrom<String> for Loopback {
 }
 
 impl Address {
+    /// Who types it on a command line knows where that stands; a file is read from wherever the daemon was started.
+    fn of_a_file(typed: String) -> Result<Self, String> {
+        let address = Self::try_from(typed.clone())?;
+        match address.unix_path() {
+            Some(_) => Absolute::try_from(typed).map(|_| address),
+            None => Ok(address),
+        }
+    }
+
     /// The address as it is configured.
     #[must_use]
     pub fn unix_path(&self) -> Option<&Path> {

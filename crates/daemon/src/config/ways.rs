@@ -2,7 +2,7 @@
 
 use super::file::{Located, replace};
 use super::tls::{SaidTls, Tls};
-use super::values::{Address, Listen};
+use super::values::{Absolute, Address, Listen};
 use crate::failure::{Failure, Kind};
 use bcached_port::{Way, Ways};
 use serde::Deserialize;
@@ -63,14 +63,14 @@ pub struct RawNbd {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 pub struct RawVhostUser {
-    pub directory: Option<PathBuf>,
+    pub directory: Option<Absolute>,
 }
 
 /// `[fuse]`.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 pub struct RawFuse {
-    pub directory: Option<PathBuf>,
+    pub directory: Option<Absolute>,
     pub allow_other: Option<bool>,
 }
 
