@@ -319,6 +319,9 @@ fn all_that_is_wrong_with_the_files_is_said_at_once() {
     let last = started.err.lines().last().unwrap_or_default();
     assert_eq!((started.exit, last.contains("config.toml:3: ")), (2, true), "{started:?}");
     assert!(last.ends_with("`bcached config check` tells of 8 more things that cannot be"), "{started:?}");
+    assert_eq!(started.err.lines().count(), 1, "nothing comes before it: {started:?}");
+    let started = all(&["serve", "--cache", "/a", "--export", "nonsense"]);
+    assert_eq!((started.exit, started.err.lines().count()), (2, 1), "{started:?}");
     // It may be attached to one of them.
     let ran = check(
         "version = 1\n[cache.one]\ndevice = \"/a\"\n[cache.two]\ndevice = \"/b\"\n[volume.media]\nbacking = \"/c\"\n",

@@ -258,10 +258,6 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     let passed = passed::take()?;
     bcached_uring::memory::return_large_blocks();
     log::init();
-    match bcached_uring::memory::hold() {
-        Ok(()) => tracing::info!(event = "memory-held", "memory is locked"),
-        Err(refused) => tracing::info!(event = "memory-not-held", "memory: {refused}"),
-    }
     let prepared = prepare(&line, predecessor.is_some());
     if let (Err(failure), Some(predecessor)) = (&prepared, &predecessor) {
         predecessor.cannot(failure);
@@ -286,6 +282,11 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
 /// All that can be refused before anything is touched. What the process before has is touched long before the front ends begin.
 fn prepare(line: &CommandLine, succeeds: bool) -> Result<(Config, PathBuf, Signals), Failure> {
     let config = Config::load(line)?;
+    // Who has mistyped something is told of that alone.
+    match bcached_uring::memory::hold() {
+        Ok(()) => tracing::info!(event = "memory-held", "memory is locked"),
+        Err(refused) => tracing::info!(event = "memory-not-held", "memory: {refused}"),
+    }
     if let Some(certificates) = config.places.tls.certificates().filter(|_| succeeds) {
         certificates.read()?;
     }
