@@ -235,7 +235,16 @@ fn what_cannot_be_served_is_not_made() {
     let ran = bcached(&["make", "-C", &small, "--bucket", "4k", "--block", "2k"]);
     assert_eq!((ran.exit, ran.err.contains("it needs 2052 KiB at least")), (2, true), "{ran:?}");
     let ran = bcached(&["make", "-C", &small, "--bucket", "8k"]);
-    assert_eq!((ran.exit, ran.err.contains("it needs 4104 KiB at least")), (2, true), "{ran:?}");
+    assert_eq!(
+        (ran.exit, ran.err.contains("it needs 4104 KiB at least, with --bucket 8k")),
+        (2, true),
+        "{ran:?}"
+    );
+    // What is advised goes.
+    let tight = images.blank("tight", 3 << 20);
+    let ran = bcached(&["make", "-C", &tight, "--bucket", "4k"]);
+    assert!(ran.err.contains("--block 2k fits") && !ran.err.contains("--bucket 8k"), "{ran:?}");
+    assert_eq!(bcached(&["make", "-C", &tight, "--bucket", "4k", "--block", "2k"]).exit, 0);
     // Of several devices it is said which is which.
     let backing = images.blank("backing", 64 << 20);
     let ran = make(&["-B", &backing, "--bucket", "64k"]);

@@ -53,7 +53,8 @@ impl Site {
             .stdout(Stdio::null())
             .spawn()
             .expect("starts");
-        daemon.wait_for("a client", |status| status["clients"].as_array().is_some_and(|all| !all.is_empty()));
+        // One that has not said yet what it wants uses nothing.
+        daemon.wait_for("a client", |status| status["clients"][0]["volume"] == "media");
         client
     }
 }

@@ -375,7 +375,27 @@ impl Job {
                 None => self.progress_text(),
             },
         };
-        let text = self.notes.iter().fold(line + "\n", |text, note| text + &format!("{volume}: {note}\n"));
+        // How what has not come about would be kept is no news.
+        let is_void = matches!(self.state, State::Failed | State::Cancelled)
+            && matches!(self.verb, Verb::Detach | Verb::Attach | Verb::Add);
+        let notes = self.notes.iter().filter(|_| !is_void);
+        let text = notes.fold(line + "\n", |text, note| text + &format!("{volume}: {note}\n"));
         self.devices.iter().fold(text, |text, device| text + device + "\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A detach that had failed went on to say until when it would not be kept.
+    #[test]
+    fn how_a_thing_is_kept_is_said_when_it_has_come_about() {
+        let text = |state| {
+            let job = Job::new(Verb::Detach, "media".to_owned(), state);
+            Job { notes: vec!["this is not kept".to_owned()], ..job }.text()
+        };
+        assert!(text(State::Done).contains("this is not kept"));
+        assert_eq!(text(State::Failed), "media: detach has failed\n");
     }
 }

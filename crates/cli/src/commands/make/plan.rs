@@ -142,11 +142,12 @@ fn cache(device: &Device, set_uuid: Uuid, block: u64, options: &Options) -> Resu
     };
     // In the words of the engine, which would not run it.
     if options.bucket < 2 * block {
-        return Err(refuse().why("a bucket must hold two blocks").next(format!(
-            "--bucket {} fits, or --block {}",
-            short(2 * block),
-            short(options.bucket / 2)
-        )));
+        let smaller = format!("--block {}", short(options.bucket / 2));
+        let has_room = device::length(device) / (2 * block) >= BUCKETS_MIN;
+        return Err(refuse().why("a bucket must hold two blocks").next(match has_room {
+            true => format!("--bucket {} fits, or {smaller}", short(2 * block)),
+            false => format!("{smaller} fits"),
+        }));
     }
     let buckets = device::length(device) / options.bucket;
     if buckets < BUCKETS_MIN {
@@ -157,7 +158,13 @@ fn cache(device: &Device, set_uuid: Uuid, block: u64, options: &Options) -> Resu
         let least = (2 * block).max(PAGE_BYTES);
         return Err(refuse().why(why).next(match largest_bucket(device::length(device), least) {
             Some(fitting) => format!("--bucket {} fits", short(fitting)),
-            None => format!("it needs {} KiB at least", BUCKETS_MIN * least / 1024),
+            None => {
+                format!(
+                    "it needs {} KiB at least, with --bucket {}",
+                    BUCKETS_MIN * least / 1024,
+                    short(least)
+                )
+            }
         }));
     }
     CacheSuperblock::format(CacheFormat {
