@@ -58,6 +58,8 @@ impl Bound {
                 .why(error.to_string())
                 .next("name another socket with --control")
         };
+        // Before anything is made for one that no socket can have.
+        SocketAddrUnix::new(path).map_err(|error| cannot(&error.into()))?;
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             match std::fs::create_dir(folder) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(&error)),
@@ -133,6 +135,17 @@ mod tests {
         let _next = UnixListener::bind(&path).unwrap();
         drop(control);
         assert!(path.exists(), "somebody else's");
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_path_that_is_too_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = folder.path().join("run");
+        let Err(failure) = Bound::bind(&made.join("x".repeat(120)), Mode::RUSR | Mode::WUSR) else {
+            panic!("no socket has such a path")
+        };
+        assert!(failure.to_string().contains("name another socket with --control"), "{failure}");
+        assert!(!made.exists(), "it was made, and stayed");
     }
 
     #[test]
