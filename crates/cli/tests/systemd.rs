@@ -20,6 +20,28 @@ impl Drop for Served {
     }
 }
 
+impl Served {
+    #[track_caller]
+    fn ends(&mut self, otherwise: &str) {
+        let started = Instant::now();
+        while self.0.try_wait().expect("waits").is_none() {
+            assert!(started.elapsed() < LIMIT, "{otherwise}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The daemon of this configuration, and the manager that it tells.
+fn managed(images: &Images) -> (UnixDatagram, Served) {
+    let socket = images.path("manager.sock");
+    let manager = UnixDatagram::bind(&socket).expect("a socket");
+    manager.set_read_timeout(Some(Duration::from_secs(1))).expect("a limit");
+    let config = images.path("config.toml");
+    let mut command = Daemon::command(images, "run", &["--config", config.to_str().expect("text")]);
+    command.env("NOTIFY_SOCKET", &socket).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    (manager, Served(command.spawn().expect("starts")))
+}
+
 /// What is said until that begins with `wanted`, that included.
 #[track_caller]
 fn told_until(manager: &UnixDatagram, wanted: &str) -> Vec<String> {
@@ -45,13 +67,7 @@ fn a_start_and_a_stop_that_last_ask_for_more_time() {
     images.configure(&format!(
         "version = 1\n[cache.fast]\ndevice = {fast:?}\n[defaults]\nwait = \"1h\"\n[volume.media]\nbacking = {gone:?}\n"
     ));
-    let socket = images.path("manager.sock");
-    let manager = UnixDatagram::bind(&socket).expect("a socket");
-    manager.set_read_timeout(Some(Duration::from_secs(1))).expect("a limit");
-    let config = images.path("config.toml");
-    let mut command = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
-    command.env("NOTIFY_SOCKET", &socket).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut served = Served(command.spawn().expect("starts"));
+    let (manager, mut served) = managed(&images);
     for _again_and_again in 0..3 {
         let told = told_until(&manager, "EXTEND_TIMEOUT_USEC=");
         assert!(!told.iter().any(|told| told.starts_with("READY")), "it waits: {told:?}");
@@ -62,11 +78,7 @@ fn a_start_and_a_stop_that_last_ask_for_more_time() {
         .expect("signals");
     told_until(&manager, "STOPPING=1");
     told_until(&manager, "EXTEND_TIMEOUT_USEC=");
-    let started = Instant::now();
-    while served.0.try_wait().expect("waits").is_none() {
-        assert!(started.elapsed() < LIMIT, "it does not stop");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    served.ends("it does not stop");
 }
 
 /// A package calls `bcached take-over` where it would restart the service: to systemd the new process is the service before the old one ends, which else would
@@ -75,13 +87,7 @@ fn a_start_and_a_stop_that_last_ask_for_more_time() {
 fn who_has_taken_over_is_the_service() {
     let images = Images::new();
     images.configure_pair(64 << 20, 20 << 20, "");
-    let socket = images.path("manager.sock");
-    let manager = UnixDatagram::bind(&socket).expect("a socket");
-    manager.set_read_timeout(Some(Duration::from_secs(1))).expect("a limit");
-    let config = images.path("config.toml");
-    let mut command = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
-    command.env("NOTIFY_SOCKET", &socket).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut served = Served(command.spawn().expect("starts"));
+    let (manager, mut served) = managed(&images);
     let _last = Last(&images);
     told_until(&manager, "READY=1");
     let ran = bcached(&["take-over", "--json", "--control", &control(&images)]);
@@ -90,9 +96,5 @@ fn who_has_taken_over_is_the_service() {
     assert_eq!(pid(&images).map(|pid| u64::from(pid.unsigned_abs())), Some(new));
     let told = told_until(&manager, &format!("MAINPID={new}"));
     assert!(!told.iter().any(|told| told.contains("STOPPING")), "the service goes on: {told:?}");
-    let started = Instant::now();
-    while served.0.try_wait().expect("waits").is_none() {
-        assert!(started.elapsed() < LIMIT, "the old one does not end");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    served.ends("the old one does not end");
 }

@@ -23,6 +23,6 @@ mod nbd;
 pub mod rung;
 pub mod server;
 
-pub use loops::{detach, left_behind};
+pub use loops::detach;
 pub use rung::{Missing, Rung};
 pub use server::{Connection, DevServer, Served, Under};

@@ -2,7 +2,7 @@
 //! crate's description; what there is of them the kernel tells in `/sys/block`, which asks no file system.
 
 use crate::helper;
-use bcached_port::{Export, SECTOR_BYTES};
+use bcached_port::{Export, SECTOR_BYTES, loops};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,6 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// is soon done.
 const LETS_GO: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
-/// Where devices are listed.
-const BLOCK: &str = "/sys/block";
 
 /// A loop device that is set up.
 pub(crate) struct LoopDevice {
@@ -65,7 +63,7 @@ impl LoopDevice {
 
     /// Nobody has detached it.
     pub(crate) fn is_there(&self) -> bool {
-        backing_file(Path::new(BLOCK), &self.path).is_some_and(|file| is_of(&file, &self.file))
+        loops::backing_file(&self.path).is_some_and(|file| is_of(&file, &self.file))
     }
 
     /// The file has another size now.
@@ -101,25 +99,6 @@ pub fn detach(device: &Path) -> Result<(), String> {
     helper::run("losetup", &["--detach", text(device)?], LIMIT).map(drop)
 }
 
-/// The loop devices over files below `mount`. Of a mount that is no more that is all that is left, so look before it is unmounted.
-#[must_use]
-pub fn left_behind(mount: &Path) -> Vec<PathBuf> {
-    left_in(Path::new(BLOCK), mount)
-}
-
-fn left_in(block: &Path, mount: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(block).into_iter().flatten().flatten();
-    let devices = entries.map(|entry| Path::new("/dev").join(entry.file_name()));
-    let is_over = |device: &PathBuf| backing_file(block, device).is_some_and(|file| file.starts_with(mount));
-    devices.filter(is_over).collect()
-}
-
-/// What the kernel says a loop device lies over.
-fn backing_file(block: &Path, device: &Path) -> Option<PathBuf> {
-    let told = std::fs::read_to_string(block.join(device.file_name()?).join("loop/backing_file")).ok()?;
-    Some(told.trim_end_matches('\n').into())
-}
-
 /// The kernel's name for a file. One whose mount has ended may have lost its name.
 fn is_of(told: &Path, file: &Path) -> bool {
     let told = told.to_string_lossy();
@@ -135,23 +114,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_over_a_mount_is_found_by_what_the_kernel_says() {
-        let block = tempfile::tempdir().expect("a folder");
-        for (name, file) in [
-            ("loop0", "/run/b/dev/volumes/tank\n"),
-            ("loop1", "/run/b/developer\n"),
-            ("loop2", "/run/b/dev/volumes/a b (deleted)\n"),
-        ] {
-            std::fs::create_dir_all(block.path().join(name).join("loop")).expect("a folder");
-            std::fs::write(block.path().join(name).join("loop/backing_file"), file).expect("a file");
-        }
-        std::fs::create_dir_all(block.path().join("loop3")).expect("one that is free");
-        std::fs::create_dir_all(block.path().join("sda")).expect("a disk");
-        let mut left = left_in(block.path(), Path::new("/run/b/dev"));
-        left.sort();
-        assert_eq!(left, [Path::new("/dev/loop0"), Path::new("/dev/loop2")]);
-        let told = backing_file(block.path(), Path::new("/dev/loop2")).expect("it is over something");
-        assert!(is_of(&told, Path::new("/run/b/dev/volumes/a b")));
-        assert!(!is_of(&told, Path::new("/run/b/dev/volumes/a")));
+    fn a_file_is_known_by_its_name_also_without_its_mount() {
+        assert!(is_of(Path::new("/run/b/dev/volumes/a b (deleted)"), Path::new("/run/b/dev/volumes/a b")));
+        assert!(!is_of(Path::new("/run/b/dev/volumes/a b (deleted)"), Path::new("/run/b/dev/volumes/a")));
     }
 }

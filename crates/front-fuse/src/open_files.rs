@@ -5,10 +5,10 @@ use crate::ranges::Ranges;
 use crate::server::Client;
 use crate::text::TextFile;
 use crate::volume_file::VolumeFile;
-use bcached_port::Uuid;
+use bcached_port::{Uuid, loops};
 use fuser::{Errno, FileHandle, FileType, INodeNo};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 #[derive(Clone)]
@@ -129,7 +129,7 @@ fn client(file: &OpenFile, mount: &Path) -> Option<Client> {
         OpenFile::Volume(file) => {
             let path = format!("{}/{}", crate::nodes::VOLUMES, file.export.name);
             Some(Client {
-                peer: opener(file.opener, Path::new(BLOCK), &mount.join(&path)),
+                peer: opener(file.opener, &mount.join(&path), loops::over),
                 path,
                 export: Some(file.export.name.clone()),
                 writing: file.is_writing(),
@@ -145,25 +145,11 @@ fn client(file: &OpenFile, mount: &Path) -> Option<Client> {
     }
 }
 
-/// Where the kernel tells of block devices.
-const BLOCK: &str = "/sys/block";
-
-/// Who has a volume open, for people: a process, or the loop device that one has left it to which has ended.
-fn opener(number: u32, block: &Path, file: &Path) -> String {
-    if number > 0 && Path::new(&format!("/proc/{number}")).exists() {
-        return process(number);
-    }
-    loop_over(block, file).unwrap_or_else(|| process(number))
-}
-
-/// The loop device over `file`.
-fn loop_over(block: &Path, file: &Path) -> Option<String> {
-    let mut entries = std::fs::read_dir(block).ok()?.flatten();
-    entries.find_map(|entry| {
-        let told = std::fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
-        let is_it = Path::new(told.trim_end_matches('\n')) == file;
-        is_it.then(|| format!("/dev/{}", entry.file_name().to_string_lossy()))
-    })
+/// Who has the volume `file` open, for people: a process, or the loop device that one has left it to which has ended. `over` tells of those.
+fn opener(number: u32, file: &Path, over: impl Fn(&Path) -> Vec<PathBuf>) -> String {
+    let is_there = number > 0 && Path::new(&format!("/proc/{number}")).exists();
+    let device = if is_there { None } else { over(file).into_iter().next() };
+    device.map_or_else(|| process(number), |device| device.display().to_string())
 }
 
 /// A process, for people. It may have ended since, and another have the file open that it was given to.
@@ -185,15 +171,11 @@ mod tests {
     /// `losetup` has ended when the device is there, and was named as the one who uses the volume.
     #[test]
     fn who_has_left_the_volume_to_a_loop_device_is_not_named() {
-        let block = tempfile::tempdir().expect("a folder");
-        for (name, file) in
-            [("loop0", "/run/b/fuse/volumes/tanks\n"), ("loop1", "/run/b/fuse/volumes/tank\n")]
-        {
-            std::fs::create_dir_all(block.path().join(name).join("loop")).expect("a folder");
-            std::fs::write(block.path().join(name).join("loop/backing_file"), file).expect("a file");
-        }
-        let named =
-            |number, file: &str| opener(number, block.path(), &Path::new("/run/b/fuse/volumes").join(file));
+        let over = |file: &Path| match file.ends_with("tank") {
+            true => vec![PathBuf::from("/dev/loop1")],
+            false => Vec::new(),
+        };
+        let named = |number, file: &str| opener(number, Path::new(file), over);
         assert!(named(std::process::id(), "tank").starts_with("process "), "it is there");
         // No process has such a number.
         assert_eq!(named(u32::MAX, "tank"), "/dev/loop1");

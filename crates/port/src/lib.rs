@@ -29,7 +29,7 @@
 //! A volume that goes from one engine to another takes its clients along: they submit by its [`Route`].
 //!
 //! What front ends have in common lies here too: how much of clients' payloads may be in memory and whose ([`budget`]), and which
-//! of all clients may write to a volume ([`writing`]).
+//! of all clients may write to a volume ([`writing`]), and what lies over its files ([`loops`]).
 //!
 //! A client that is gone hurts nobody: its requests are carried out, their replies dropped on arrival.
 #![forbid(unsafe_code)]
@@ -40,6 +40,7 @@ pub mod error;
 pub mod export;
 mod inbox;
 mod lock;
+pub mod loops;
 pub mod operation;
 mod outbox;
 mod quiet;

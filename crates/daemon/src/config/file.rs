@@ -2,7 +2,6 @@
 
 use super::reading::{MEND_SET_FILE, bounded, content};
 use super::section::{RawCache, RawVolume, Typed};
-use super::sections::Sections;
 use super::values::{Loopback, Size, Time};
 use super::ways::{RawFuse, RawNbd, RawVhostUser, SaidPlaces};
 use super::{NO_CACHE, findings, misspelt};
@@ -12,6 +11,7 @@ use crate::options::Definition;
 use crate::options::layers::{Configured, Setting};
 use crate::options::value::{Refused, Value};
 use bcached_port::Ways;
+use indexmap::IndexMap;
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
@@ -83,9 +83,9 @@ pub struct Settings {
     pub stop_timeout: Option<Duration>,
     pub metrics: Option<Located<SocketAddr>>,
     pub places: SaidPlaces,
-    pub caches: Sections<CacheSettings>,
+    pub caches: IndexMap<String, CacheSettings>,
     pub defaults: VolumeSettings,
-    pub volumes: Sections<NamedVolume>,
+    pub volumes: IndexMap<String, NamedVolume>,
     /// Caches that are another device than a person's files say: the name, that device, and this one.
     pub replaced: Vec<(String, String, String)>,
 }
@@ -370,10 +370,10 @@ impl Source<'_> {
         &self,
         raw: BTreeMap<Spanned<String>, R>,
         make: impl Fn(&Self, &str, Origin, R) -> T,
-    ) -> Sections<T> {
+    ) -> IndexMap<String, T> {
         let mut raw: Vec<_> = raw.into_iter().collect();
         raw.sort_by_key(|(name, _)| name.span().start);
-        let mut named = Sections::default();
+        let mut named = IndexMap::new();
         for (name, raw) in raw {
             let origin = self.origin(name.span().start);
             let name = name.into_inner();
@@ -386,7 +386,7 @@ impl Source<'_> {
                 continue;
             }
             let made = make(self, &name, origin, raw);
-            named.push(name, made);
+            named.insert(name, made);
         }
         named
     }
@@ -455,7 +455,7 @@ impl Settings {
                     older.is_refused |= cache.is_refused;
                     older.options.extend(cache.options);
                 }
-                None => self.caches.push(name, cache),
+                None => drop(self.caches.insert(name, cache)),
             }
         }
         self.defaults.overlay(newer.defaults);
@@ -465,7 +465,7 @@ impl Settings {
                     older.settings.overlay(volume.settings);
                     older.is_refused |= volume.is_refused;
                 }
-                None => self.volumes.push(name, volume),
+                None => drop(self.volumes.insert(name, volume)),
             }
         }
     }
@@ -473,24 +473,24 @@ impl Settings {
     /// What `bcached set` has written, over these. A volume or a cache that is not configured any more stays so: what was set of it
     /// must not bring back a part of it, without a device, or stop a start. The names of such volumes.
     pub fn overlay_set_file(&mut self, mut newer: Self) -> Vec<String> {
-        newer.caches.retain(|name, cache| self.caches.contains(name) || cache.imported == Some(true));
-        for (name, cache) in newer.caches.iter() {
+        newer.caches.retain(|name, cache| self.caches.contains_key(name) || cache.imported == Some(true));
+        for (name, cache) in &newer.caches {
             let device = |cache: &CacheSettings| cache.device.as_ref().map(|device| device.value.clone());
             if let (Some(said), Some(is)) = (self.caches.get(name).and_then(device), device(cache))
                 && said != is
             {
-                self.replaced.push((name.to_owned(), said, is));
+                self.replaced.push((name.clone(), said, is));
             }
         }
-        let imported: Vec<_> = newer.caches.iter().map(|(name, _)| name.to_owned()).collect();
+        let imported: Vec<_> = newer.caches.keys().cloned().collect();
         let is_whole = |name: &str, volume: &NamedVolume| {
             let VolumeSettings { backing, flash, .. } = &volume.settings;
-            self.volumes.contains(name) || backing.is_some() || flash.is_some()
+            self.volumes.contains_key(name) || backing.is_some() || flash.is_some()
         };
         let gone = newer.volumes.iter().filter(|(name, volume)| !is_whole(name, volume));
-        let gone: Vec<_> = gone.map(|(name, _)| name.to_owned()).collect();
+        let gone: Vec<_> = gone.map(|(name, _)| name.clone()).collect();
         newer.volumes.retain(|name, volume| is_whole(name, volume));
-        for (name, volume) in newer.volumes.iter_mut() {
+        for (name, volume) in &mut newer.volumes {
             // What was kept of a device by this name stops no start of the volume that has it now.
             let said = self.volumes.get(name);
             if volume.settings.flash.is_some() || said.is_some_and(|said| said.settings.flash.is_some()) {
@@ -498,7 +498,9 @@ impl Settings {
             }
             // A cache that was taken out of the configuration must not stop a start either.
             let is_known = |name: &str| {
-                name == NO_CACHE || self.caches.contains(name) || imported.iter().any(|cache| cache == name)
+                name == NO_CACHE
+                    || self.caches.contains_key(name)
+                    || imported.iter().any(|cache| cache == name)
             };
             volume.settings.cache = volume.settings.cache.take().filter(|cache| is_known(&cache.value));
         }
@@ -507,7 +509,7 @@ impl Settings {
     }
 
     /// What is kept of volumes, and the options of caches, if nothing else stands here.
-    pub fn into_kept(self) -> Option<(Sections<Kept>, Sections<KeptCache>)> {
+    pub fn into_kept(self) -> Option<(IndexMap<String, Kept>, IndexMap<String, KeptCache>)> {
         let is_empty = self.control.is_none()
             && self.memory.is_none()
             && self.stop_timeout.is_none()

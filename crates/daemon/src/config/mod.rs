@@ -10,7 +10,6 @@ mod misspelt;
 mod reading;
 mod said;
 mod section;
-mod sections;
 mod set_file;
 mod tls;
 mod twice;

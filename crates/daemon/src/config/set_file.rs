@@ -4,11 +4,11 @@
 
 use super::file::{self, Kept, KeptCache, KeptOptions};
 use super::reading::{MEND_SET_FILE, bounded, content};
-use super::sections::Sections;
 use crate::failure::{Failure, Kind};
 use crate::options::Scope;
 use crate::sizes::typed;
 use crate::whole_file;
+use indexmap::IndexMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -28,9 +28,9 @@ pub fn path_beside(main: &Path) -> PathBuf {
 pub struct SetFile {
     path: PathBuf,
     /// By volume, in the order in which they are written.
-    volumes: Sections<Kept>,
+    volumes: IndexMap<String, Kept>,
     /// Options of caches, likewise.
-    caches: Sections<KeptCache>,
+    caches: IndexMap<String, KeptCache>,
     /// As it lies on the disk; empty if it does not.
     before: String,
 }
@@ -46,7 +46,7 @@ impl SetFile {
             true => String::new(),
             false => content(path, MEND_SET_FILE)?,
         };
-        let (mut volumes, mut caches) = (Sections::default(), Sections::default());
+        let (mut volumes, mut caches) = (IndexMap::new(), IndexMap::new());
         if !before.is_empty() {
             let not_ours = || {
                 Failure::new(Kind::Config, format!("{} is not rewritten", path.display()))
@@ -69,30 +69,33 @@ impl SetFile {
     /// The options that it holds of the volume or cache called `name`, to be changed.
     pub fn of(&mut self, scope: Scope, name: &str) -> &mut KeptOptions {
         match scope {
-            Scope::Volume => &mut self.volumes.of(name).options,
-            Scope::Cache => &mut self.caches.of(name).options,
+            Scope::Volume => &mut self.volumes.entry(name.to_owned()).or_default().options,
+            Scope::Cache => &mut self.caches.entry(name.to_owned()).or_default().options,
         }
     }
 
     /// All that it says of the volume called `name`, to be changed.
     pub fn kept_of(&mut self, name: &str) -> &mut Kept {
-        self.volumes.of(name)
+        self.volumes.entry(name.to_owned()).or_default()
     }
 
     /// All that it says of the cache called `name`, to be changed.
     pub fn kept_of_cache(&mut self, name: &str) -> &mut KeptCache {
-        self.caches.of(name)
+        self.caches.entry(name.to_owned()).or_default()
     }
 
     /// Which cache it says that the volume called `name` has, to be changed.
     pub fn cache_of(&mut self, name: &str) -> &mut Option<String> {
-        &mut self.volumes.of(name).cache
+        &mut self.volumes.entry(name.to_owned()).or_default().cache
     }
 
     /// A volume of that name is added. It comes last, unless it has its place already.
     pub fn add(&mut self, name: &str) {
-        if self.volumes.get(name).is_some_and(|kept| kept.backing.is_none()) {
-            self.volumes.move_last(name);
+        let is_there = |kept: &Kept| kept.backing.is_some();
+        if !self.volumes.get(name).is_some_and(is_there)
+            && let Some(kept) = self.volumes.shift_remove(name)
+        {
+            self.volumes.insert(name.to_owned(), kept);
         }
     }
 

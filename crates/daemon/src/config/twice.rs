@@ -31,11 +31,11 @@ impl Places {
         for (index, listen) in settings.places.listen.iter().flatten().enumerate() {
             add(format!("listen {index}"), Some(&listen.origin));
         }
-        for (name, cache) in settings.caches.iter() {
+        for (name, cache) in &settings.caches {
             add(format!("cache {name}"), cache.device.as_ref().map(|located| &located.origin));
             add(format!("former {name}"), cache.former.as_ref().map(|located| &located.origin));
         }
-        for (name, volume) in settings.volumes.iter() {
+        for (name, volume) in &settings.volumes {
             let said = volume.said();
             let device = said.backing.as_ref().or(said.flash.as_ref());
             add(format!("volume {name}"), device.map(|located| &located.origin));

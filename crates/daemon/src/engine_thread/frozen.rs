@@ -144,9 +144,7 @@ impl Desk {
         let is_moment = home.is_none() && self.keeper.with(|sets| sets.is_trying);
         let may_wait = options.on_cache_error == OnError::Freeze || is_moment;
         let works = home.is_some_and(|set| set.failure().is_none());
-        // Of a device that is gone or was cut short another may take the place, whichever request was the first to meet that.
-        let may_pass =
-            if works { error.may_pass() || error.is_absence() } else { self.keeper.may_come_back() };
+        let may_pass = if works { error.may_be_awaited() } else { self.keeper.may_come_back() };
         if !may_wait || !may_pass {
             return None;
         }

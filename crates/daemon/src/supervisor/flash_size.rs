@@ -51,9 +51,7 @@ impl Supervisor {
         planned.size = Some(size);
         (planned.dirty_beside, planned.dirty) = (planned.dirty, 0);
         planned.work = (size > has).then_some(Work::Here(Long::Grow(size / 512)));
-        if planned.work.is_some() && self.fronts.is_size_kept(name) {
-            planned.note("who is connected sees the new size when connecting again");
-        }
+        self.note_kept_size(name, planned);
         Ok(())
     }
 

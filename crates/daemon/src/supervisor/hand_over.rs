@@ -5,6 +5,7 @@ use super::jobs::user;
 use super::stop::REPLIES_LIMIT;
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Phase, Shared, Start, Supervisor, health};
+use crate::config::Config;
 use crate::control::take_over::{Progress, TakeOver, TakingOver};
 use crate::control::{AskTakeOver, AskTakenOver, Control};
 use crate::failure::{Failure, Kind};
@@ -170,31 +171,35 @@ impl Supervisor {
             // Dropped, it ends.
             Wish::By(successor) => self.may_hand_over().then_some(successor),
             Wish::Checked(answer) => {
-                let checked = self.check_files().and_then(|()| self.check_to_hand_over());
+                let checked = self.check_files().and_then(|files| self.check_to_hand_over(files.as_ref()));
                 let _gone = answer.send(checked);
                 None
             }
         }
     }
 
-    /// What the other process would find out by itself: it can begin with what the files say.
-    fn check_files(&self) -> Result<(), Failure> {
+    /// What the other process would find out by itself: it can begin with what the files say, if there are any.
+    fn check_files(&self) -> Result<Option<Config>, Failure> {
         if self.strict {
-            return Ok(());
+            return Ok(None);
         }
-        self.read_with(None).and_then(|files| self.read_certificates(&files)).map(drop)
+        let files = self.read_with(None)?;
+        self.read_certificates(&files)?;
+        Ok(Some(files))
     }
 
-    fn check_to_hand_over(&self) -> Result<(), Failure> {
+    fn check_to_hand_over(&self, files: Option<&Config>) -> Result<(), Failure> {
         check_unused(&self.fronts)?;
         self.check_answers()?;
-        self.check_comes_again()
+        self.check_comes_again(files)
     }
 
     /// Whether what held when that was asked for still does: the other process may have been long about its configuration. If not, who
     /// asked hears why, and nothing has changed.
     fn may_hand_over(&self) -> bool {
-        let checked = self.check_to_hand_over();
+        // Who cannot read them has been told already, or is about to be.
+        let files = self.read_with(None).ok();
+        let checked = self.check_to_hand_over(files.as_ref());
         if let Err(failure) = &checked {
             tracing::error!(event = "take-over-failed", "{failure}");
             self.course.set(Course::failed(failure));
@@ -215,7 +220,7 @@ impl Supervisor {
     }
 
     /// What is served is found by who opens it next, which may be this process again: in the files, and where they say.
-    fn check_comes_again(&self) -> Result<(), Failure> {
+    fn check_comes_again(&self, files: Option<&Config>) -> Result<(), Failure> {
         let shared = self.shared();
         let volumes = shared.table.volumes.iter();
         let volumes = volumes.filter(|entry| matches!(entry.state, VolumeState::Served(_)));
@@ -234,8 +239,7 @@ impl Supervisor {
         }
         let names: Vec<_> = volumes.filter(|entry| entry.backing.is_some()).cloned().collect();
         drop(shared);
-        // Who cannot read them has been told already, or is about to be.
-        let Ok(files) = self.read_with(None) else { return Ok(()) };
+        let Some(files) = files else { return Ok(()) };
         let is_named = |entry: &&VolumeEntry| files.volumes.iter().any(|said| said.name == entry.name);
         match names.iter().find(|entry| !self.strict && !is_named(entry)) {
             None => Ok(()),

@@ -145,7 +145,7 @@ fn without_cache(info: &VolumeInfo, error: &Error) -> String {
     let is_needed = info.flash_only || info.may_be_dirty();
     let what = match info.options.on_cache_error {
         _ if !is_needed => "it goes on without it, at its backing device's pace".to_owned(),
-        OnError::Freeze if error.may_pass() || error.is_absence() => {
+        OnError::Freeze if error.may_be_awaited() => {
             let limit = Value::Time(info.options.freeze_timeout);
             format!("reads go on, writes wait until it works again, for {limit} in all")
         }

@@ -58,10 +58,15 @@ impl Supervisor {
         }
         planned.size = Some(sectors * 512);
         planned.work = (sectors > now.sectors).then_some(Work::Here(Long::Grow(sectors)));
+        self.note_kept_size(name, planned);
+        Ok(())
+    }
+
+    /// Of one that grows: who does not see that at once.
+    pub(super) fn note_kept_size(&self, name: &str, planned: &mut Planned) {
         if planned.work.is_some() && self.fronts.is_size_kept(name) {
             planned.note("who is connected sees the new size when connecting again");
         }
-        Ok(())
     }
 
     /// So many bytes; of an open volume that is `now`.

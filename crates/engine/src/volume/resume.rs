@@ -29,6 +29,12 @@ impl Error {
             _ => false,
         }
     }
+
+    /// Whoever met it may wait: it may pass, or another device may take the place of the one that is gone or was cut short.
+    #[must_use]
+    pub fn may_be_awaited(&self) -> bool {
+        self.may_pass() || self.is_absence()
+    }
 }
 
 impl CacheSet {
