@@ -76,8 +76,9 @@ impl Rig {
     pub fn executor(&mut self) -> Executor {
         self.starts += 1;
         self.world.borrow_mut().forget();
-        let order = Order::Seeded(Rng::new(self.seed + self.starts));
-        Executor::new(Box::new(MemoryDriver(Rc::clone(&self.world))), order, self.seed)
+        // No two processes draw the same: a node would be taken for what another one left in its bucket.
+        let seed = self.seed + self.starts;
+        Executor::new(Box::new(MemoryDriver(Rc::clone(&self.world))), Order::Seeded(Rng::new(seed)), seed)
     }
 }
 

@@ -2,8 +2,9 @@
 //! last write to it from one that never had it: nothing in the node says so, and what it says without it is old. Who stopped in good
 //! order has stored all of it; after a crash it is what was stored last, and a node may well be longer.
 //!
-//! It is of one life of the bucket: whoever changes its generation or its usage voids it, and a bucket whose generation a start does
-//! not know to be stored is not used for a node before it is (`space::prios`).
+//! It is of one life of the bucket: whoever changes its generation or its usage voids it. What is stored changes later, so a bucket
+//! comes to its next life with another generation than what is stored has: the search for victims sees to that, and the reserve's
+//! use, which store it first, and a start for what it takes as it is ([`Buckets::end_node`]).
 //!
 //! [`prio_of_node`]: bcached_format::prio::prio_of_node
 
@@ -37,6 +38,20 @@ impl Buckets {
         bucket.map_or(0, |bucket| u32::from(bucket.durable_blocks))
     }
 
+    /// Ends the life of a bucket that nothing leads to, if it held a node when the priorities were stored last: a root that had been
+    /// replaced since, or a node whose parent was written anew. A start may use the bucket before it stores them again, and the next
+    /// one would miss in its node the blocks of the former. The generation is as if it had been freed by a key.
+    pub(super) fn end_node(&mut self, id: BucketId) {
+        let bucket = self.get(id);
+        if bucket.durable_blocks == 0 || bucket.live > 0 || bucket.pins > 0 {
+            return;
+        }
+        let former = bucket.generation;
+        let bucket = &mut self.table[slot(id) as usize];
+        (bucket.generation, bucket.durable_blocks) = (former.next(), 0);
+        self.note_oldest(id, former);
+    }
+
     /// Nodes are longer than has been stored.
     #[must_use]
     pub const fn has_longer_nodes(&self) -> bool {
@@ -46,5 +61,30 @@ impl Buckets {
     /// What is known from here on has not been stored, what was known before will have been.
     pub const fn begin_storing_lengths(&mut self) {
         self.has_longer_nodes = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Usage;
+    use super::*;
+    use bcached_format::prio::prio_of_node;
+    use bcached_format::{DeviceIndex, Gen};
+
+    /// What was stored says that there were long nodes in all of them. Nothing leads to the first any more, data lies in the second since, a key
+    /// that is to be replayed points to the third, and the last is a node still.
+    #[test]
+    fn what_was_a_node_when_it_was_stored_comes_back_with_another_generation() {
+        let mut buckets = Buckets::new(DeviceIndex(0), 8, 0, (0..4).map(|_| (Gen(7), prio_of_node(2))));
+        let pointer = |index: u64| Pointer::new(DeviceIndex(0), 8 * index, Gen(7));
+        assert!(buckets.add(pointer(1), 8, false));
+        buckets.pin(pointer(2));
+        buckets.classify(|index| index == 3);
+        let generations = [0, 1, 2, 3].map(|index| buckets.get(buckets.id(index)).generation);
+        assert_eq!(generations, [Gen(8), Gen(7), Gen(7), Gen(7)]);
+        assert_eq!(buckets.get(buckets.id(0)).oldest, Gen(7), "a key may be left that names it");
+        let lengths = [0, 1, 2, 3].map(|index| buckets.durable_blocks(pointer(index)));
+        assert_eq!(lengths, [0, 0, 0, 2]);
+        assert_eq!(buckets.get(buckets.id(0)).usage, Usage::Data);
     }
 }

@@ -429,6 +429,7 @@ impl Buckets {
         }
         order.sort_by_key(|index| self.table[usize::try_from(*index).expect("a table index")].touched);
         for index in order {
+            self.end_node(self.id(index));
             self.set_usage(self.id(index), Usage::Data);
         }
     }
