@@ -400,11 +400,14 @@ impl Reader {
 
     /// Begins the small requests that have come whole, as far as there is memory and room.
     pub(crate) fn work_now(&mut self) -> Now {
+        let mut is_all = false;
         for _ in 0..REQUESTS_MAX {
             match self.begin_one() {
                 Begun::One => {}
+                Begun::Part if is_all => return Now::Waits,
                 Begun::Part => match self.source.look() {
                     Look::More => {}
+                    Look::All => is_all = true,
                     Look::Nothing => return Now::Waits,
                     Look::Other => return Now::Thread,
                 },

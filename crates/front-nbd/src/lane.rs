@@ -57,8 +57,6 @@ impl Lane {
             socket: Arc::clone(socket),
             reader: None,
             writer: None,
-            is_armed: false,
-            wants_poll: false,
             has_more: false,
         };
         if let Err(error) = ring.host(Box::new(guest)) {
@@ -200,10 +198,6 @@ struct Lent {
     socket: Arc<Socket>,
     reader: Option<Box<Reader>>,
     writer: Option<Box<Writer>>,
-    /// The kernel tells when something comes.
-    is_armed: bool,
-    /// It is to.
-    wants_poll: bool,
     /// What is here has not all been looked at.
     has_more: bool,
 }
@@ -212,7 +206,7 @@ impl Lent {
     fn receive(&mut self) {
         let Some(reader) = &mut self.reader else { return };
         match reader.work_now() {
-            Now::Waits => self.wants_poll = true,
+            Now::Waits => {}
             Now::More => {
                 self.has_more = true;
                 self.lane.ring();
@@ -270,24 +264,30 @@ impl Guest for Lent {
         self.socket.clone()
     }
 
-    fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
+    fn turn(&mut self, _: &mut dyn FnMut(Command) -> bool) {
         // Taken before the look, so that what rings during it is not missed.
         if self.lane.rung.load(Ordering::Relaxed) && self.lane.rung.swap(false, Ordering::AcqRel) {
             self.look();
         }
-        if self.wants_poll && !self.is_armed && push(Command::Readable { tag: 0 }) {
-            (self.wants_poll, self.is_armed) = (false, true);
-        }
     }
 
-    fn completed(&mut self, _: u16, _: i32) {
-        self.is_armed = false;
+    fn completed(&mut self, _: u16, _: i32) {}
+
+    fn awaits_input(&self) -> bool {
+        self.reader.is_some()
+    }
+
+    fn input(&mut self) {
         self.receive();
+    }
+
+    fn input_refused(&mut self) {
+        self.lane.reader.close(self.reader.take());
     }
 
     fn is_over(&self) -> bool {
         let has_nothing = self.reader.is_none() && self.writer.is_none();
-        has_nothing && !self.is_armed && self.lane.is_ending.load(Ordering::Acquire)
+        has_nothing && self.lane.is_ending.load(Ordering::Acquire)
     }
 
     fn leaves_first(&self) -> bool {

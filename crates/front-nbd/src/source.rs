@@ -16,7 +16,9 @@ const _: () = assert!(BUFFER_BYTES >= OPTION_BYTES_MAX as usize, "an option fits
 /// What a look at the socket has found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Look {
-    /// Some bytes.
+    /// Some bytes, and there was room for others: what comes now is told of.
+    All,
+    /// Some bytes, and maybe more.
     More,
     /// None now.
     Nothing,
@@ -120,7 +122,7 @@ impl Source {
             Ok(Some(0)) | Err(_) => Look::Other,
             Ok(Some(received)) => {
                 self.end += received;
-                Look::More
+                if self.end < self.buffer.len() { Look::All } else { Look::More }
             }
             Ok(None) => Look::Nothing,
         }

@@ -31,6 +31,18 @@ pub trait Guest: Send {
     /// The command of `tag` has ended so: 0 and more, or a negative errno.
     fn completed(&mut self, tag: u16, result: i32);
 
+    /// Whether it is to be told ([`Guest::input`]) as soon as something can be read from its device, or nothing will be any more. Asked after each
+    /// of its turns.
+    fn awaits_input(&self) -> bool {
+        false
+    }
+
+    /// Something can be read. It is told again for as long as it does not read it.
+    fn input(&mut self) {}
+
+    /// The system does not tell of what can be read from its device; nor will it.
+    fn input_refused(&mut self) {}
+
     /// Nothing of it is in the kernel, and nothing will be: it can be dropped.
     fn is_over(&self) -> bool;
 

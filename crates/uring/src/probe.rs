@@ -8,11 +8,13 @@ use crate::bell::{Bell, Signals};
 use crate::disks::Disks;
 use crate::driver::RingDriver;
 use crate::guest::Guests;
+use crate::ring::Inputs;
 use crate::threads::ThreadDriver;
 use bcached_env::Driver;
 use io_uring::{IoUring, Probe, opcode};
 use std::ffi::OsString;
 use std::fmt;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// The environment variable that forces a backend: `uring` or `threads`. Anything else is an error.
@@ -131,9 +133,9 @@ pub fn open_driver(options: &DriverOptions) -> Result<Opened, DriverError> {
         let driver = ThreadDriver::new(options.threads_max, signals.clone(), disks.clone());
         (Box::new(driver) as Box<dyn Driver>, Backend::Threads { reason })
     };
-    let by_ring = |(ring, deferred): (IoUring, bool)| {
+    let by_ring = |(ring, inputs, deferred): (IoUring, Inputs, bool)| {
         let (signals, disks, guests) = (signals.clone(), disks.clone(), guests.clone());
-        let driver = RingDriver::new(ring, options.helpers_max, signals, disks, guests);
+        let driver = RingDriver::new((ring, inputs), options.helpers_max, signals, disks, guests);
         (Box::new(driver) as Box<dyn Driver>, Backend::Uring { deferred })
     };
     let choice = match options.choice {
@@ -142,8 +144,8 @@ pub fn open_driver(options: &DriverOptions) -> Result<Opened, DriverError> {
     };
     let (driver, backend) = match choice {
         Choice::Threads => by_threads("demanded".into()),
-        Choice::Uring => by_ring(set_up(options).map_err(DriverError::UringRefused)?),
-        Choice::Environment => match set_up(options) {
+        Choice::Uring => by_ring(set_up(options, &signals).map_err(DriverError::UringRefused)?),
+        Choice::Environment => match set_up(options, &signals) {
             Ok(ring) => by_ring(ring),
             Err(reason) => by_threads(reason),
         },
@@ -160,8 +162,8 @@ fn choice_of(value: Option<OsString>) -> Result<Choice, DriverError> {
     }
 }
 
-/// A ring that has been seen to work, and whether its completions are deferred; or the reason why there is none.
-fn set_up(options: &DriverOptions) -> Result<(IoUring, bool), String> {
+/// A ring that has been seen to work, with what its guests wait to read, and whether its completions are deferred; or the reason why there is none.
+fn set_up(options: &DriverOptions, signals: &Arc<Signals>) -> Result<(IoUring, Inputs, bool), String> {
     let mut builder = IoUring::builder();
     builder.setup_clamp().setup_cqsize(options.in_flight_max.max(options.entries).max(2));
     let mut deferring = builder.clone();
@@ -178,7 +180,8 @@ fn set_up(options: &DriverOptions) -> Result<(IoUring, bool), String> {
     };
     check_features(&ring)?;
     check_round_trip(&mut ring)?;
-    Ok((ring, deferred))
+    let inputs = Inputs::new(Arc::clone(signals)).map_err(|error| format!("there is no epoll: {error}"))?;
+    Ok((ring, inputs, deferred))
 }
 
 fn explain(error: &std::io::Error) -> String {

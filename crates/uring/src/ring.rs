@@ -10,16 +10,22 @@
 //! kernel, and each completion makes room.
 #![allow(unsafe_code, reason = "submission entries carry raw pointers into memory the operation owns")]
 
+mod guests;
+mod inputs;
+
+pub(crate) use inputs::Inputs;
+
 use crate::bell::Signals;
 use crate::counters::{Counters, count};
 use crate::device::{Device, DeviceKind};
 use crate::errno::{is_transient, kind_of};
-use crate::guest::Guest;
 use crate::lasting::{Apart, Lasting};
 use crate::perform::TRANSFER_MAX;
 use crate::slots::Slots;
 use crate::work::{Action, Work};
 use bcached_env::{Buffer, Completion, IoErrorKind, Lent, Payload, Slot};
+use guests::{Hosted, OF_APART, OF_GUEST};
+use inputs::INPUTS;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
@@ -34,12 +40,6 @@ use std::time::{Duration, Instant};
 /// `user_data` of the poll on the eventfd; slab keys stay far below.
 const SIGNALS: u64 = u64::MAX;
 
-/// In the `user_data` of a guest's command, above the number of the guest and, in the lowest 16 bits, its tag.
-const OF_GUEST: u64 = 1 << 62;
-
-/// In the `user_data` of a poll of a guest's own ring, above its number. There is no number 0: it is of the end of such a poll.
-const OF_APART: u64 = 1 << 61;
-
 /// After so many `EAGAIN` or `EINTR` in a row a helper thread does the operation, where waiting is possible.
 const ATTEMPTS: u8 = 8;
 
@@ -48,12 +48,6 @@ const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 /// Between two looks meanwhile.
 const LAST_LOOK: Duration = Duration::from_millis(100);
-
-/// How long nothing has come to a guest that is at rest: who waits for answers that it keeps back asks for nothing more, and others seldom.
-const REST: Duration = Duration::from_millis(20);
-
-/// A ring ends after that even if something still comes.
-const REST_MAX: Duration = Duration::from_millis(500);
 
 /// An operation and how far it has come.
 struct Operation {
@@ -81,18 +75,6 @@ enum Step {
     Done(Result<(), IoErrorKind>),
 }
 
-/// A guest and what of it is in the kernel.
-struct Hosted {
-    guest: Box<dyn Guest>,
-    /// Open as long as one of its commands is in the kernel.
-    device: Arc<dyn AsFd + Send + Sync>,
-    in_kernel: usize,
-    /// The first of its slots, if it has some.
-    slots: Option<u16>,
-    /// The ring that its commands are on, if that is its own.
-    apart: Option<Apart>,
-}
-
 /// Rings that this process has had.
 static RINGS: AtomicU64 = AtomicU64::new(0);
 
@@ -117,12 +99,13 @@ pub(crate) struct Ring {
     /// Counts rings of guests.
     aparts: u64,
     slots: Slots,
+    inputs: Inputs,
 }
 
 impl Ring {
-    pub(crate) fn new(ring: IoUring, signals: Arc<Signals>, counters: Arc<Counters>) -> Self {
-        // One place is the poll's.
-        let places = usize::try_from(ring.params().cq_entries()).unwrap_or(usize::MAX).max(2) - 1;
+    pub(crate) fn new(ring: IoUring, inputs: Inputs, signals: Arc<Signals>, counters: Arc<Counters>) -> Self {
+        // Two places are the polls'.
+        let places = usize::try_from(ring.params().cq_entries()).unwrap_or(usize::MAX).max(3) - 2;
         Self {
             number: RINGS.fetch_add(1, Ordering::Relaxed),
             ring: Lasting::new(ring),
@@ -131,28 +114,14 @@ impl Ring {
             in_kernel: 0,
             in_kernel_max: places,
             done: Vec::new(),
-            signals,
             is_watching: false,
             counters,
             guests: Slab::new(),
             aparts: 0,
             slots: Slots::default(),
+            inputs,
+            signals,
         }
-    }
-
-    /// Has one more guest, which gets its first turn with the next [`Ring::submit`].
-    pub(crate) fn take_in(&mut self, mut guest: Box<dyn Guest>) {
-        let (device, wanted) = (guest.device(), guest.slots_wanted());
-        let slots = if wanted > 0 { self.slots.take(&self.ring, wanted) } else { None };
-        if let Some(first) = slots {
-            guest.slots_from(Slot { ring: self.number, number: first });
-        }
-        // Where the system gives no other ring, it is on this one as others are: nothing depends on that but a kernel with a fault.
-        let apart = guest.ends_at_rest().and_then(|commands| {
-            self.aparts += 1;
-            Apart::new(self.aparts, commands).ok()
-        });
-        self.guests.insert(Hosted { guest, device, in_kernel: 0, slots, apart });
     }
 
     /// Takes `work` in; the kernel sees it with the next [`Ring::submit`] or [`Ring::sleep`].
@@ -185,62 +154,26 @@ impl Ring {
         }
     }
 
-    /// Gives every guest its turn; false if there was no room for all that they want. Who has nothing more to do here goes.
-    fn turn_guests(&mut self) -> bool {
-        let (main, table, mut has_room) = (&mut *self.ring, &mut self.slots, true);
-        self.guests.retain(|number, hosted| {
-            let Hosted { guest, device, in_kernel, slots, apart } = hosted;
-            let ring = apart.as_mut().map_or(&mut *main, |apart| &mut *apart.ring);
-            guest.turn(&mut |command| {
-                let data = OF_GUEST | (number as u64) << 16 | u64::from(command.tag());
-                // SAFETY: the entry refers to no memory, and `device` keeps the descriptor open until the command has been reaped.
-                let is_in =
-                    unsafe { ring.submission().push(&command.entry(device.as_fd()).user_data(data)) }.is_ok();
-                *in_kernel += usize::from(is_in);
-                has_room &= is_in;
-                is_in
-            });
-            let stays = *in_kernel > 0 || !guest.is_over();
-            if let Some(apart) = apart {
-                has_room &= tend_apart(main, apart, stays);
-            }
-            if !stays {
-                slots.iter().for_each(|first| table.give_back(*first));
-            }
-            stays
-        });
-        has_room
-    }
-
-    /// A guest's command has ended.
-    fn guest_completed(&mut self, data: u64, result: i32) {
-        let number = usize::try_from((data & !OF_GUEST) >> 16).expect("numbers of guests are slab indices");
-        let hosted = self.guests.get_mut(number).expect("a guest stays until its last command has ended");
-        hosted.completed(data, result);
-    }
-
-    /// Tells guests with rings of their own of what has completed there; whether something has.
-    fn reap_aparts(&mut self) -> bool {
-        let mut has_any = false;
-        for (_, hosted) in &mut self.guests {
-            while let Some(entry) = hosted.apart.as_mut().and_then(|apart| apart.ring.completion().next()) {
-                hosted.completed(entry.user_data(), entry.result());
-                has_any = true;
-            }
-        }
-        has_any
-    }
-
-    /// Pushes what there is room for; true if nothing is left over.
-    fn fill(&mut self) -> bool {
+    /// Has the ring tell of signals; false if there is no room for that.
+    fn watch_signals(&mut self) -> bool {
         if !self.is_watching {
             let poll = opcode::PollAdd::new(Fd(self.signals.as_fd().as_raw_fd()), poll_in()).multi(true);
             // SAFETY: the entry refers to no memory, and `signals` keeps the eventfd open as long as the ring.
             self.is_watching =
                 unsafe { self.ring.submission().push(&poll.build().user_data(SIGNALS)) }.is_ok();
         }
+        self.is_watching
+    }
+
+    /// Pushes what there is room for; true if nothing is left over.
+    fn fill(&mut self) -> bool {
         let has_room = self.guests.is_empty() || self.turn_guests();
         has_room && self.fill_operations()
+    }
+
+    /// Whether it has nothing under way at a device.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_kernel == 0 && self.backlog.is_empty()
     }
 
     /// Pushes the operations that there is room for; true if none is left over.
@@ -287,15 +220,11 @@ impl Ring {
         in_ring || self.guests.iter_mut().any(|(_, hosted)| has_news(hosted))
     }
 
-    /// Tells the guests that nobody looks any more; false if one of them is to have a turn first.
-    pub(crate) fn guests_may_sleep(&mut self) -> bool {
-        // All of them are told.
-        self.guests.iter_mut().fold(true, |may, (_, hosted)| hosted.guest.may_sleep() && may)
-    }
-
     /// Submits, and sleeps until something completes (a raised signal is a completion too) or `limit` is over.
     pub(crate) fn sleep(&mut self, limit: Duration) {
-        if !self.fill() && (self.in_kernel < self.in_kernel_max || !self.is_watching) {
+        let is_told = self.watch_signals();
+        let is_all = self.fill();
+        if !is_told || !is_all && self.in_kernel < self.in_kernel_max {
             // More entries wait than the submission queue takes at once.
             return self.submit();
         }
@@ -312,6 +241,10 @@ impl Ring {
             if entry.user_data() == SIGNALS {
                 self.is_watching = cqueue::more(entry.flags());
                 self.signals.drain();
+                continue;
+            }
+            if entry.user_data() == INPUTS {
+                self.inputs_told();
                 continue;
             }
             if entry.user_data() & OF_GUEST != 0 {
@@ -436,6 +369,7 @@ impl Ring {
         while let Some(entry) = self.ring.completion().next() {
             match entry.user_data() {
                 SIGNALS => self.signals.drain(),
+                INPUTS => {}
                 data if data & (OF_GUEST | OF_APART) != 0 => {}
                 // Short transfers are not continued: whoever asked is gone, as after a crash.
                 _ => self.in_kernel -= 1,
@@ -443,59 +377,6 @@ impl Ring {
         }
         self.reap_aparts()
     }
-
-    /// Waits until nothing comes to guests whose kernel does not bear that: see [`Guest::ends_at_rest`].
-    fn let_guests_rest(&mut self) {
-        let (began, mut last) = (Instant::now(), Instant::now());
-        let waits = |hosted: &Hosted| hosted.in_kernel > 0 && hosted.apart.is_some();
-        while self.guests.iter().any(|(_, hosted)| waits(hosted))
-            && last.elapsed() < REST
-            && began.elapsed() < REST_MAX
-        {
-            if self.take_last(REST) {
-                last = Instant::now();
-            }
-        }
-        for apart in self.guests.iter_mut().filter_map(|(_, hosted)| hosted.apart.as_mut()) {
-            apart.ring.last();
-            self.ring.last();
-        }
-    }
-
-    /// Something has come to a guest's own ring, or `more` is false and it is polled no longer.
-    fn apart_told(&mut self, data: u64, more: bool) {
-        let mut aparts = self.guests.iter_mut().filter_map(|(_, hosted)| hosted.apart.as_mut());
-        if let Some(apart) = aparts.find(|apart| apart.number == data & !OF_APART) {
-            apart.is_polled = more;
-        }
-    }
-}
-
-impl Hosted {
-    /// A command has ended.
-    fn completed(&mut self, data: u64, result: i32) {
-        self.in_kernel -= 1;
-        self.guest.completed(u16::try_from(data & 0xffff).expect("16 bits"), result);
-    }
-}
-
-/// Gives the kernel what is in a guest's own ring, which the engine's polls as long as the guest `stays`. False if there was no room for that.
-fn tend_apart(main: &mut IoUring, apart: &mut Apart, stays: bool) -> bool {
-    apart.submit();
-    if stays == apart.is_polled {
-        return true;
-    }
-    let data = OF_APART | apart.number;
-    let entry = if stays {
-        let poll = opcode::PollAdd::new(Fd(apart.ring.as_raw_fd()), poll_in()).multi(true);
-        poll.build().user_data(data)
-    } else {
-        opcode::PollRemove::new(data).build().user_data(OF_APART)
-    };
-    // SAFETY: neither entry refers to memory, and the kernel keeps what it polls open.
-    let is_in = unsafe { main.submission().push(&entry) }.is_ok();
-    apart.is_polled = stays == is_in;
-    is_in
 }
 
 /// The part of an operation that is still to be done, as the ring wants it.

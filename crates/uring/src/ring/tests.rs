@@ -25,8 +25,11 @@ fn memory_that_is_registered_with_another_ring_is_not_for_this_one() {
     let rings = [IoUring::new(8), IoUring::new(8)];
     let [Ok(first), Ok(second)] = rings else { return eprintln!("SKIPPED: no io_uring here") };
     let counters = Arc::new(Counters::default());
-    let [first, second] = [first, second]
-        .map(|ring| Ring::new(ring, Signals::new().expect("an eventfd"), Arc::clone(&counters)));
+    let [first, second] = [first, second].map(|ring| {
+        let signals = Signals::new().expect("an eventfd");
+        let inputs = Inputs::new(Arc::clone(&signals)).expect("an epoll");
+        Ring::new(ring, inputs, signals, Arc::clone(&counters))
+    });
     let file = tempfile::NamedTempFile::new().expect("a file");
     file.as_file().set_len(1 << 20).expect("room");
     let device = Arc::new(Device::open(file.path(), Access::Own).expect("ours"));

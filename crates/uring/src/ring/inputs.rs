@@ -1,0 +1,170 @@
+//! What guests of a ring wait to read, and the thread's sleep where nothing else can come.
+//!
+//! Sockets are watched by an `epoll`, which costs nothing while nothing comes, and nothing a request: with a poll of the ring's for each there is
+//! one more entry and one more system call. Where nothing is in the ring the thread looks there, and sleeps there; else the ring polls the
+//! `epoll`, and is told by it.
+#![allow(unsafe_code, reason = "a poll is submitted, which refers to no memory")]
+
+use super::{Ring, guests::Hosted, poll_in};
+use crate::bell::Signals;
+use io_uring::opcode;
+use io_uring::types::Fd;
+use rustix::event::{Timespec, epoll};
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `user_data` of the ring's poll.
+pub(super) const INPUTS: u64 = u64::MAX - 1;
+
+/// So many are told of at once; the others with the next question.
+const TOLD_MAX: usize = 32;
+
+/// Of the signals' eventfd, in place of a guest's number.
+const SIGNALS: u64 = u64::MAX;
+
+/// What is watched for guests.
+pub(crate) struct Inputs {
+    epoll: OwnedFd,
+    signals: Arc<Signals>,
+    watched: usize,
+    /// The ring polls it.
+    is_polled: bool,
+    /// It waits for less than milliseconds.
+    is_exact: bool,
+    /// Guests that have something; kept for its memory.
+    told: Vec<u64>,
+}
+
+impl Inputs {
+    /// Of nobody yet. `signals`: what else may wake who sleeps here.
+    pub(crate) fn new(signals: Arc<Signals>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &signals, epoll::EventData::new_u64(SIGNALS), epoll::EventFlags::IN)?;
+        let told = Vec::with_capacity(TOLD_MAX);
+        let mut inputs = Self { epoll, signals, watched: 0, is_polled: false, is_exact: true, told };
+        // A container's filter may have an `epoll_wait`, and not the newer one.
+        inputs.is_exact = inputs.ask(Duration::from_nanos(1)).is_ok();
+        inputs.ask(Duration::ZERO)?;
+        Ok(inputs)
+    }
+
+    /// Tells of guest `number` as long as something can be read from `device`; false if the system does not.
+    pub(super) fn watch(&mut self, number: usize, device: BorrowedFd<'_>) -> bool {
+        let data = epoll::EventData::new_u64(number as u64);
+        let is_watched = epoll::add(&self.epoll, device, data, epoll::EventFlags::IN).is_ok();
+        self.watched += usize::from(is_watched);
+        is_watched
+    }
+
+    /// No more.
+    pub(super) fn unwatch(&mut self, device: BorrowedFd<'_>) {
+        let _was_watched = epoll::delete(&self.epoll, device);
+        self.watched -= 1;
+    }
+
+    /// Waits until something can be read or a signal is raised, or `limit` is over.
+    fn wait(&mut self, limit: Duration) {
+        // An error is a wake-up without news: a signal.
+        let _interrupted = self.ask(if self.is_exact { limit } else { whole_millis(limit) });
+    }
+
+    fn ask(&mut self, limit: Duration) -> io::Result<()> {
+        let none = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [none; TOLD_MAX];
+        let limit = Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        let count = epoll::wait(&self.epoll, &mut events, Some(&limit))?;
+        for event in &events[..count] {
+            match event.data.u64() {
+                SIGNALS => self.signals.drain(),
+                number => self.told.push(number),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Not less than `limit`.
+fn whole_millis(limit: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
+}
+
+impl Ring {
+    /// Whether guests wait to read something.
+    pub(crate) const fn has_inputs(&self) -> bool {
+        self.inputs.watched > 0
+    }
+
+    /// Whether they do, and nothing else can come but signals.
+    pub(crate) fn has_only_inputs(&self) -> bool {
+        let has_none = |hosted: &Hosted| hosted.in_kernel == 0 && hosted.apart.is_none();
+        self.has_inputs() && self.is_idle() && self.guests.iter().all(|(_, hosted)| has_none(hosted))
+    }
+
+    /// Tells guests that have something to read; whether any has.
+    pub(crate) fn take_inputs(&mut self) -> bool {
+        self.inputs.wait(Duration::ZERO);
+        self.tell_inputs()
+    }
+
+    /// The same, unless the ring will tell of them.
+    pub(crate) fn take_untold_inputs(&mut self) -> bool {
+        self.has_inputs() && !self.inputs.is_polled && self.take_inputs()
+    }
+
+    /// Sleeps until guests have something to read, and tells them, or until a signal is raised or `limit` is over.
+    pub(crate) fn sleep_for_inputs(&mut self, limit: Duration) {
+        self.inputs.wait(limit);
+        // What they raise is seen by itself.
+        self.signals.wake_up();
+        self.tell_inputs();
+    }
+
+    fn tell_inputs(&mut self) -> bool {
+        let mut has_any = false;
+        for number in self.inputs.told.drain(..) {
+            let number = usize::try_from(number).expect("numbers of guests are slab indices");
+            if let Some(hosted) = self.guests.get_mut(number) {
+                hosted.guest.input();
+                has_any = true;
+            }
+        }
+        has_any
+    }
+
+    /// Has the ring tell of them with the next [`Ring::submit`].
+    pub(crate) fn poll_inputs(&mut self) {
+        if !self.inputs.is_polled {
+            let poll = opcode::PollAdd::new(Fd(self.inputs.epoll.as_raw_fd()), poll_in()).build();
+            // SAFETY: the entry refers to no memory, and `inputs` keeps the descriptor open as long as the ring.
+            self.inputs.is_polled = unsafe { self.ring.submission().push(&poll.user_data(INPUTS)) }.is_ok();
+        }
+    }
+
+    /// The ring has told of them.
+    pub(super) fn inputs_told(&mut self) {
+        self.inputs.is_polled = false;
+        self.take_inputs();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_wakes_too_early_where_only_milliseconds_are_waited_for() {
+        let mut inputs = Inputs::new(Signals::new().expect("an eventfd")).expect("an epoll");
+        inputs.is_exact = false;
+        for limit in [1, 999_999, 1_000_001].map(Duration::from_nanos) {
+            let began = std::time::Instant::now();
+            inputs.wait(limit);
+            assert!(began.elapsed() >= limit, "{limit:?}");
+        }
+        assert_eq!(whole_millis(Duration::ZERO), Duration::ZERO, "a look is no wait");
+    }
+}

@@ -1,0 +1,209 @@
+//! What guests of a ring wait to read.
+
+use bcached_env::{Driver, Event, Time};
+use bcached_uring::{Choice, Command, DriverOptions, Guest, Opened, open_driver};
+use rustix::event::{EventfdFlags, eventfd};
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Reads what comes, a byte at a time.
+struct Reading {
+    device: Arc<dyn AsFd + Send + Sync>,
+    socket: Option<Arc<UnixStream>>,
+    seen: Arc<Seen>,
+}
+
+/// What others see of it, and have it do.
+#[derive(Default)]
+struct Seen {
+    awaits: AtomicBool,
+    bytes: AtomicUsize,
+    is_refused: AtomicBool,
+    is_over: AtomicBool,
+}
+
+impl Guest for Reading {
+    fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
+        Arc::clone(&self.device)
+    }
+
+    fn turn(&mut self, _: &mut dyn FnMut(Command) -> bool) {}
+
+    fn awaits_input(&self) -> bool {
+        self.seen.awaits.load(Ordering::Acquire)
+    }
+
+    fn input(&mut self) {
+        let mut socket = self.socket.as_deref().expect("told of a socket only");
+        if socket.read(&mut [0]).expect("there is something") == 1 {
+            self.seen.bytes.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    fn input_refused(&mut self) {
+        self.seen.awaits.store(false, Ordering::Release);
+        self.seen.is_refused.store(true, Ordering::Release);
+    }
+
+    fn completed(&mut self, _: u16, _: i32) {}
+
+    fn is_over(&self) -> bool {
+        self.seen.is_over.load(Ordering::Acquire)
+    }
+}
+
+/// Has a command with the kernel for as long as it lives.
+struct Busy(Arc<OwnedFd>, bool);
+
+impl Guest for Busy {
+    fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
+        self.0.clone()
+    }
+
+    fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
+        self.1 = self.1 || push(Command::Readable { tag: 0 });
+    }
+
+    fn completed(&mut self, _: u16, _: i32) {}
+
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+fn open() -> Option<Opened> {
+    let opened = open_driver(&DriverOptions { choice: Choice::Uring, ..DriverOptions::default() });
+    opened.map_err(|error| eprintln!("SKIPPED: {error}")).ok()
+}
+
+/// A guest that reads, and the other end of its socket.
+fn reading(opened: &Opened) -> (UnixStream, Arc<Seen>) {
+    let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+    ours.set_nonblocking(true).expect("a socket");
+    let (ours, seen) = (Arc::new(ours), Arc::new(Seen::default()));
+    seen.awaits.store(true, Ordering::Release);
+    let guest = Reading { device: ours.clone(), socket: Some(ours), seen: Arc::clone(&seen) };
+    opened.guests.host(Box::new(guest)).expect("a ring");
+    (theirs, seen)
+}
+
+fn busy(opened: &Opened) {
+    let never = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+    opened.guests.host(Box::new(Busy(Arc::new(never), false))).expect("a ring");
+}
+
+/// Lets the guests of a driver have a turn or two, without waiting.
+fn turn(driver: &mut dyn Driver) {
+    let mut events: Vec<Event> = Vec::new();
+    for _ in 0..3 {
+        let now = driver.now();
+        driver.wait(Some(now), &mut events);
+    }
+}
+
+fn within(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while !holds() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+    true
+}
+
+/// One byte after the other, soon and late, to a driver that sleeps and one that looks on; with nothing in its ring and with something.
+#[test]
+fn what_can_be_read_is_told_whatever_the_driver_does() {
+    for is_busy in [false, true] {
+        let Some(mut opened) = open() else { return };
+        let (mut theirs, seen) = reading(&opened);
+        if is_busy {
+            busy(&opened);
+        }
+        let bell = opened.bell.clone();
+        let sender = thread::spawn({
+            let seen = Arc::clone(&seen);
+            move || {
+                let came = (1..=300).all(|count| {
+                    if count % 10 == 0 {
+                        thread::sleep(Duration::from_millis(2));
+                    }
+                    theirs.write_all(&[1]).expect("it reads");
+                    within(Duration::from_secs(20), || seen.bytes.load(Ordering::Acquire) == count)
+                });
+                bell.ring();
+                came
+            }
+        });
+        let until = Time(opened.driver.now().0 + 120_000_000_000);
+        opened.driver.wait(Some(until), &mut Vec::new());
+        assert!(sender.join().expect("no panic"), "with something in the ring: {is_busy}");
+    }
+}
+
+#[test]
+fn a_driver_that_may_not_wait_tells_all_the_same_and_as_long_as_there_is_something() {
+    for is_busy in [false, true] {
+        let Some(mut opened) = open() else { return };
+        let (mut theirs, seen) = reading(&opened);
+        if is_busy {
+            busy(&opened);
+        }
+        turn(&mut *opened.driver);
+        theirs.write_all(&[1; 3]).expect("it reads");
+        turn(&mut *opened.driver);
+        turn(&mut *opened.driver);
+        assert_eq!(seen.bytes.load(Ordering::Acquire), 3, "with something in the ring: {is_busy}");
+    }
+}
+
+#[test]
+fn who_does_not_wait_is_not_told_until_it_does() {
+    let Some(mut opened) = open() else { return };
+    let (mut theirs, seen) = reading(&opened);
+    turn(&mut *opened.driver);
+    seen.awaits.store(false, Ordering::Release);
+    turn(&mut *opened.driver);
+    theirs.write_all(&[1]).expect("there is room");
+    turn(&mut *opened.driver);
+    assert_eq!(seen.bytes.load(Ordering::Acquire), 0);
+    seen.awaits.store(true, Ordering::Release);
+    turn(&mut *opened.driver);
+    assert_eq!(seen.bytes.load(Ordering::Acquire), 1);
+}
+
+/// Its number may be the next guest's: what comes for that is that one's.
+#[test]
+fn nothing_is_told_of_who_has_gone() {
+    let Some(mut opened) = open() else { return };
+    let (mut first, gone) = reading(&opened);
+    turn(&mut *opened.driver);
+    gone.is_over.store(true, Ordering::Release);
+    turn(&mut *opened.driver);
+    let (mut second, seen) = reading(&opened);
+    turn(&mut *opened.driver);
+    assert!(first.write_all(&[1]).is_err(), "nobody has its socket any more");
+    second.write_all(&[1]).expect("it reads");
+    turn(&mut *opened.driver);
+    assert_eq!((gone.bytes.load(Ordering::Acquire), seen.bytes.load(Ordering::Acquire)), (0, 1));
+}
+
+/// A file is always readable, and `epoll` takes none.
+#[test]
+fn who_cannot_be_told_is_told_that() {
+    let Some(mut opened) = open() else { return };
+    let file: File = tempfile::tempfile().expect("a file");
+    let seen = Arc::new(Seen::default());
+    seen.awaits.store(true, Ordering::Release);
+    let guest = Reading { device: Arc::new(file), socket: None, seen: Arc::clone(&seen) };
+    opened.guests.host(Box::new(guest)).expect("a ring");
+    turn(&mut *opened.driver);
+    assert!(seen.is_refused.load(Ordering::Acquire));
+}
