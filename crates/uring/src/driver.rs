@@ -2,7 +2,8 @@
 //!
 //! One turn: entries are collected while tasks run and go to the kernel together when the executor waits, with the
 //! same system call that brings completions. What the ring cannot do goes to helper threads, which are started when
-//! first needed; their completions and the bell reach a sleeping driver through one eventfd that the ring polls.
+//! first needed; their completions and the bell reach a sleeping driver through one eventfd. It sleeps in the ring, or, where nothing is in that,
+//! with what guests wait to read (`ring/inputs.rs`).
 
 use crate::bell::{FINISHED, GUEST, RUNG, Signals};
 use crate::clock::{Clock, wall_seconds};
@@ -38,6 +39,8 @@ pub(crate) struct RingDriver {
     devices: Spin,
     /// Bytes that were copied in this turn.
     copied: usize,
+    /// Turns since it was looked what guests can read.
+    turns: u32,
 }
 
 impl RingDriver {
@@ -62,6 +65,7 @@ impl RingDriver {
             clients: Spin::new(CLIENT_MAX),
             devices: Spin::new(DEVICE_MAX),
             copied: 0,
+            turns: 0,
         }
     }
 
@@ -84,12 +88,10 @@ impl RingDriver {
         let Self { ring, signals, clients, devices, helping, .. } = self;
         let spin = if *helping == 0 && ring.is_idle() { clients } else { devices };
         let only_inputs = ring.has_only_inputs();
-        if ring.has_inputs() && !only_inputs {
-            ring.poll_inputs();
-        }
+        let is_told = only_inputs || !ring.has_inputs() || ring.poll_inputs();
         // What completions have made ready goes first: nothing else tells of it.
         ring.submit();
-        if only_inputs && !ring.has_only_inputs() {
+        if !is_told || only_inputs && !ring.has_only_inputs() {
             return;
         }
         let began = Instant::now();
@@ -106,7 +108,7 @@ impl RingDriver {
         spin.waited(began.elapsed());
     }
 
-    /// Everything that has happened, without a system call. True if guests want a turn.
+    /// Everything that has happened, as far as memory tells. True if guests want a turn.
     fn collect(&mut self, events: &mut Vec<Event>) -> bool {
         events.extend(self.ended.drain(..).map(Event::Done));
         self.ring.reap(|reaped| match reaped {
@@ -152,6 +154,11 @@ impl Driver for RingDriver {
         self.table.renew();
         self.copied = 0;
         loop {
+            self.turns += 1;
+            if self.turns >= TURNS_MAX {
+                self.turns = 0;
+                self.ring.take_untold_inputs();
+            }
             self.ring.submit();
             let guests_want = self.collect(events);
             if !events.is_empty() {
@@ -168,6 +175,7 @@ impl Driver for RingDriver {
                 return;
             };
             self.look_on_and_sleep(left);
+            self.turns = 0;
         }
     }
 
@@ -190,6 +198,9 @@ const COPY_MAX: usize = 512 << 10;
 
 /// Bytes in one turn: others are looked after, too.
 const COPIES_MAX: usize = 2 << 20;
+
+/// After so many turns in a row that had something else to do it is looked what guests can read: nothing else would tell of that.
+const TURNS_MAX: u32 = 8;
 
 /// How long it looks on for clients: one that asks one thing after the other comes again that soon, though it has to be woken first, which takes
 /// a virtual machine with a halted processor 20 to 80 µs.

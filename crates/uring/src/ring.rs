@@ -104,7 +104,7 @@ pub(crate) struct Ring {
 
 impl Ring {
     pub(crate) fn new(ring: IoUring, inputs: Inputs, signals: Arc<Signals>, counters: Arc<Counters>) -> Self {
-        // Two places are the polls'.
+        // Two places are for the polls of signals and inputs. Those of guests' rings are few, and seldom tell.
         let places = usize::try_from(ring.params().cq_entries()).unwrap_or(usize::MAX).max(3) - 2;
         Self {
             number: RINGS.fetch_add(1, Ordering::Relaxed),

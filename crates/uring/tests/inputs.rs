@@ -1,7 +1,7 @@
 //! What guests of a ring wait to read.
 
 use bcached_env::{Driver, Event, Time};
-use bcached_uring::{Choice, Command, DriverOptions, Guest, Opened, open_driver};
+use bcached_uring::{Bell, Choice, Command, DriverOptions, Guest, Opened, open_driver};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -77,6 +77,25 @@ impl Guest for Busy {
     }
 }
 
+/// Has something for the engine to do in every turn.
+struct Ringing(Arc<OwnedFd>, Bell);
+
+impl Guest for Ringing {
+    fn device(&self) -> Arc<dyn AsFd + Send + Sync> {
+        self.0.clone()
+    }
+
+    fn turn(&mut self, _: &mut dyn FnMut(Command) -> bool) {
+        self.1.ring();
+    }
+
+    fn completed(&mut self, _: u16, _: i32) {}
+
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
 fn open() -> Option<Opened> {
     let opened = open_driver(&DriverOptions { choice: Choice::Uring, ..DriverOptions::default() });
     opened.map_err(|error| eprintln!("SKIPPED: {error}")).ok()
@@ -94,8 +113,11 @@ fn reading(opened: &Opened) -> (UnixStream, Arc<Seen>) {
 }
 
 fn busy(opened: &Opened) {
-    let never = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
-    opened.guests.host(Box::new(Busy(Arc::new(never), false))).expect("a ring");
+    opened.guests.host(Box::new(Busy(never(), false))).expect("a ring");
+}
+
+fn never() -> Arc<OwnedFd> {
+    Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"))
 }
 
 /// Lets the guests of a driver have a turn or two, without waiting.
@@ -161,6 +183,29 @@ fn a_driver_that_may_not_wait_tells_all_the_same_and_as_long_as_there_is_somethi
         turn(&mut *opened.driver);
         turn(&mut *opened.driver);
         assert_eq!(seen.bytes.load(Ordering::Acquire), 3, "with something in the ring: {is_busy}");
+    }
+}
+
+/// Each of its turns ends because others have asked for something.
+#[test]
+fn a_driver_that_always_has_something_to_do_looks_all_the_same() {
+    for is_busy in [false, true] {
+        let Some(mut opened) = open() else { return };
+        let (mut theirs, seen) = reading(&opened);
+        if is_busy {
+            busy(&opened);
+        }
+        opened.guests.host(Box::new(Ringing(never(), opened.bell.clone()))).expect("a ring");
+        for count in 1..=5 {
+            theirs.write_all(&[1]).expect("it reads");
+            for _ in 0..20 {
+                let mut events: Vec<Event> = Vec::new();
+                let until = Time(opened.driver.now().0 + 120_000_000_000);
+                opened.driver.wait(Some(until), &mut events);
+                assert!(!events.is_empty(), "there is a bell in each");
+            }
+            assert_eq!(seen.bytes.load(Ordering::Acquire), count, "with something in the ring: {is_busy}");
+        }
     }
 }
 

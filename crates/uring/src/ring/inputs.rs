@@ -3,6 +3,11 @@
 //! Sockets are watched by an `epoll`, which costs nothing while nothing comes, and nothing a request: with a poll of the ring's for each there is
 //! one more entry and one more system call. Where nothing is in the ring the thread looks there, and sleeps there; else the ring polls the
 //! `epoll`, and is told by it.
+//!
+//! Why nothing that can be read is missed: the `epoll` tells of it for as long as it is not read, whoever looks and however often. A driver that
+//! sleeps does so there, with the signals' eventfd beside the sockets, or in a ring with a poll of it, which ends at once if it has something
+//! already; a guest that comes to wait meanwhile has been given a turn for a signal, which ends the sleep. One that always has something else to do
+//! looks every few turns (`driver.rs`).
 #![allow(unsafe_code, reason = "a poll is submitted, which refers to no memory")]
 
 use super::{Ring, guests::Hosted, poll_in};
@@ -136,13 +141,14 @@ impl Ring {
         has_any
     }
 
-    /// Has the ring tell of them with the next [`Ring::submit`].
-    pub(crate) fn poll_inputs(&mut self) {
+    /// Has the ring tell of them with the next [`Ring::submit`]; false if there is no room for that.
+    pub(crate) fn poll_inputs(&mut self) -> bool {
         if !self.inputs.is_polled {
             let poll = opcode::PollAdd::new(Fd(self.inputs.epoll.as_raw_fd()), poll_in()).build();
             // SAFETY: the entry refers to no memory, and `inputs` keeps the descriptor open as long as the ring.
             self.inputs.is_polled = unsafe { self.ring.submission().push(&poll.user_data(INPUTS)) }.is_ok();
         }
+        self.inputs.is_polled
     }
 
     /// The ring has told of them.
