@@ -254,7 +254,7 @@ impl Supervisor {
     /// Another process has all there is from now on, unless it cannot.
     pub(super) fn hand_over(self, control: Control, successor: Successor) -> Life {
         tracing::info!(event = "handing-over", "another process takes over");
-        let (config, notes) = (self.config_to_go_on_with(), self.notes.clone());
+        let (config, notes, course) = (self.config_to_go_on_with(), self.notes.clone(), self.course.clone());
         let (heritage, left) = self.leave(control);
         match left.and_then(|()| successor.take(&heritage)) {
             Ok(()) => {
@@ -264,6 +264,8 @@ impl Supervisor {
             Err(failure) => {
                 tracing::error!(event = "take-over-failed", "{failure}");
                 let known = Course::failed(&failure);
+                // Who waits for the end has asked this process as it was.
+                course.set(known.clone());
                 match heritage.take_back() {
                     Ok(taken) => {
                         let again = Start { config, notes, predecessor: None, taken, known, is_first: false };
