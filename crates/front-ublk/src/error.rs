@@ -51,6 +51,10 @@ pub struct ControlError {
     pub why: Errno,
 }
 
+/// Up to some kernels of 2025 the limit is of all devices, and answers like a missing privilege; since then it is of those of ordinary users.
+const NONE_LEFT: &str = "the kernel has no more ublk devices to give: `bcached remove` those that nobody serves any more, or load the module with more \
+                         (modprobe ublk_drv ublks_max=256)";
+
 impl std::error::Error for ControlError {}
 
 impl std::fmt::Display for ControlError {
@@ -58,9 +62,9 @@ impl std::fmt::Display for ControlError {
         let (does, number) = (self.command.does(), self.number);
         match self.why {
             Errno::TIMEDOUT => write!(formatter, "the kernel took too long to {does}"),
-            Errno::NOSPC if number == u32::MAX => {
-                write!(formatter, "the kernel has no more ublk devices to give")
-            }
+            // Who lacks a privilege does not come so far.
+            Errno::ACCESS if self.command == Command::AddDev => formatter.write_str(NONE_LEFT),
+            Errno::NOSPC if number == u32::MAX => formatter.write_str(NONE_LEFT),
             Errno::EXIST => write!(formatter, "there is a ublk device {number} already"),
             Errno::BUSY => write!(formatter, "cannot {does}: it is in use"),
             why => write!(formatter, "cannot {does}: {}", std::io::Error::from(why)),
@@ -108,4 +112,23 @@ pub enum DeviceError {
     /// The volume has blocks that no block device can have.
     #[error("the block of {0} bytes is none that a block device can have")]
     Block(u64),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `ublks_max` of older kernels, minor numbers of all: both are an end of what there is, however the kernel calls it.
+    #[test]
+    fn a_kernel_without_another_device_says_what_to_do() {
+        for why in [Errno::ACCESS, Errno::NOSPC] {
+            let told = ControlError { command: Command::AddDev, number: u32::MAX, why }.to_string();
+            assert!(
+                told.contains("no more ublk devices") && told.contains("modprobe ublk_drv ublks_max"),
+                "{told}"
+            );
+        }
+        let told = ControlError { command: Command::DelDev, number: 0, why: Errno::ACCESS }.to_string();
+        assert!(told.starts_with("cannot "), "{told}");
+    }
 }

@@ -2,6 +2,7 @@
 
 mod dev;
 mod file_systems;
+mod full_table;
 mod little_memory;
 mod machine;
 mod nbd_client;
