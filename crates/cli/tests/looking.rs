@@ -147,7 +147,7 @@ fn what_runs_is_compared_with_what_the_files_say() {
     done(&daemon, &["add", "scratch", "--size", "1M"]);
     done(&daemon, &["set", "scratch", "on_cache_error=fail", "--runtime"]);
     site.usual(&format!(
-        "shared = true\nsequential_cutoff = \"1M\"\n[daemon]\nmemory = \"300M\"\n[volume.more]\nbacking = {:?}\ncache = \"none\"\n",
+        "shared = true\nnumber = 7\nsequential_cutoff = \"1M\"\n[daemon]\nmemory = \"300M\"\n[volume.more]\nbacking = {:?}\ncache = \"none\"\n",
         site.pond
     ));
     let differs = ask(&daemon, &["config", "diff"]);
@@ -159,6 +159,7 @@ fn what_runs_is_compared_with_what_the_files_say() {
             "daemon.memory: 256M runs, the files say 300M (the next start)",
             "cache.fast.congested_read_threshold_us: 7 runs, the files say 2000 (it was set with --runtime: `bcached unset`, or the next start)",
             "volume.media.shared: false runs, the files say true (the next start)",
+            "volume.media.number: nothing runs, the files say 7 (the next start)",
             "volume.media.sequential_cutoff: 4M runs, the files say 1M (a reload, or the next start)",
             "volume.media.writeback_delay: 1m runs, the files say 30s (it was set with --runtime: `bcached unset`, or the next start)",
             "volume.scratch.on_cache_error: fail runs, the files say freeze (it was set with --runtime: `bcached unset`, or the next start)",

@@ -126,8 +126,8 @@ pub fn of_volume(label: Label, uuid: Uuid, taken: impl Fn(&str) -> bool) -> Stri
     from_label(label, taken).unwrap_or_else(|| format!("bcache-{}", digits(uuid)))
 }
 
-/// What control files call the volume of this number: its place in the configuration or on the command line; those in caches alone are behind
-/// them.
+/// What control files call the volume of this number: that which its section asks for, else its place in the configuration or on the command
+/// line; those in caches alone are behind them.
 #[must_use]
 pub fn in_control_files(number: usize) -> String {
     format!("bcache{number}")

@@ -75,6 +75,7 @@ impl Flash {
             read_only: said.read_only.unwrap_or(false),
             shared: said.shared.unwrap_or(false),
             ways,
+            number: said.number.map(|number| number.value.0),
         })
     }
 }
@@ -83,7 +84,8 @@ impl Volume {
     pub(super) fn plain(place: usize, device: &str, ways: Ways) -> Self {
         Self {
             name: None,
-            place,
+            number: place,
+            is_numbered: false,
             backing: device.to_owned(),
             cache: None,
             options: Configured::new(),

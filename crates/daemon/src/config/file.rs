@@ -2,14 +2,14 @@
 
 use super::reading::{MEND_SET_FILE, bounded, content};
 use super::section::{RawCache, RawVolume, Typed};
-use super::values::{Loopback, Size, Time};
+use super::values::{Loopback, Number, Size, Time};
 use super::ways::{RawFuse, RawNbd, RawVhostUser, SaidPlaces};
 use super::{NO_CACHE, findings, misspelt};
 use crate::failure::{Failure, Kind};
 use crate::names::can_be_name;
 use crate::options::Definition;
 use crate::options::layers::{Configured, Setting};
-use crate::options::value::{Refused, Value};
+use crate::options::value::Refused;
 use bcached_port::Ways;
 use indexmap::IndexMap;
 use serde::Deserialize;
@@ -27,7 +27,6 @@ const LATER: &[(&str, &str)] = &[
     ("ephemeral", "make the cache with `bcached make` before each start"),
     ("format", "make the cache with `bcached make`"),
     ("discard_passdown", "discards are passed down to the backing devices that take them"),
-    ("number", "volumes are reached by name"),
     ("group", "the NBD socket belongs to the daemon's own group"),
 ];
 
@@ -110,47 +109,8 @@ pub struct NamedVolume {
     pub origin: Origin,
     /// A device stands there that was refused: it is not missing, too.
     pub is_refused: bool,
-    settings: VolumeSettings,
+    pub(super) settings: VolumeSettings,
 }
-
-/// What is kept of a volume that was changed while the daemon ran.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Kept {
-    /// Its device, if it was added while the daemon ran.
-    pub backing: Option<String>,
-    /// Its UUID, if it lives in a cache alone.
-    pub flash: Option<String>,
-    /// Its cache, or none.
-    pub cache: Option<String>,
-    /// Whether it is to be served, if that is said.
-    pub served: Option<bool>,
-    /// It is not because its cache was let go of.
-    pub released: Option<bool>,
-    /// How much of it is to be served at most, in bytes, if that is said.
-    pub size: Option<u64>,
-    /// Its options.
-    pub options: KeptOptions,
-}
-
-/// The same of a cache.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct KeptCache {
-    /// Its device, if that is another one than its section says, or it has none.
-    pub device: Option<String>,
-    /// The device that it had before and that volumes may still be on.
-    pub former: Option<String>,
-    /// Whether they leave that, if that is said; without that, that they come from a dead one.
-    pub moving: Option<bool>,
-    /// It has no section but this.
-    pub imported: Option<bool>,
-    /// Whether it is to be served, if that is said.
-    pub served: Option<bool>,
-    /// Its options.
-    pub options: KeptOptions,
-}
-
-/// Options that are kept, by name.
-pub type KeptOptions = BTreeMap<&'static str, Value>;
 
 /// What a volume's section and `[defaults]` can hold.
 #[derive(Clone, Debug, Default)]
@@ -165,6 +125,7 @@ pub struct VolumeSettings {
     pub wait: Option<Duration>,
     pub size: Option<u64>,
     pub export: Option<Ways>,
+    pub number: Option<Located<Number>>,
     pub options: Configured,
 }
 
@@ -415,6 +376,7 @@ impl Source<'_> {
             options: self.options(raw.options),
             size: raw.size.map(|size| size.0),
             export: raw.export.map(|export| export.0),
+            number: self.locate(raw.number),
         }
     }
 
@@ -507,47 +469,6 @@ impl Settings {
         self.overlay(newer);
         gone
     }
-
-    /// What is kept of volumes, and the options of caches, if nothing else stands here.
-    pub fn into_kept(self) -> Option<(IndexMap<String, Kept>, IndexMap<String, KeptCache>)> {
-        let is_empty = self.control.is_none()
-            && self.memory.is_none()
-            && self.stop_timeout.is_none()
-            && self.metrics.is_none()
-            && self.places.is_empty()
-            && self.defaults.is_empty();
-        let values = |options: Configured| -> KeptOptions {
-            options.into_iter().map(|(name, setting)| (name, setting.value)).collect()
-        };
-        let kept = |volume: NamedVolume| {
-            let VolumeSettings { options, backing, flash, cache, served, released, size, .. } =
-                volume.settings.clone();
-            let rest = VolumeSettings {
-                options: Configured::new(),
-                backing: None,
-                flash: None,
-                cache: None,
-                served: None,
-                released: None,
-                size: None,
-                ..volume.settings
-            };
-            let options = values(options);
-            let value = |located: Option<Located<String>>| located.map(|located| located.value);
-            let (backing, flash, cache) = (value(backing), value(flash), value(cache));
-            rest.is_empty().then_some(Kept { backing, flash, cache, served, released, size, options })
-        };
-        let volumes = self.volumes.into_iter().map(|(name, volume)| Some((name, kept(volume)?)));
-        let volumes: Option<_> = volumes.collect();
-        let kept = |cache: CacheSettings| {
-            let CacheSettings { device, former, moving, imported, served, options, .. } = cache;
-            let text = |located: Option<Located<String>>| located.map(|located| located.value);
-            let (device, former) = (text(device), text(former));
-            KeptCache { device, former, moving, imported, served, options: values(options) }
-        };
-        let caches = self.caches.into_iter().map(|(name, cache)| (name, kept(cache)));
-        volumes.filter(|_| is_empty).map(|volumes| (volumes, caches.collect()))
-    }
 }
 
 impl VolumeSettings {
@@ -562,12 +483,25 @@ impl VolumeSettings {
         replace(&mut self.wait, newer.wait);
         replace(&mut self.size, newer.size);
         replace(&mut self.export, newer.export);
+        replace(&mut self.number, newer.number);
         self.options.extend(newer.options);
     }
 
-    fn is_empty(&self) -> bool {
-        let Self { backing, flash, cache, read_only, shared, served, released, wait, size, export, options } =
-            self;
+    pub(super) fn is_empty(&self) -> bool {
+        let Self {
+            backing,
+            flash,
+            cache,
+            read_only,
+            shared,
+            served,
+            released,
+            wait,
+            size,
+            export,
+            number,
+            options,
+        } = self;
         let is_unsaid =
             backing.is_none() && flash.is_none() && cache.is_none() && wait.is_none() && served.is_none();
         is_unsaid
@@ -576,6 +510,7 @@ impl VolumeSettings {
             && shared.is_none()
             && size.is_none()
             && export.is_none()
+            && number.is_none()
             && options.is_empty()
     }
 }

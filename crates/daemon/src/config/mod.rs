@@ -6,7 +6,9 @@
 mod entries;
 mod file;
 mod findings;
+mod kept;
 mod misspelt;
+mod numbers;
 mod reading;
 mod said;
 mod section;
@@ -24,12 +26,14 @@ use bcached_format::Uuid;
 use bcached_port::{Way, Ways};
 use entries::{check_device, check_size, in_order, known_cache, required, sense_of_flash};
 use file::{NamedVolume, Settings, VolumeSettings};
+use numbers::Numbers;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use file::Origin;
-pub(crate) use file::{Kept, KeptCache};
+pub(crate) use kept::{Kept, KeptCache};
 pub use said::{Merged, Said, merged};
 pub use section::Typed;
 pub(crate) use set_file::SetFile;
@@ -78,8 +82,10 @@ pub struct Config {
     pub volumes: Vec<Volume>,
     /// What is said of volumes that live in a cache alone.
     pub flash: Vec<Flash>,
-    /// So many places volumes with backing devices have, those that are not to be served as well.
+    /// So many places volumes with backing devices have, those that are not to be served as well: numbers from here on are nobody's.
     pub places_of_volumes: usize,
+    /// But for those that sections ask for, also of volumes that are not to be served.
+    pub numbers_asked: BTreeSet<usize>,
     /// Names of caches that are configured and not to be served.
     pub released: Vec<Released>,
     /// Volumes with backing devices that are configured and not to be served.
@@ -142,6 +148,8 @@ pub struct Flash {
     pub shared: bool,
     /// The front ends that it can be had by.
     pub ways: Ways,
+    /// The N of its `bcacheN`, if its section asks for one.
+    pub number: Option<usize>,
 }
 
 /// A backing device to be served.
@@ -149,8 +157,10 @@ pub struct Flash {
 pub struct Volume {
     /// `None`: named after its label or UUID.
     pub name: Option<String>,
-    /// How many stand before it, also such as are not to be served.
-    pub place: usize,
+    /// The N of its `bcacheN`.
+    pub number: usize,
+    /// Its section asks for that.
+    pub is_numbered: bool,
     /// A path or `UUID=..`.
     pub backing: String,
     /// Name of its cache, or [`NO_CACHE`]; `None`: the only one, or the one that its superblock names.
@@ -349,6 +359,7 @@ impl Config {
         findings: &mut Vec<Failure>,
     ) -> Result<Self, Failure> {
         tell_of_no_volumes(&settings);
+        let numbers = Numbers::of(&settings, findings);
         let control = line.control.clone().or(settings.control);
         let control = control.unwrap_or_else(|| CONTROL_DEFAULT.into());
         let mut places = settings.places.of(&control);
@@ -369,6 +380,7 @@ impl Config {
             volumes: Vec::new(),
             flash: Vec::new(),
             places_of_volumes: 0,
+            numbers_asked: BTreeSet::new(),
             released: Vec::new(),
             not_served: Vec::new(),
             set_file: None,
@@ -392,6 +404,10 @@ impl Config {
                 findings.push(failure);
             }
         }
+        for volume in &mut config.volumes {
+            volume.number = numbers.at(volume.number);
+        }
+        (config.places_of_volumes, config.numbers_asked) = (numbers.behind, numbers.asked);
         Ok(config)
     }
 
@@ -432,7 +448,9 @@ impl Config {
             wait: merged.wait.unwrap_or(WAIT_DEFAULT),
             size: merged.size,
             name: Some(name),
-            place,
+            // Until all sections are known.
+            number: place,
+            is_numbered: merged.number.is_some(),
         });
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! By hand what serde derives elsewhere, because a derived struct cannot take its keys from a table. Its refusals read
 //! like derived ones, and list every key.
 
-use super::values::{Size, Time};
+use super::values::{Number, Size, Time};
 use super::ways::Exported;
 use crate::options::{Definition, Scope};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
@@ -25,6 +25,7 @@ pub struct RawVolume {
     pub wait: Option<Time>,
     pub size: Option<Size>,
     pub export: Option<Exported>,
+    pub number: Option<Spanned<Number>>,
     /// Not understood yet: whoever does that knows the line.
     pub options: Vec<(&'static Definition, Spanned<Typed>)>,
 }
@@ -65,12 +66,24 @@ enum Key {
     Wait,
     Size,
     Export,
+    Number,
     Option(&'static Definition),
 }
 
 /// Keys that are no options.
-const OWN: &[&str] =
-    &["backing", "cache", "flash", "read_only", "shared", "served", "released", "wait", "size", "export"];
+const OWN: &[&str] = &[
+    "backing",
+    "cache",
+    "flash",
+    "read_only",
+    "shared",
+    "served",
+    "released",
+    "wait",
+    "size",
+    "export",
+    "number",
+];
 
 /// The same of a cache.
 const OWN_OF_CACHE: &[&str] = &["device", "former", "moving", "imported", "served"];
@@ -113,6 +126,7 @@ impl<'de> Deserialize<'de> for Key {
             "wait" => Self::Wait,
             "size" => Self::Size,
             "export" => Self::Export,
+            "number" => Self::Number,
             name => Self::Option(option_of(Scope::Volume, name, &KEYS)?),
         })
     }
@@ -142,6 +156,7 @@ impl<'de> Deserialize<'de> for RawVolume {
                         Key::Wait => raw.wait = Some(map.next_value()?),
                         Key::Size => raw.size = Some(map.next_value()?),
                         Key::Export => raw.export = Some(map.next_value()?),
+                        Key::Number => raw.number = Some(map.next_value()?),
                         Key::Option(option) => raw.options.push((option, map.next_value()?)),
                     }
                 }

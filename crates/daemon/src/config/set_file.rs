@@ -2,7 +2,8 @@
 //! and rewritten by the daemon and holds options of volumes and caches, which cache a volume has, and which volumes and caches were added,
 //! replaced or removed, nothing else; a file of that name that a person wrote is read like any other, and never rewritten.
 
-use super::file::{self, Kept, KeptCache, KeptOptions};
+use super::file;
+use super::kept::{Kept, KeptCache, KeptOptions};
 use super::reading::{MEND_SET_FILE, bounded, content};
 use crate::failure::{Failure, Kind};
 use crate::options::Scope;

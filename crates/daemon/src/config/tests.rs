@@ -1,3 +1,5 @@
+mod numbers;
+
 use super::*;
 use crate::options::Scope;
 use crate::options::value::Value;
@@ -97,7 +99,7 @@ fn sections_have_the_places_at_which_they_stand() {
     let more = "version = 1\n[volume.ccc]\nbacking = \"/dev/c\"\n[volume.aaa]\nbacking = \"/dev/a\"\n[volume.zzz]\nwait = \"2s\"\n";
     let config = load(text, &[("10-more.toml", more)]).expect("good files");
     let places: Vec<_> =
-        config.volumes.iter().filter_map(|volume| Some((volume.name.as_deref()?, volume.place))).collect();
+        config.volumes.iter().filter_map(|volume| Some((volume.name.as_deref()?, volume.number))).collect();
     assert_eq!(places, [("zzz", 0), ("mmm", 2), ("ccc", 3), ("aaa", 4)]);
     assert_eq!(config.places_of_volumes, 5);
     let caches: Vec<_> = config.caches.iter().filter_map(|cache| cache.name.as_deref()).collect();
@@ -371,6 +373,7 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
         read_only: true,
         shared: false,
         ways: Way::Nbd.into(),
+        number: None,
     };
     assert_eq!((config.flash, config.volumes.len()), (vec![wanted], 0));
     let of_set = format!("version = 1\n[volume.swap]\nflash = \"UUID={UUID}\"\nserved = false\n");

@@ -46,6 +46,25 @@ impl TryFrom<String> for Time {
     }
 }
 
+/// How many numbers there are, as in the kernel: its device numbers hold so many devices of 128 partitions.
+const NUMBERS: usize = 8192;
+
+/// The N of a volume's `bcacheN`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize)]
+#[serde(try_from = "i64")]
+pub struct Number(pub usize);
+
+impl TryFrom<i64> for Number {
+    type Error = String;
+
+    fn try_from(typed: i64) -> Result<Self, Self::Error> {
+        let number = usize::try_from(typed).ok().filter(|number| *number < NUMBERS);
+        number
+            .map(Self)
+            .ok_or_else(|| format!("`{typed}` is no number of a volume: write one from 0 to {}", NUMBERS - 1))
+    }
+}
+
 /// A path that leads to one place, whichever working directory the daemon has.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
 #[serde(try_from = "String")]

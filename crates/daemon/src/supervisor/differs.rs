@@ -4,7 +4,7 @@
 use super::owner::{Owner, View};
 use super::table::{CacheEntry, VolumeEntry};
 use super::{Event, Supervisor};
-use crate::config::{Config, Tls, Volume};
+use crate::config::{Config, Flash, Tls, Volume};
 use crate::control::AskDifferences;
 use crate::control::differences::{Difference, Differences};
 use crate::failure::{Failure, Kind};
@@ -218,6 +218,8 @@ impl Found {
             self.value(&section, "read_only", of(runs.read_only), of(said.read_only), RESTART);
             self.value(&section, "shared", of(runs.shared), of(said.shared), RESTART);
             self.value(&section, "export", Some(runs.ways.to_string()), Some(said.ways.to_string()), RESTART);
+            let number = |flash: &Flash| flash.number.map(|number| number.to_string());
+            self.value(&section, "number", number(runs), number(said), RESTART);
         }
     }
 
@@ -258,6 +260,9 @@ impl Found {
         self.value(&section, "read_only", of(entry.read_only), of(said.read_only), RESTART);
         self.value(&section, "shared", of(entry.shared), of(said.shared), RESTART);
         self.value(&section, "export", Some(entry.ways.to_string()), Some(said.ways.to_string()), RESTART);
+        let number = |number: usize| number.to_string();
+        let said_number = said.is_numbered.then(|| number(said.number));
+        self.value(&section, "number", entry.asked_number().map(number), said_number, RESTART);
         self.value(&section, "size", entry.limit.map(typed), said.size.map(typed), OF_SIZE);
         let time = |wait| Some(Value::Time(wait).to_string());
         self.value(&section, "wait", time(entry.wait), time(said.wait), RESTART);

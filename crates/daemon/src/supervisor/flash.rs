@@ -62,12 +62,11 @@ impl Table {
         if let Some(said) = self.said_of_lodgers.remove(&info.uuid.to_string()) {
             said.add_to(&mut options, Scope::Volume, &name);
         }
-        let number = match former {
-            Some(former) => self.volumes[former].number,
-            None => self.number_behind().max(config.places_of_volumes),
-        };
+        let before = former.map(|former| self.volumes[former].number);
+        let number = self.number_of_flash(said, before, config);
         let entry = VolumeEntry {
-            number,
+            number: number.number,
+            is_numbered: number.is_asked,
             name: Some(name),
             backing: None,
             uuid: Some(info.uuid),

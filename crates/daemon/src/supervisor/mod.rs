@@ -35,6 +35,7 @@ mod links;
 mod looking;
 mod losing;
 mod memory;
+mod numbering;
 mod numbers;
 mod options;
 mod owner;
@@ -418,7 +419,7 @@ impl Supervisor {
     }
 
     fn begin(&mut self) -> Result<(), Failure> {
-        warn_of(&self.config);
+        reload::warn_of(&self.config);
         self.name_exports();
         self.start_fronts()?;
         self.claim_devices()?;
@@ -582,12 +583,6 @@ impl Supervisor {
         for told in missing {
             tracing::warn!(event = "not-served-yet", "{told}");
         }
-    }
-}
-
-fn warn_of(config: &Config) {
-    for (event, sentence) in config.warnings() {
-        tracing::warn!(event, "{sentence}");
     }
 }
 

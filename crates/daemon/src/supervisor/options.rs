@@ -224,18 +224,6 @@ impl Table {
         };
         self.volumes.iter().map(known).collect()
     }
-
-    /// What a volume is called by in control files that comes now: its place in the configuration, unless another one has that until the next
-    /// start.
-    pub fn number_at(&self, place: usize) -> usize {
-        let is_taken = self.volumes.iter().any(|entry| entry.number == place);
-        if is_taken { self.number_behind() } else { place }
-    }
-
-    /// Behind all that there are.
-    pub fn number_behind(&self) -> usize {
-        self.volumes.iter().map(|entry| entry.number + 1).max().unwrap_or(0)
-    }
 }
 
 /// The volume that is called `typed`. Looks at files, so it is not for the loop.

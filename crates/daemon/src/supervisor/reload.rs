@@ -1,8 +1,8 @@
 //! The files are read again: by a reload, and by whoever keeps something in `99-set.toml` by which the daemon has other caches or volumes than
 //! before. Either way what was read is taken over whole, so that all that runs is from one reading. What has to wait for the next start stays as it is.
 
+use super::Supervisor;
 use super::options::{Done, check_with};
-use super::{Supervisor, warn_of};
 use crate::config::{Certificates, Config, SetFile, Tls};
 use crate::failure::Failure;
 use bcached_front_nbd as nbd;
@@ -106,5 +106,12 @@ impl Supervisor {
         for index in 0..caches {
             self.apply_settings(index, Done::nobody());
         }
+    }
+}
+
+/// The log is told what a person should know of a configuration that is right.
+pub(super) fn warn_of(config: &Config) {
+    for (event, sentence) in config.warnings() {
+        tracing::warn!(event, "{sentence}");
     }
 }

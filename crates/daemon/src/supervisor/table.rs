@@ -6,6 +6,7 @@ use crate::failure::{Failure, Kind};
 use crate::names;
 use crate::options::layers::{Configured, Layers};
 use crate::supervisor::memory::Nodes;
+use crate::supervisor::numbering::Numbered;
 use crate::supervisor::reasons;
 use crate::supervisor::returning::Absent;
 use crate::supervisor::said::SaidOfLodgers;
@@ -120,6 +121,8 @@ pub enum VolumeState {
 pub struct VolumeEntry {
     /// What control files call it by.
     pub number: usize,
+    /// Its section asks for that.
+    pub is_numbered: bool,
     /// `None` until its device tells.
     pub name: Option<String>,
     /// `None` for a volume that lives on the cache alone.
@@ -415,21 +418,23 @@ impl Table {
             }
         }
         for volume in &config.volumes {
-            match self.volumes.iter_mut().find(|entry| entry.name == volume.name) {
+            match self.volumes.iter().position(|entry| entry.name == volume.name) {
                 None => {
-                    let number = self.number_at(volume.place);
-                    self.volumes.push(VolumeEntry { number, ..VolumeEntry::of(volume) });
+                    let number = self.number_of(volume, None, config);
+                    self.volumes.push(VolumeEntry::numbered(volume, number));
                 }
-                Some(entry) if entry.is_removed() => {
+                Some(place) if self.volumes[place].is_removed() => {
+                    let number = self.number_of(volume, Some(self.volumes[place].number), config);
+                    let entry = &mut self.volumes[place];
                     // What was said until the daemon stops holds when it comes back; another device is another volume.
                     let is_back = entry.backing.as_ref() == Some(&volume.backing);
                     let said = std::mem::take(&mut entry.options.runtime);
-                    *entry = VolumeEntry { number: entry.number, ..VolumeEntry::of(volume) };
+                    *entry = VolumeEntry::numbered(volume, number);
                     entry.options.runtime = Some(said).filter(|_| is_back).unwrap_or_default();
                 }
                 // A section is of a device: it is not of what has its name and lives in a cache alone.
-                Some(entry) if entry.is_flash_only() => {}
-                Some(entry) => entry.options.configured = volume.options.clone(),
+                Some(place) if self.volumes[place].is_flash_only() => {}
+                Some(place) => self.volumes[place].options.configured = volume.options.clone(),
             }
         }
         let stays = |volume: &&VolumeEntry| volume.backing.is_some() && !volume.is_leaving();
@@ -549,9 +554,14 @@ impl VolumeEntry {
         matches!(self.state, VolumeState::Removed | VolumeState::Stopped)
     }
 
+    fn numbered(volume: &config::Volume, number: Numbered) -> Self {
+        Self { number: number.number, is_numbered: number.is_asked, ..Self::of(volume) }
+    }
+
     fn of(volume: &config::Volume) -> Self {
         Self {
-            number: volume.place,
+            number: volume.number,
+            is_numbered: volume.is_numbered,
             name: volume.name.clone(),
             backing: Some(volume.backing.clone()),
             uuid: None,

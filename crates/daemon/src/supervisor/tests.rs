@@ -3,6 +3,7 @@
 mod arrivals;
 mod leaving;
 mod moves;
+mod numbering;
 mod words;
 
 use super::caches::Openings;
@@ -25,7 +26,8 @@ use std::time::Duration;
 pub(super) fn config(volumes: &[&str]) -> Config {
     let volume = |(place, name): (usize, &&str)| Volume {
         name: Some((*name).to_owned()),
-        place,
+        number: place,
+        is_numbered: false,
         backing: format!("/nonexistent/{name}"),
         cache: Some("fast".to_owned()),
         options: Configured::new(),
@@ -53,6 +55,7 @@ pub(super) fn config(volumes: &[&str]) -> Config {
         set_file: None,
         flash: Vec::new(),
         places_of_volumes: volumes.len(),
+        numbers_asked: Default::default(),
         released: Vec::new(),
         replaced: Vec::new(),
         not_served: Vec::new(),
