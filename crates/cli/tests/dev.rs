@@ -288,6 +288,74 @@ fn a_device_grows_and_is_cut_off_at_a_stop() {
     wait_until("it goes when nobody uses it", || lies_over(&path).is_none());
 }
 
+/// Taken away again at the end, whatever it is by then.
+struct Name(PathBuf);
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        let _gone_already = std::fs::remove_file(&self.0);
+    }
+}
+
+/// While the kernel's bcache is loaded nothing of ours is called as its devices are, and whatever else is called so stays.
+#[test]
+fn a_volume_that_asks_for_a_number_has_a_link_of_it() {
+    if !requires("unshare") || !requires("nsenter") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: mounts are root's");
+    }
+    let images = Images::new();
+    // Nobody else's on this machine.
+    let number = 4096 + std::process::id() % 4096;
+    let link = Name(format!("/dev/bcache{number}").into());
+    images.configure_pair(CACHE_BYTES, BACKING_BYTES, &format!("export = \"dev\"\nnumber = {number}\n"));
+    let config = images.path("config.toml").display().to_string();
+    let command = Daemon::command(&images, "run", &["--config", &config]);
+    let mut apart = tool("unshare");
+    apart.arg("--mount").arg(command.get_program()).args(command.get_args());
+    apart.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let daemon = Daemon::start_command(&images, apart);
+    if !has_a_way(&daemon) {
+        return;
+    }
+    let leads_to = || std::fs::canonicalize(&link.0).ok();
+    let told = |key: &str| daemon.status()["volumes"][0]["exports"][0][key].as_str().map(str::to_owned);
+    let name = link.0.display().to_string();
+    let (_, path) = device(&daemon.status()).expect("it is there");
+    assert_eq!((leads_to().as_ref(), told("link").as_ref()), (Some(&path), Some(&name)), "{}", daemon.log());
+    let called = done(&daemon, &["status", &format!("bcache{number}")]);
+    assert!(called.contains(&format!(", {name}")) && called.contains("tank"), "{called}");
+
+    let within = |script: &str| {
+        let daemon = daemon.id().to_string();
+        does(tool("nsenter").args(["--target", &daemon, "--mount", "sh", "-ec", script]))
+    };
+    within("mount -t tmpfs modules /sys/module; mkdir /sys/module/bcache");
+    wait_until("its name is the kernel's", || std::fs::symlink_metadata(&link.0).is_err());
+    let why = told("no_link").expect("it says so");
+    assert!(why.starts_with(&format!("not {name}: the kernel's bcache is loaded")), "{why}");
+    assert_eq!((told("link"), std::fs::canonicalize(link_of(&daemon.status())).ok()), (None, Some(path)));
+    let log = daemon.log();
+    assert_eq!(log.matches("event=number-not-linked").count(), 1, "{log}");
+    within("umount /sys/module");
+    wait_until("it is there again", || leads_to().is_some());
+
+    done_unused(&daemon, &["remove", "tank"]);
+    wait_until("it goes with the device", || std::fs::symlink_metadata(&link.0).is_err());
+    std::fs::write(&link.0, "somebody's").expect("a file");
+    done(&daemon, &["add", "tank"]);
+    daemon.wait_for("it comes again", |status| device(status).is_some());
+    let why = told("no_link").expect("it says so");
+    assert!(why.contains("a file of somebody else is called so, and is left alone; take it away"), "{why}");
+    assert_eq!(std::fs::read_to_string(&link.0).expect("it is there"), "somebody's");
+    std::fs::remove_file(&link.0).expect("ours");
+    wait_until("it is there again", || leads_to().is_some());
+    let (exit, log) = daemon.stop();
+    assert_eq!((exit, std::fs::symlink_metadata(&link.0).is_err()), (0, true), "{log}");
+}
+
 /// With nothing to make a device of the volume says why, and others are served.
 #[test]
 fn where_there_is_no_way_the_volume_says_why_and_others_are_served() {

@@ -255,7 +255,7 @@ pub struct Covered {
 pub struct Volume {
     /// Its name, which is also its NBD export.
     pub name: String,
-    /// What the kernel's control files call it: `bcacheN`, by its place in the configuration or on the command line.
+    /// What the kernel's control files call it: `bcacheN`, by the `number` of its section, else its place in the configuration or on the command line.
     #[serde(default)]
     pub kernel_name: String,
     /// `waiting`, `attaching`, `served`, `degraded` (served, but not as it should be), `failed`, `stopped` (by command) or `releasing`.
@@ -291,6 +291,12 @@ pub struct Exported {
     /// How the data of a ublk device comes and goes: `zero copy` or `user copy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<String>,
+    /// `/dev/bcacheN`, which leads to the block device, if the volume's section asks for that `number`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
+    /// Which link of these there is not, and why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_link: Option<String>,
     /// A socket, an address, a device or a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,

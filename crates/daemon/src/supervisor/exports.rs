@@ -62,6 +62,7 @@ impl Supervisor {
         let route = route.filter(|route| route.is_held() || route.leads_to(id, &engine.connector));
         let route = route.unwrap_or_else(|| Route::new(id, &engine.connector));
         let ways = self.fronts.decide(name, entry.ways, (&self.config, &self.exports));
+        self.fronts.ask_number(name, entry.asked_number());
         self.fronts.reserve((name, Uuid(info.uuid.0), entry.shared), ways, &self.exports);
         self.exports.insert(Export {
             name: name.clone(),

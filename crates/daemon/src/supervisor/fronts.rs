@@ -6,10 +6,12 @@
 mod dev;
 mod leaving;
 mod machine;
+mod numbers;
 mod starting;
 mod using;
 
 use self::dev::{Dev, Devices};
+use self::numbers::Numbers;
 use self::starting::{start_fuse, start_vhost};
 pub use self::using::User;
 use self::using::users_of_device;
@@ -52,6 +54,8 @@ pub struct Fronts {
     left: Arc<Mutex<Vec<nbd::Left>>>,
     /// That process.
     former: Option<u32>,
+    /// Which volumes are to be `/dev/bcacheN`, too.
+    numbers: Numbers,
 }
 
 type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -145,6 +149,8 @@ pub struct Had {
     pub by: Option<Rung>,
     /// How the data of a ublk device comes and goes.
     pub transfer: Option<Transfer>,
+    /// The link to a block device that the volume's number asks for, or why there is none.
+    pub link: Option<Result<String, String>>,
     pub place: Result<String, String>,
 }
 
@@ -316,6 +322,7 @@ impl Fronts {
     /// A volume is served no more, and does not come back by itself.
     pub fn retire(&self, name: &str) {
         let mut running = self.lock();
+        self.numbers.forget(name);
         running.refused.retain(|(of, _), _| of != name);
         let devices = running.devices_of(name);
         running.dev.forget(name);
@@ -367,7 +374,9 @@ impl Fronts {
             let place = running.place(name, way_there)?;
             let device = if way_there == Way::Ublk { running.device(name) } else { None };
             let transfer = device.and_then(|device| device.transfer());
-            Some(Had { way, by, transfer, place })
+            let is_device = matches!(way_there, Way::Ublk | Way::Dev) && place.is_ok();
+            let link = is_device.then(|| self.numbers.of(name)).flatten();
+            Some(Had { way, by, transfer, link, place })
         };
         ways.iter().filter_map(had).collect()
     }

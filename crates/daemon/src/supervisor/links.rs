@@ -1,47 +1,98 @@
 //! Names of block devices that stay the same: `/dev/bcache/by-uuid/UUID` and `/dev/bcache/by-label/LABEL`, as the kernel's bcache has them by its
-//! rules for udev. A device's number is any, and another one after each boot.
+//! rules for udev, and `/dev/bcacheN` where that is asked for. A device's own number is any, and another one after each boot.
 //!
 //! They are made here and not by udev, which learns of a device before anybody could tell it whose it is. What points elsewhere is left
 //! alone.
 
-use crate::names::can_be_name;
-use bcached_port::Export;
+mod numbered;
+
+use crate::names::{can_be_name, in_control_files};
+use bcached_port::{Export, Uuid};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Where they are.
-const DIRECTORY: &str = "/dev/bcache";
-/// Where the kernel tells of devices.
-const BLOCK: &str = "/sys/block";
+/// Where they are, and where the kernel tells of devices and of itself.
+struct Places {
+    directory: PathBuf,
+    system: PathBuf,
+}
+
+/// What is judged is what is changed: one at a time.
+static CHANGES: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Places {
+    fn real() -> Self {
+        Self { directory: "/dev/bcache".into(), system: "/sys".into() }
+    }
+
+    fn by_uuid(&self) -> PathBuf {
+        self.directory.join("by-uuid")
+    }
+
+    fn of(&self, uuid: Uuid) -> PathBuf {
+        self.by_uuid().join(uuid.to_string())
+    }
+
+    /// Where devices are.
+    fn devices(&self) -> &Path {
+        self.directory.parent().unwrap_or(&self.directory)
+    }
+
+    fn numbered(&self, number: usize) -> PathBuf {
+        self.devices().join(in_control_files(number))
+    }
+
+    fn block(&self) -> PathBuf {
+        self.system.join("block")
+    }
+
+    /// The kernel's bcache is loaded, or a part of it.
+    fn has_kernel(&self) -> bool {
+        ["module/bcache", "fs/bcache"].iter().any(|sign| self.system.join(sign).exists())
+    }
+}
 
 /// The device at `path` is that volume.
 pub fn make(export: &Export, path: &Path) {
-    if let Err(error) = make_in((Path::new(DIRECTORY), Path::new(BLOCK)), export, path) {
-        let name = &export.name;
-        tracing::warn!(event = "device-not-linked", "{name}: no links in {DIRECTORY}: {error}");
+    let (places, _alone) = (Places::real(), alone());
+    if let Err(error) = make_in(&places, export, path) {
+        let (name, directory) = (&export.name, places.directory.display());
+        tracing::warn!(event = "device-not-linked", "{name}: no links in {directory}: {error}");
     }
+}
+
+/// The device at `path` is the volume of that UUID, whose section asks for that number, or for none: what it had of another goes. True if the link
+/// is new, else why there is none; `None` if nothing can be told of it now.
+pub fn number(uuid: Uuid, number: Option<usize>, path: &Path) -> Option<Result<bool, String>> {
+    let (places, _alone) = (Places::real(), alone());
+    number_in(&places, uuid, number, path)
 }
 
 /// The device at `path` is nobody's.
 pub fn remove(path: &Path) {
-    remove_in(Path::new(DIRECTORY), path);
+    let _alone = alone();
+    remove_in(&Places::real(), path);
 }
 
-fn make_in((directory, block): (&Path, &Path), export: &Export, path: &Path) -> io::Result<()> {
+fn make_in(places: &Places, export: &Export, path: &Path) -> io::Result<()> {
     // It may have been another volume's before.
-    remove_in(directory, path);
-    let mut links = vec![directory.join("by-uuid").join(export.uuid.to_string())];
+    remove_in(places, path);
+    let own = places.of(export.uuid);
+    let mut links = vec![own.clone()];
     if is_name(&export.label) {
-        links.push(directory.join("by-label").join(&export.label));
+        links.push(places.directory.join("by-label").join(&export.label));
     }
     for link in links {
         if let Some(folder) = link.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        if is_dead(&link, block)
-            || link.ends_with(Path::new("by-uuid").join(export.uuid.to_string())) && is_former(&link)
-        {
+        if is_dead(&link, &places.block()) || link == own && is_former(&link) {
             std::fs::remove_file(&link)?;
         }
         match symlink(path, &link) {
@@ -53,12 +104,26 @@ fn make_in((directory, block): (&Path, &Path), export: &Export, path: &Path) -> 
     Ok(())
 }
 
-fn remove_in(directory: &Path, path: &Path) {
+fn number_in(
+    places: &Places,
+    uuid: Uuid,
+    number: Option<usize>,
+    path: &Path,
+) -> Option<Result<bool, String>> {
+    let own = places.of(uuid);
+    numbered::remove(places, &own, number);
+    numbered::keep(places, number?, (&own, path))
+}
+
+fn remove_in(places: &Places, path: &Path) {
     for folder in ["by-uuid", "by-label"] {
-        let entries = std::fs::read_dir(directory.join(folder)).into_iter().flatten().flatten();
+        let entries = std::fs::read_dir(places.directory.join(folder)).into_iter().flatten().flatten();
         let links = entries.map(|entry| entry.path()).filter(|link| target(link).as_deref() == Some(path));
-        // Without the right to remove it there was none to make it.
-        links.for_each(|link| drop(std::fs::remove_file(link)));
+        for link in links {
+            numbered::remove(places, &link, None);
+            // Without the right to remove it there was none to make it.
+            drop(std::fs::remove_file(link));
+        }
     }
 }
 
@@ -88,62 +153,4 @@ fn is_name(label: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use bcached_port::{Uuid, Way};
-
-    fn volume(uuid: u8, label: &str) -> Export {
-        Export {
-            name: "tank".to_owned(),
-            uuid: Uuid([uuid; 16]),
-            label: label.to_owned(),
-            sectors: 8,
-            block_sectors: 8,
-            read_only: false,
-            shared: false,
-            ways: Way::Ublk.into(),
-            served: None,
-        }
-    }
-
-    #[test]
-    fn links_lead_to_their_device_and_go_with_it() {
-        let [folder, block] = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
-        let [first, second] = ["ublkb0", "ublkb1"].map(|name| folder.path().join(name));
-        for device in [&first, &second] {
-            std::fs::write(device, "").expect("a file");
-        }
-        let by = |kind: &str, name: &str| target(&folder.path().join(kind).join(name));
-        let uuid = |byte| Uuid([byte; 16]).to_string();
-        make_in((folder.path(), block.path()), &volume(1, "data"), &first).expect("made");
-        make_in((folder.path(), block.path()), &volume(2, "data"), &second).expect("made");
-        assert_eq!(by("by-uuid", &uuid(1)), Some(first.clone()));
-        assert_eq!(by("by-uuid", &uuid(2)), Some(second.clone()));
-        assert_eq!(by("by-label", "data"), Some(first.clone()), "the first has it");
-        // The numbers are others after a boot.
-        std::fs::remove_file(&second).expect("gone");
-        make_in((folder.path(), block.path()), &volume(2, "a/b"), &first).expect("made");
-        assert_eq!((by("by-uuid", &uuid(1)), by("by-label", "data")), (None, None), "it is another's now");
-        assert_eq!(by("by-uuid", &uuid(2)), Some(first.clone()), "a dead link is in nobody's way");
-        remove_in(folder.path(), &first);
-        assert_eq!(by("by-uuid", &uuid(2)), None);
-        // Devices of the loop driver and of the NBD client are there when they are nobody's.
-        let [unused, other] = ["nbd4095", "loop4095"].map(|name| folder.path().join(name));
-        for device in [&unused, &other] {
-            std::fs::write(device, "").expect("a file");
-        }
-        make_in((folder.path(), block.path()), &volume(3, "data"), &unused).expect("made");
-        make_in((folder.path(), block.path()), &volume(3, "data"), &other).expect("made");
-        assert_eq!(
-            by("by-uuid", &uuid(3)),
-            Some(other.clone()),
-            "the device that it had before is not its own any more"
-        );
-        assert_eq!(by("by-label", "data"), Some(other.clone()));
-        // Somebody has the old one mounted: what was its label's may be another volume's, its UUID is nobody else's.
-        std::fs::create_dir_all(block.path().join("loop4095/loop")).expect("a folder");
-        std::fs::write(block.path().join("loop4095/loop/backing_file"), "").expect("a file");
-        make_in((folder.path(), block.path()), &volume(3, "data"), &unused).expect("made");
-        assert_eq!((by("by-uuid", &uuid(3)), by("by-label", "data")), (Some(unused), Some(other)));
-    }
-}
+mod tests;

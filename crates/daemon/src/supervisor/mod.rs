@@ -502,6 +502,7 @@ impl Supervisor {
         self.look_after_arrivals();
         self.divide_memory();
         self.try_ways_again();
+        self.fronts.look_after_numbers(&self.exports);
     }
 
     /// A device that has been opened for who does not wait for it any more is nobody's: its claim would last as long as the process.

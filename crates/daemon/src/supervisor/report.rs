@@ -109,7 +109,11 @@ fn exported(fronts: &Fronts, entry: &VolumeEntry) -> Vec<Exported> {
         let (place, reason) = had.place.map_or_else(|why| (None, Some(why)), |place| (Some(place), None));
         let by = had.by.map(|by| by.word().to_owned());
         let transfer = had.transfer.map(|transfer| transfer.word().to_owned());
-        Exported { way: had.way.to_string(), by, transfer, place, reason }
+        let (link, no_link) = had.link.map_or((None, None), |link| match link {
+            Ok(link) => (Some(link), None),
+            Err(why) => (None, Some(why)),
+        });
+        Exported { way: had.way.to_string(), by, transfer, link, no_link, place, reason }
     });
     exported.collect()
 }

@@ -116,6 +116,9 @@ impl Volume {
                 if let Some(transfer) = &exported.transfer {
                     let _ = write!(line, " ({transfer})");
                 }
+                if let Some(link) = exported.link.as_ref().or(exported.no_link.as_ref()) {
+                    let _ = write!(line, ", {link}");
+                }
             }
             if facts.flash_only {
                 line.push_str(", lives in its cache alone");

@@ -245,11 +245,13 @@ impl Fronts {
 
     /// What servers of block devices tell: that one is there, and led to by its links, which the log calls `event`, or is not.
     pub(super) fn device_news(&self, event: &'static str, exports: ExportTable) -> (News, Changed) {
+        let numbers = self.numbers.clone();
         let news = move |name: &str, state: &DeviceState| match state {
             DeviceState::Coming => {}
             DeviceState::Here { path, .. } => {
                 if let Some(export) = exports.by_name(name) {
                     links::make(&export, path);
+                    numbers.link(name, export.uuid, path);
                 }
                 tracing::info!(event, "{name}: it is the block device {}", path.display());
             }
