@@ -83,7 +83,8 @@ fn taken(places: &Places, link: &Path) -> String {
         (Some(volume), ..) => {
             let uuid = volume.file_name().unwrap_or_default().to_string_lossy().into_owned();
             return format!(
-                "it is the volume {uuid}, of another daemon or until that one's device is there; ask for another `number`"
+                "it leads to the volume {uuid}, of another daemon, or of this one until that volume's own device has come; if it stays so ask for \
+                 another `number`"
             );
         }
         (None, Some(target), _) => format!("a link to {}", target.display()),

@@ -160,7 +160,7 @@ fn what_is_called_so_and_is_not_ours_stays() {
         ),
         (1, "a link to "),
         (2, "a link to /dev/nonexistent of somebody else"),
-        (3, "it is the volume 09090909-0909-0909-0909-090909090909, of another daemon"),
+        (3, "it leads to the volume 09090909-0909-0909-0909-090909090909, of another daemon"),
     ] {
         let told = machine.come(1, Some(number), &own).expect("it is there").expect_err("taken");
         assert!(told.starts_with(why), "{told}");
