@@ -6,6 +6,7 @@ mod full_table;
 mod little_memory;
 mod machine;
 mod nbd_client;
+mod numbered;
 mod ublk;
 mod ublk_moves;
 mod ublk_take_over;
