@@ -67,11 +67,17 @@ pub fn make(export: &Export, path: &Path) {
     }
 }
 
-/// The device at `path` is the volume of that UUID, whose section asks for that number, or for none: what it had of another goes. True if the link
-/// is new, else why there is none; `None` if nothing can be told of it now.
+/// The same, of a volume whose section asks for that number, or for none: what it had of another goes. True if the link is new, else why there is
+/// none; `None` if nothing can be told of it now.
 pub fn number(uuid: Uuid, number: Option<usize>, path: &Path) -> Option<Result<bool, String>> {
     let (places, _alone) = (Places::real(), alone());
     number_in(&places, uuid, number, path)
+}
+
+/// The same, now and then, as long as the device is there.
+pub fn keep_number(uuid: Uuid, number: usize, path: &Path) -> Option<Result<bool, String>> {
+    let (places, _alone) = (Places::real(), alone());
+    numbered::keep(&places, number, (&places.of(uuid), path))
 }
 
 /// The device at `path` is nobody's.

@@ -56,6 +56,15 @@ impl Numbers {
         });
     }
 
+    /// It is there still.
+    fn keep(&self, name: &str, uuid: Uuid, path: &Path) {
+        self.with(|all| {
+            if let Some(asked) = all.get_mut(name) {
+                asked.note(name, links::keep_number(uuid, asked.number, path));
+            }
+        });
+    }
+
     pub(super) fn forget(&self, name: &str) {
         self.with(|all| all.remove(name));
     }
@@ -92,7 +101,7 @@ impl Fronts {
                 running.claims.contains_key(&name).then(|| running.device_path(&name)).flatten()
             };
             match path.zip(exports.by_name(&name)) {
-                Some((path, export)) => self.numbers.link(&name, export.uuid, &path),
+                Some((path, export)) => self.numbers.keep(&name, export.uuid, &path),
                 None => self.numbers.with(|all| {
                     all.entry(name).and_modify(|asked| asked.told = None);
                 }),
