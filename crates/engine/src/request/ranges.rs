@@ -21,7 +21,7 @@ use bcached_format::{Inode, Key, Pointers};
 pub struct Claim {
     number: u64,
     start: u64,
-    /// Which of the table's lists it is in.
+    /// Which of the table's lists it is in; those of cleanings follow the others.
     class: u8,
 }
 
@@ -31,6 +31,10 @@ pub struct Moment(u64);
 
 /// The longest entries of each of the table's lists, in sectors: few overlap among the shorter, and there are few of the longest.
 const LENGTHS: [u64; 3] = [256, 8192, u64::MAX];
+
+/// The class of the first list of cleanings.
+const CLEANINGS: u8 = 3;
+const _: () = assert!(CLEANINGS as usize == LENGTHS.len(), "they follow the others");
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -94,6 +98,9 @@ pub struct Ranges {
     /// so far before, and one long discard would have him go over everything. A request has one entry as a rule, and a list of what is in flight
     /// is short: in one piece of memory that grows once, it takes less than a tree.
     lists: [Vec<Entry>; LENGTHS.len()],
+    /// The same of cleanings, by start and number: their ends. A batch has thousands, which those who are in flight for clients would be moved
+    /// past one by one; and it may ask for memory, as nothing of a request does.
+    cleanings: [BTreeMap<(u64, u64), u64>; LENGTHS.len()],
     /// Writes among them.
     writes: usize,
     parked: BTreeMap<u64, Parked>,
@@ -108,6 +115,10 @@ impl Ranges {
         let entry = Entry { start, number, end, kind };
         self.writes += usize::from(entry.is_write());
         let class = entry.class();
+        if kind == Kind::Clean {
+            self.cleanings[usize::from(class)].insert((start, number), end);
+            return Claim { number, start, class: class + CLEANINGS };
+        }
         let list = &mut self.lists[usize::from(class)];
         // Nothing there has a higher number.
         let place = list.partition_point(|other| other.start <= start);
@@ -115,9 +126,9 @@ impl Ranges {
         Claim { number, start, class }
     }
 
-    /// Where the entry of a claim stands in its list, if it has not been released.
+    /// Where the entry of a claim stands in its list, if that is not of a cleaning and has not been released.
     fn place(&self, claim: Claim) -> Option<usize> {
-        let list = &self.lists[usize::from(claim.class)];
+        let list = self.lists.get(usize::from(claim.class))?;
         list.binary_search_by_key(&(claim.start, claim.number), |entry| (entry.start, entry.number)).ok()
     }
 
@@ -129,7 +140,7 @@ impl Ranges {
         self.place(claim).map(|place| &mut self.lists[usize::from(claim.class)][place])
     }
 
-    /// What overlaps `[start, end)`, in no order. The volume may have thousands of claims, most of them elsewhere.
+    /// What overlaps `[start, end)`, but for cleanings, in no order. The volume may have thousands of claims, most of them elsewhere.
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = &Entry> + '_ {
         let near = LENGTHS.iter().zip(&self.lists).flat_map(move |(longest, list)| {
             near(list, *longest, start).iter().take_while(move |entry| entry.start < end)
@@ -137,8 +148,20 @@ impl Ranges {
         near.filter(move |entry| entry.end > start)
     }
 
+    /// Whether `[start, end)` or a part of it is being written back.
+    fn is_being_cleaned(&self, start: u64, end: u64) -> bool {
+        LENGTHS.iter().zip(&self.cleanings).any(|(longest, list)| {
+            // As a rule there is none.
+            !list.is_empty()
+                && list.range((start.saturating_sub(*longest), 0)..(end, 0)).any(|(_, until)| *until > start)
+        })
+    }
+
     /// Whether anything that `counts` overlaps `[start, end)`.
     fn is_busy(&self, start: u64, end: u64, counts: impl Fn(Kind) -> bool) -> bool {
+        if counts(Kind::Clean) && self.is_being_cleaned(start, end) {
+            return true;
+        }
         LENGTHS.iter().zip(&self.lists).any(|(longest, list)| {
             let mut near = near(list, *longest, start).iter().take_while(|entry| entry.start < end);
             near.any(|entry| entry.end > start && counts(entry.kind))
@@ -186,7 +209,7 @@ impl Ranges {
     /// True when nothing that is being written back overlaps: a write may go to the backing device.
     #[must_use]
     pub fn backing_is_free(&self, start: u64, end: u64) -> bool {
-        !self.is_busy(start, end, |kind| kind == Kind::Clean)
+        !self.is_being_cleaned(start, end)
     }
 
     /// Enters a fill; `None` if a write to the range is in progress, or another fill of it is under way.
@@ -257,7 +280,11 @@ impl Ranges {
     /// The range of a claim.
     #[must_use]
     pub fn range_of(&self, claim: Claim) -> Option<(u64, u64)> {
-        self.entry(claim).map(|entry| (entry.start, entry.end))
+        let cleaning = claim.class.checked_sub(CLEANINGS).and_then(|class| {
+            let end = self.cleanings[usize::from(class)].get(&(claim.start, claim.number))?;
+            Some((claim.start, *end))
+        });
+        cleaning.or_else(|| self.entry(claim).map(|entry| (entry.start, entry.end)))
     }
 
     /// True while a write is in progress or waits.
@@ -269,13 +296,13 @@ impl Ranges {
     /// What goes on at a sector.
     #[must_use]
     pub fn claims_at(&self, sector: u64) -> Claims {
-        let mut claims = Claims::default();
+        let mut claims =
+            Claims { writing_back: self.is_being_cleaned(sector, sector + 1), ..Claims::default() };
         for entry in self.overlapping(sector, sector + 1) {
             claims.missing |= entry.is_being_read();
             match entry.kind {
                 Kind::Write { .. } => claims.writing = true,
-                Kind::Clean => claims.writing_back = true,
-                Kind::Miss => {}
+                Kind::Clean | Kind::Miss => {}
                 Kind::Fill { dropped, .. } => claims.filling |= !dropped,
             }
         }
@@ -284,6 +311,11 @@ impl Ranges {
 
     /// The end of a write, fill, cleaning or miss.
     pub fn release(&mut self, claim: Claim) {
+        if let Some(class) = claim.class.checked_sub(CLEANINGS) {
+            let ended = self.cleanings[usize::from(class)].remove(&(claim.start, claim.number));
+            assert!(ended.is_some(), "a claim is released once");
+            return;
+        }
         let place = self.place(claim).expect("a claim is released once");
         let entry = self.lists[usize::from(claim.class)].remove(place);
         self.writes -= usize::from(entry.is_write());
@@ -392,166 +424,4 @@ fn near(list: &[Entry], longest: u64, start: u64) -> &[Entry] {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use alloc::collections::BTreeSet;
-    use bcached_format::{DeviceIndex, Gen, Pointer};
-
-    fn grant(ranges: &mut Ranges, claim: Claim) -> bool {
-        ranges.try_grant(claim, &mut |_| {})
-    }
-
-    #[test]
-    fn overlapping_writes_go_in_order_of_arrival() {
-        let mut ranges = Ranges::default();
-        let first = ranges.queue_write(0, 10);
-        let second = ranges.queue_write(5, 15);
-        let third = ranges.queue_write(12, 20);
-        assert!(grant(&mut ranges, first));
-        assert!(!grant(&mut ranges, second));
-        assert!(!grant(&mut ranges, third), "it arrived after the second, which overlaps it");
-        ranges.release(first);
-        assert!(grant(&mut ranges, second));
-        ranges.release(second);
-        assert!(grant(&mut ranges, third));
-    }
-
-    #[test]
-    fn a_write_drops_the_fills_it_overlaps_and_keeps_others_out() {
-        let mut ranges = Ranges::default();
-        let fill = ranges.begin_fill(0, 8).expect("nothing in progress");
-        let other = ranges.begin_fill(8, 16).expect("nothing in progress");
-        let write = ranges.queue_write(4, 8);
-        assert!(ranges.fill_is_good(fill));
-        assert!(grant(&mut ranges, write));
-        assert!(!ranges.fill_is_good(fill));
-        assert!(ranges.fill_is_good(other));
-        assert_eq!(ranges.begin_fill(0, 8), None);
-        assert_eq!(ranges.begin_fill(12, 20), None, "a range is filled once at a time");
-    }
-
-    #[test]
-    fn cleanings_and_writes_to_the_backing_device_exclude_each_other() {
-        let mut ranges = Ranges::default();
-        let clean = ranges.begin_clean(0, 100).expect("free");
-        let write = ranges.queue_write(50, 60);
-        assert!(grant(&mut ranges, write), "a write into the cache does not wait for a cleaning");
-        assert!(!ranges.backing_is_free(50, 60));
-        ranges.release(clean);
-        assert!(ranges.backing_is_free(50, 60));
-        assert_eq!(ranges.begin_clean(0, 51), None);
-    }
-
-    #[test]
-    fn misses_from_before_a_moment_are_told_from_later_ones() {
-        let mut ranges = Ranges::default();
-        let [early, _elsewhere] = [(0, 8), (8, 16)].map(|(start, end)| ranges.begin_miss(start, end));
-        let then = ranges.now();
-        let late = ranges.begin_miss(0, 8);
-        assert!(
-            ranges.has_misses(0, 8, then)
-                && ranges.has_misses(7, 9, then)
-                && !ranges.has_misses(16, 24, then)
-        );
-        ranges.release(early);
-        assert!(!ranges.has_misses(0, 8, then));
-        assert!(
-            ranges.begin_fill(0, 8).is_some() && ranges.backing_is_free(0, 8),
-            "a miss is in nobody's way"
-        );
-        ranges.release(late);
-    }
-
-    #[test]
-    fn a_fill_whose_data_is_being_read_is_a_miss_until_it_has_been() {
-        let mut ranges = Ranges::default();
-        let fill = ranges.begin_miss_to_fill(0, 8).expect("nothing in progress");
-        assert_eq!(ranges.begin_miss_to_fill(0, 8), None, "a range is filled once at a time");
-        let then = ranges.now();
-        let claims = ranges.claims_at(4);
-        assert!(ranges.has_misses(0, 8, then) && claims.missing && claims.filling);
-        ranges.has_read(fill);
-        let claims = ranges.claims_at(4);
-        assert!(!ranges.has_misses(0, 8, then) && !claims.missing && claims.filling);
-        let again = ranges.begin_miss_to_fill(8, 16).expect("that is elsewhere");
-        let write = ranges.queue_write(4, 12);
-        assert!(grant(&mut ranges, write));
-        assert!(!ranges.fill_is_good(fill) && !ranges.fill_is_good(again));
-        assert!(ranges.has_misses(8, 16, ranges.now()), "a dropped one is read all the same");
-    }
-
-    #[test]
-    fn a_long_claim_is_found_from_its_far_end() {
-        let mut ranges = Ranges::default();
-        let long = ranges.begin_clean(0, 1_000_000).expect("free");
-        let short = ranges.begin_clean(1_000_000, 1_000_008).expect("free");
-        assert!(!ranges.backing_is_free(999_999, 1_000_000));
-        ranges.release(long);
-        assert!(ranges.backing_is_free(999_999, 1_000_000));
-        assert!(!ranges.backing_is_free(1_000_007, 1_000_008));
-        ranges.release(short);
-        assert!(ranges.backing_is_free(0, 2_000_000));
-    }
-
-    /// What is looked at for one sector does not grow with what is claimed elsewhere, however long one of the claims is.
-    #[test]
-    fn one_long_claim_makes_no_lookup_long() {
-        let mut ranges = Ranges::default();
-        let _long = ranges.begin_miss(0, 2_000_000);
-        let mut short = Vec::new();
-        for at in (0..1_000_000).step_by(8) {
-            short.push(ranges.begin_miss(at, at + 8));
-        }
-        let near: usize = LENGTHS
-            .iter()
-            .zip(&ranges.lists)
-            .map(|(longest, list)| near(list, *longest, 999_992).len())
-            .sum();
-        assert!(near < 50, "{near} claims are gone over");
-        assert!(!ranges.has_writes());
-        let write = ranges.queue_write(0, 8);
-        assert!(ranges.has_writes());
-        ranges.release(write);
-        assert!(!ranges.has_writes());
-    }
-
-    /// Claims of all lengths, put and taken: what overlaps is what a look at each of them says.
-    #[test]
-    fn what_overlaps_is_found_whatever_its_length() {
-        let mut rng = bcached_env::rng::Rng::new(7);
-        let mut ranges = Ranges::default();
-        let mut held: Vec<(Claim, u64, u64)> = Vec::new();
-        for _ in 0..3000 {
-            let bits = 1 + rng.below(20);
-            let length = 1 + rng.below(1 << bits);
-            let start = rng.below(1 << 20);
-            held.push((ranges.begin_miss(start, start + length), start, start + length));
-            if held.len() > 200 {
-                let at = usize::try_from(rng.below(held.len() as u64)).expect("small");
-                ranges.release(held.swap_remove(at).0);
-            }
-            let (from, to) = (start / 2, start / 2 + length);
-            let found: BTreeSet<u64> = ranges.overlapping(from, to).map(|entry| entry.number).collect();
-            let wanted = held.iter().filter(|(_, start, end)| *start < to && *end > from);
-            assert_eq!(found, wanted.map(|(claim, ..)| claim.number).collect());
-        }
-    }
-
-    #[test]
-    fn a_write_cuts_parked_pieces() {
-        let mut ranges = Ranges::default();
-        let pointers = Pointers::one(Pointer::new(DeviceIndex(0), 1000, Gen(1)));
-        let epoch = crate::volume::epoch::Epoch::new(true);
-        let stamp = epoch.read_ends(epoch.read_begins());
-        ranges.park(100, Parked { end: 200, pointers, stamp });
-        let write = ranges.queue_write(120, 130);
-        let mut parts = 0;
-        assert!(ranges.try_grant(write, &mut |cut| parts = cut.parts));
-        assert_eq!(parts, 2);
-        let left: Vec<(u64, u64, u64)> = ranges
-            .parked_in(0, 300)
-            .map(|(start, piece)| (start, piece.end, piece.pointers.as_slice()[0].sector()))
-            .collect();
-        assert_eq!(left, [(100, 120, 1000), (130, 200, 1030)]);
-    }
-}
+mod tests;
