@@ -46,7 +46,6 @@ enum Kind {
         /// What is to be filled is still being read from the backing device.
         missing: bool,
     },
-    Clean,
     Miss,
 }
 
@@ -109,21 +108,22 @@ pub struct Ranges {
 
 impl Ranges {
     fn enter(&mut self, start: u64, end: u64, kind: Kind) -> Claim {
-        assert!(start < end, "a claim covers something");
-        let number = self.next;
-        self.next += 1;
+        let (number, class) = self.claim(start, end);
         let entry = Entry { start, number, end, kind };
         self.writes += usize::from(entry.is_write());
-        let class = entry.class();
-        if kind == Kind::Clean {
-            self.cleanings[usize::from(class)].insert((start, number), end);
-            return Claim { number, start, class: class + CLEANINGS };
-        }
         let list = &mut self.lists[usize::from(class)];
         // Nothing there has a higher number.
         let place = list.partition_point(|other| other.start <= start);
         list.insert(place, entry);
         Claim { number, start, class }
+    }
+
+    /// A number for what is entered next, and the class of its length.
+    fn claim(&mut self, start: u64, end: u64) -> (u64, u8) {
+        assert!(start < end, "a claim covers something");
+        let number = self.next;
+        self.next += 1;
+        (number, LENGTHS.iter().map(|longest| u8::from(*longest < end - start)).sum())
     }
 
     /// Where the entry of a claim stands in its list, if that is not of a cleaning and has not been released.
@@ -157,11 +157,8 @@ impl Ranges {
         })
     }
 
-    /// Whether anything that `counts` overlaps `[start, end)`.
+    /// Whether anything that `counts` overlaps `[start, end)`, but for cleanings.
     fn is_busy(&self, start: u64, end: u64, counts: impl Fn(Kind) -> bool) -> bool {
-        if counts(Kind::Clean) && self.is_being_cleaned(start, end) {
-            return true;
-        }
         LENGTHS.iter().zip(&self.lists).any(|(longest, list)| {
             let mut near = near(list, *longest, start).iter().take_while(|entry| entry.start < end);
             near.any(|entry| entry.end > start && counts(entry.kind))
@@ -171,7 +168,8 @@ impl Ranges {
     /// Nobody does anything in `[start, end)`, and nothing is parked there.
     #[must_use]
     pub fn is_free(&self, start: u64, end: u64) -> bool {
-        !self.is_busy(start, end, |_| true) && !self.is_parked_in(start, end)
+        let is_busy = self.is_being_cleaned(start, end) || self.is_busy(start, end, |_| true);
+        !is_busy && !self.is_parked_in(start, end)
     }
 
     /// Enters a write where nobody does anything: it is granted.
@@ -244,8 +242,13 @@ impl Ranges {
 
     /// Enters a cleaning; `None` if a write to the range is in progress or another cleaning covers it.
     pub fn begin_clean(&mut self, start: u64, end: u64) -> Option<Claim> {
-        let counts = |kind| matches!(kind, Kind::Write { granted: true } | Kind::Clean);
-        (!self.is_busy(start, end, counts)).then(|| self.enter(start, end, Kind::Clean))
+        let is_written = self.is_busy(start, end, |kind| kind == Kind::Write { granted: true });
+        if is_written || self.is_being_cleaned(start, end) {
+            return None;
+        }
+        let (number, class) = self.claim(start, end);
+        self.cleanings[usize::from(class)].insert((start, number), end);
+        Some(Claim { number, start, class: class + CLEANINGS })
     }
 
     /// True if writes in progress cover all of `[start, end)`: whatever stands there is older than what comes.
@@ -302,7 +305,7 @@ impl Ranges {
             claims.missing |= entry.is_being_read();
             match entry.kind {
                 Kind::Write { .. } => claims.writing = true,
-                Kind::Clean | Kind::Miss => {}
+                Kind::Miss => {}
                 Kind::Fill { dropped, .. } => claims.filling |= !dropped,
             }
         }
@@ -403,12 +406,6 @@ impl Entry {
     /// The backing device is being read for it.
     const fn is_being_read(&self) -> bool {
         matches!(self.kind, Kind::Miss | Kind::Fill { missing: true, .. })
-    }
-
-    /// Which of the table's lists it is in.
-    fn class(&self) -> u8 {
-        let length = self.end - self.start;
-        LENGTHS.iter().map(|longest| u8::from(*longest < length)).sum()
     }
 }
 
