@@ -1,13 +1,16 @@
 //! Guests of a ring, as it sees them.
 
-use bcached_env::{Driver, Event, Time};
+mod common;
+
+use bcached_env::{Driver, Time};
 use bcached_uring::{Bell, Choice, Command, DriverOptions, Guest, Opened, open_driver};
+use common::{turn, within};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Waits for an eventfd over and over.
 struct Waiting {
@@ -97,15 +100,6 @@ fn with_one(ends_at_rest: bool) -> Option<One> {
     Some(One { driver, seen, eventfd, bell })
 }
 
-/// Lets the guests of a driver have a turn or two, without waiting.
-fn turn(driver: &mut dyn Driver) {
-    let mut events: Vec<Event> = Vec::new();
-    for _ in 0..3 {
-        let now = driver.now();
-        driver.wait(Some(now), &mut events);
-    }
-}
-
 fn at_the_end(seen: &Seen) -> Option<usize> {
     *seen.at_the_end.lock().expect("no panic")
 }
@@ -144,17 +138,6 @@ fn what_comes_to_a_guest_wakes_a_driver_that_sleeps() {
         driver.wait(Some(until), &mut Vec::new());
         assert!(ringer.join().expect("no panic"), "with a ring of its own: {ends_at_rest}");
     }
-}
-
-fn within(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    while !holds() {
-        if Instant::now() > deadline {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-    true
 }
 
 #[test]

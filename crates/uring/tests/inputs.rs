@@ -1,7 +1,10 @@
 //! What guests of a ring wait to read.
 
-use bcached_env::{Driver, Event, Time};
+mod common;
+
+use bcached_env::{Event, Time};
 use bcached_uring::{Bell, Choice, Command, DriverOptions, Guest, Opened, open_driver};
+use common::{turn, within};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -10,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Reads what comes, a byte at a time.
 struct Reading {
@@ -112,43 +115,25 @@ fn reading(opened: &Opened) -> (UnixStream, Arc<Seen>) {
     (theirs, seen)
 }
 
-fn busy(opened: &Opened) {
-    opened.guests.host(Box::new(Busy(never(), false))).expect("a ring");
+/// A driver with such a guest, and with something else in its ring if it is `busy`.
+fn open_reading(busy: bool) -> Option<(Opened, UnixStream, Arc<Seen>)> {
+    let opened = open()?;
+    let (theirs, seen) = reading(&opened);
+    if busy {
+        opened.guests.host(Box::new(Busy(never(), false))).expect("a ring");
+    }
+    Some((opened, theirs, seen))
 }
 
 fn never() -> Arc<OwnedFd> {
     Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"))
 }
 
-/// Lets the guests of a driver have a turn or two, without waiting.
-fn turn(driver: &mut dyn Driver) {
-    let mut events: Vec<Event> = Vec::new();
-    for _ in 0..3 {
-        let now = driver.now();
-        driver.wait(Some(now), &mut events);
-    }
-}
-
-fn within(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    while !holds() {
-        if Instant::now() > deadline {
-            return false;
-        }
-        thread::sleep(Duration::from_micros(100));
-    }
-    true
-}
-
 /// One byte after the other, soon and late, to a driver that sleeps and one that looks on; with nothing in its ring and with something.
 #[test]
 fn what_can_be_read_is_told_whatever_the_driver_does() {
     for is_busy in [false, true] {
-        let Some(mut opened) = open() else { return };
-        let (mut theirs, seen) = reading(&opened);
-        if is_busy {
-            busy(&opened);
-        }
+        let Some((mut opened, mut theirs, seen)) = open_reading(is_busy) else { return };
         let bell = opened.bell.clone();
         let sender = thread::spawn({
             let seen = Arc::clone(&seen);
@@ -173,11 +158,7 @@ fn what_can_be_read_is_told_whatever_the_driver_does() {
 #[test]
 fn a_driver_that_may_not_wait_tells_all_the_same_and_as_long_as_there_is_something() {
     for is_busy in [false, true] {
-        let Some(mut opened) = open() else { return };
-        let (mut theirs, seen) = reading(&opened);
-        if is_busy {
-            busy(&opened);
-        }
+        let Some((mut opened, mut theirs, seen)) = open_reading(is_busy) else { return };
         turn(&mut *opened.driver);
         theirs.write_all(&[1; 3]).expect("it reads");
         turn(&mut *opened.driver);
@@ -190,11 +171,7 @@ fn a_driver_that_may_not_wait_tells_all_the_same_and_as_long_as_there_is_somethi
 #[test]
 fn a_driver_that_always_has_something_to_do_looks_all_the_same() {
     for is_busy in [false, true] {
-        let Some(mut opened) = open() else { return };
-        let (mut theirs, seen) = reading(&opened);
-        if is_busy {
-            busy(&opened);
-        }
+        let Some((mut opened, mut theirs, seen)) = open_reading(is_busy) else { return };
         opened.guests.host(Box::new(Ringing(never(), opened.bell.clone()))).expect("a ring");
         for count in 1..=5 {
             theirs.write_all(&[1]).expect("it reads");
@@ -211,8 +188,7 @@ fn a_driver_that_always_has_something_to_do_looks_all_the_same() {
 
 #[test]
 fn who_does_not_wait_is_not_told_until_it_does() {
-    let Some(mut opened) = open() else { return };
-    let (mut theirs, seen) = reading(&opened);
+    let Some((mut opened, mut theirs, seen)) = open_reading(false) else { return };
     turn(&mut *opened.driver);
     seen.awaits.store(false, Ordering::Release);
     turn(&mut *opened.driver);

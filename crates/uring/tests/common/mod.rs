@@ -1,13 +1,13 @@
 //! What the tests of both backends share.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use bcached_env::{Env, Executor, Order};
+use bcached_env::{Driver, Env, Event, Executor, Order};
 use bcached_uring::{Access, Backend, Choice, Device, DriverOptions, Opened, open_driver};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::Path;
 use std::sync::{Mutex, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest any test may take before it counts as hung.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -91,4 +91,25 @@ pub fn image(bytes: u64) -> tempfile::NamedTempFile {
 /// Opens to own.
 pub fn own(path: &Path) -> Device {
     Device::open(path, Access::Own).expect("nobody else has it")
+}
+
+/// Lets the guests of a driver have a turn or two, without waiting.
+pub fn turn(driver: &mut dyn Driver) {
+    let mut events: Vec<Event> = Vec::new();
+    for _ in 0..3 {
+        let now = driver.now();
+        driver.wait(Some(now), &mut events);
+    }
+}
+
+/// Whether that comes to hold within `limit`.
+pub fn within(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while !holds() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    true
 }
