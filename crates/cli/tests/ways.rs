@@ -4,12 +4,15 @@ mod common;
 #[path = "../../front-vhost/tests/support/machine.rs"]
 mod machine;
 
-use common::{Daemon, Images, bytes, content, done, fill, has_fuse, pattern, refused, requires, run, tool};
+use common::{
+    Daemon, Images, Ran, ask, bytes, content, done, fill, has_fuse, pattern, refused, requires, run, tool,
+};
 use machine::{Machine, boot_sector, has_qemu};
 use serde_json::Value;
 use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 const CACHE_BYTES: u64 = 64 << 20;
@@ -113,6 +116,64 @@ fn a_volume_is_a_file() {
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
     assert!(std::fs::read_dir(images.path("run/fuse")).expect("a folder").next().is_none(), "{log}");
+}
+
+/// Each socket is of the group that is said, from its first instant; who may not give it that is told so.
+#[test]
+fn sockets_have_their_groups() {
+    let images = Images::new();
+    images.configure_pair(CACHE_BYTES, BACKING_BYTES, "export = [\"nbd\", \"vhost-user\"]\n");
+    let text = std::fs::read_to_string(images.path("config.toml")).expect("configured");
+    let run = images.path("run").display().to_string();
+    let own = rustix::process::getegid().as_raw();
+    // Who is not root has none but its own to give.
+    let is_root = rustix::process::geteuid().is_root();
+    let [nbd, look, machines] = if is_root { [own + 1, own + 2, own + 3] } else { [own; 3] };
+    let configure = |nbd, machines| {
+        images.configure(&format!(
+            "{text}[vhost-user]\ngroup = \"{machines}\"\n[nbd]\ngroup = \"{nbd}\"\n\
+             listen = [\"{run}/nbd.sock\", {{ at = \"{run}/look.sock\", group = \"{look}\" }}]\n"
+        ));
+    };
+    configure(nbd, machines);
+    let daemon = Daemon::configured(&images);
+    let file = |name: &str| std::fs::metadata(images.path("run").join(name)).expect("it is there");
+    for (name, group) in [("nbd.sock", nbd), ("look.sock", look), ("vhost-user/tank.sock", machines)] {
+        assert_eq!((file(name).gid(), file(name).mode() & 0o777), (group, 0o660), "{name}");
+    }
+    assert_eq!(file("monitor.sock").gid(), own, "which is for looking only");
+    configure(nbd, machines + 1);
+    let differs = ask(&daemon, &["config", "diff"]).out;
+    let line = format!("vhost-user.group: {machines} runs, the files say {} (the next start)", machines + 1);
+    assert!(differs.contains(&line), "{differs}");
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+
+    if is_root && !requires("setpriv") {
+        return;
+    }
+    configure(own + 77, own);
+    let config = images.path("config.toml");
+    let serve = Daemon::command(&images, "run", &["--config", config.to_str().expect("text")]);
+    let ran = run_without_chown(serve, is_root);
+    let sentence =
+        "nbd.sock may not be given its group: that is for root (CAP_CHOWN), and for who is in the group";
+    assert!(ran.exit == 4 && ran.err.contains(sentence), "{ran:?}");
+    assert!(!images.path("run/nbd.sock").exists());
+}
+
+/// Root's without the capability by which he gives files to groups.
+fn run_without_chown(command: Command, is_root: bool) -> Ran {
+    if !is_root {
+        return run(&mut { command });
+    }
+    let mut without = tool("setpriv");
+    without
+        .args(["--bounding-set=-chown", "--inh-caps=-chown", "--"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    without.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    run(&mut without)
 }
 
 /// A way that is named and cannot be had ends the start: another is not taken in its place.

@@ -27,7 +27,10 @@ const LATER: &[(&str, &str)] = &[
     ("ephemeral", "make the cache with `bcached make` before each start"),
     ("format", "make the cache with `bcached make`"),
     ("discard_passdown", "discards are passed down to the backing devices that take them"),
-    ("group", "the NBD socket belongs to the daemon's own group"),
+    (
+        "recovery_timeout",
+        "the kernel keeps what is asked of a ublk device for as long as no daemon is there; `bcached remove` ends that",
+    ),
 ];
 
 /// Where a setting stands.
@@ -245,7 +248,9 @@ impl Source<'_> {
                     .map(|all| all.into_iter().map(|listen| self.located(listen)).collect()),
                 tls: raw.nbd.tls,
                 tls_verify_peer: self.locate(raw.nbd.tls_verify_peer),
+                nbd_group: raw.nbd.group,
                 vhost_user: raw.vhost_user.directory.map(|path| path.0),
+                vhost_user_group: raw.vhost_user.group,
                 fuse: raw.fuse.directory.map(|path| path.0),
                 fuse_allow_other: raw.fuse.allow_other,
             },

@@ -39,7 +39,7 @@ pub use section::Typed;
 pub(crate) use set_file::SetFile;
 pub use tls::{Certificates, Tls};
 pub(crate) use twice::Real;
-pub use values::{Address, Listen};
+pub use values::{Address, Group, Listen};
 pub use ways::{DISK_BYTES, Places as FrontPlaces};
 
 /// Where the daemon answers unless told otherwise.

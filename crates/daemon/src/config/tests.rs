@@ -154,10 +154,13 @@ fn errors_name_file_and_line() {
 
 #[test]
 fn what_is_to_come_is_named_as_such() {
-    let text = "version = 1\n[nbd]\ngroup = \"kvm\"\n";
+    let text = "version = 1\n[defaults]\nrecovery_timeout = \"5m\"\n";
     let (kind, sentence) = refused(text);
     assert_eq!(kind, Kind::NotInThisVersion);
-    assert!(sentence.starts_with(":3: `group` is not in this version; leave it out"), "{sentence}");
+    assert!(
+        sentence.starts_with(":3: `recovery_timeout` is not in this version; leave it out"),
+        "{sentence}"
+    );
     let (_, sentence) = refused("version = 1\n[defaults]\ndiscard_passdown = true\n");
     assert!(sentence.contains("until then, discards are passed down to the backing devices"), "{sentence}");
 }
@@ -212,6 +215,36 @@ fn what_comes_by_tcp_is_protected_as_is_said() {
     ] {
         let (kind, found) = refused(&text(lines));
         assert_eq!((kind, found.starts_with(sentence)), (Kind::Config, true), "{lines}: {found}");
+    }
+}
+
+#[test]
+fn sockets_are_of_the_group_that_is_said() {
+    let text = |nbd: &str| format!("version = 1\n[cache.a]\ndevice = \"/x\"\n[nbd]\n{nbd}\n");
+    let places = |nbd: &str| load(&text(nbd), &[]).expect("a good file").places;
+    let id = |group: Option<&Group>| group.map(|group| group.id);
+    assert_eq!(id(places("").nbd_group.as_ref()), None);
+    assert_eq!(id(places("group = \"root\"").nbd_group.as_ref()), Some(0), "by name");
+    let each = places(
+        "group = \"12345\"\nlisten = [\"/run/a\", { at = \"/run/b\", read_only = true, group = \"54321\" }]",
+    );
+    assert_eq!(id(each.nbd_group.as_ref()), Some(12_345), "by number");
+    assert_eq!(each.listen.iter().map(|at| id(at.group.as_ref())).collect::<Vec<_>>(), [None, Some(54_321)]);
+    assert_eq!(each.listen[1].to_string(), "/run/b (read-only) (group 54321)");
+    let more = [("more.toml", "version = 1\n[nbd]\ngroup = \"7\"\n[vhost-user]\ngroup = \"8\"\n")];
+    let over = load(&text("group = \"6\""), &more).expect("good files").places;
+    assert_eq!((id(over.nbd_group.as_ref()), id(over.vhost_user_group.as_ref())), (Some(7), Some(8)));
+    for (nbd, sentence) in [
+        (
+            "group = \"no such\"",
+            ":5: `no such` is no group of this machine: name one that is, as `getent group` lists",
+        ),
+        ("group = \"4294967295\"", ":5: `4294967295` is no group of this machine"),
+        ("group = 5", ":5: invalid type: integer `5`, expected a string"),
+        ("listen = [{ at = \"127.0.0.1:1\", group = \"0\" }]", ":5: `group` means nothing for 127.0.0.1:1"),
+    ] {
+        let (kind, found) = refused(&text(nbd));
+        assert_eq!((kind, found.starts_with(sentence)), (Kind::Config, true), "{nbd}: {found}");
     }
 }
 

@@ -83,13 +83,56 @@ impl TryFrom<String> for Absolute {
     }
 }
 
-/// A place where NBD is served: `"/run/bcached/nbd.sock"`, or `{ at = "/run/bcached/look.sock", read_only = true }`.
+/// A group of this machine, which may connect to a socket: `"kvm"`, `"992"`.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub struct Group {
+    /// As somebody calls it.
+    typed: String,
+    /// Its number.
+    pub id: u32,
+}
+
+impl TryFrom<String> for Group {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        let unknown = || {
+            format!(
+                "`{typed}` is no group of this machine: name one that is, as `getent group` lists them, or its number"
+            )
+        };
+        // The last number is what the system takes for *none*.
+        let by_number = typed.parse().ok().filter(|id| *id != u32::MAX);
+        let id = match by_number {
+            Some(id) => id,
+            None => match nix::unistd::Group::from_name(&typed) {
+                Ok(Some(group)) => group.gid.as_raw(),
+                Ok(None) => return Err(unknown()),
+                Err(error) => {
+                    return Err(format!("{}; it could not be looked up: {}", unknown(), error.desc()));
+                }
+            },
+        };
+        Ok(Self { typed, id })
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.typed)
+    }
+}
+
+/// A place where NBD is served: `"/run/bcached/nbd.sock"`, or `{ at = "/run/bcached/look.sock", read_only = true, group = "media" }`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listen {
     /// Where.
     pub at: Address,
     /// Whoever comes there may only look.
     pub read_only: bool,
+    /// Who may come, of a unix socket, if that is said of this one.
+    pub group: Option<Group>,
 }
 
 /// Where NBD is served.
@@ -113,13 +156,14 @@ impl fmt::Display for Address {
 
 impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.at, if self.read_only { " (read-only)" } else { "" })
+        write!(f, "{}{}", self.at, if self.read_only { " (read-only)" } else { "" })?;
+        self.group.iter().try_for_each(|group| write!(f, " (group {group})"))
     }
 }
 
 impl From<Address> for Listen {
     fn from(at: Address) -> Self {
-        Self { at, read_only: false }
+        Self { at, read_only: false, group: None }
     }
 }
 
@@ -132,6 +176,7 @@ impl<'de> Deserialize<'de> for Listen {
             at: Address,
             #[serde(default)]
             read_only: bool,
+            group: Option<Group>,
         }
         struct Place;
         impl<'de> Visitor<'de> for Place {
@@ -148,8 +193,13 @@ impl<'de> Deserialize<'de> for Listen {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Listen, A::Error> {
-                let Table { at, read_only } = Table::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(Listen { at, read_only })
+                let Table { at, read_only, group } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                if let (Address::Tcp(address), Some(_)) = (&at, &group) {
+                    return Err(A::Error::custom(format!(
+                        "`group` means nothing for {address}, where anybody comes who reaches it: it is of unix sockets"
+                    )));
+                }
+                Ok(Listen { at, read_only, group })
             }
         }
         deserializer.deserialize_any(Place)

@@ -2,7 +2,7 @@
 
 use super::file::{Located, replace};
 use super::tls::{SaidTls, Tls};
-use super::values::{Absolute, Address, Listen};
+use super::values::{Absolute, Address, Group, Listen};
 use crate::failure::{Failure, Kind};
 use bcached_port::{Way, Ways};
 use serde::Deserialize;
@@ -57,6 +57,7 @@ pub struct RawNbd {
     pub listen: Option<Vec<Spanned<Listen>>>,
     pub tls: Option<SaidTls>,
     pub tls_verify_peer: Option<Spanned<bool>>,
+    pub group: Option<Group>,
 }
 
 /// `[vhost-user]`.
@@ -64,6 +65,7 @@ pub struct RawNbd {
 #[serde(deny_unknown_fields)]
 pub struct RawVhostUser {
     pub directory: Option<Absolute>,
+    pub group: Option<Group>,
 }
 
 /// `[fuse]`.
@@ -80,7 +82,9 @@ pub struct SaidPlaces {
     pub listen: Option<Vec<Located<Listen>>>,
     pub tls: Option<SaidTls>,
     pub tls_verify_peer: Option<Located<bool>>,
+    pub nbd_group: Option<Group>,
     pub vhost_user: Option<PathBuf>,
+    pub vhost_user_group: Option<Group>,
     pub fuse: Option<PathBuf>,
     pub fuse_allow_other: Option<bool>,
 }
@@ -91,7 +95,9 @@ impl SaidPlaces {
         replace(&mut self.listen, newer.listen);
         replace(&mut self.tls, newer.tls);
         replace(&mut self.tls_verify_peer, newer.tls_verify_peer);
+        replace(&mut self.nbd_group, newer.nbd_group);
         replace(&mut self.vhost_user, newer.vhost_user);
+        replace(&mut self.vhost_user_group, newer.vhost_user_group);
         replace(&mut self.fuse, newer.fuse);
         replace(&mut self.fuse_allow_other, newer.fuse_allow_other);
     }
@@ -100,7 +106,9 @@ impl SaidPlaces {
         self.listen.is_none()
             && self.tls.is_none()
             && self.tls_verify_peer.is_none()
+            && self.nbd_group.is_none()
             && self.vhost_user.is_none()
+            && self.vhost_user_group.is_none()
             && self.fuse.is_none()
             && self.fuse_allow_other.is_none()
     }
@@ -112,7 +120,9 @@ impl SaidPlaces {
         Places {
             listen: listen.unwrap_or(own.listen),
             tls: Tls::of(self.tls, self.tls_verify_peer.map(|verify| verify.value)),
+            nbd_group: self.nbd_group,
             vhost_user: self.vhost_user.unwrap_or(own.vhost_user),
+            vhost_user_group: self.vhost_user_group,
             fuse: self.fuse.unwrap_or(own.fuse),
             fuse_allow_other: self.fuse_allow_other.unwrap_or(own.fuse_allow_other),
             dev: own.dev,
@@ -134,8 +144,12 @@ pub struct Places {
     pub listen: Vec<Listen>,
     /// How that is protected which comes by TCP.
     pub tls: Tls,
+    /// Who may come to unix sockets of NBD of which nothing else is said; the daemon's own group if `None`.
+    pub nbd_group: Option<Group>,
     /// The directory of the sockets for virtual machines.
     pub vhost_user: PathBuf,
+    /// Who may come to those; likewise.
+    pub vhost_user_group: Option<Group>,
     /// Where the FUSE mount is.
     pub fuse: PathBuf,
     /// Others than the daemon's own user may look into that.
@@ -151,6 +165,8 @@ impl Places {
         Self {
             listen: vec![Address::Unix(control.with_file_name("nbd.sock")).into()],
             tls: Tls::Unsaid,
+            nbd_group: None,
+            vhost_user_group: None,
             vhost_user: control.with_file_name("vhost-user"),
             fuse: control.with_file_name("fuse"),
             fuse_allow_other: false,

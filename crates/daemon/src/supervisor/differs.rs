@@ -4,7 +4,7 @@
 use super::owner::{Owner, View};
 use super::table::{CacheEntry, VolumeEntry};
 use super::{Event, Supervisor};
-use crate::config::{Config, Flash, Tls, Volume};
+use crate::config::{Config, Flash, Group, Tls, Volume};
 use crate::control::AskDifferences;
 use crate::control::differences::{Difference, Differences};
 use crate::failure::{Failure, Kind};
@@ -176,6 +176,7 @@ impl Found {
     }
 
     fn of_daemon(&mut self, running: &Config, files: &Config) {
+        let group = |group: Option<&Group>| group.map(ToString::to_string);
         let each = |config: &Config| {
             let listen: Vec<_> = config.places.listen.iter().map(ToString::to_string).collect();
             [
@@ -183,7 +184,9 @@ impl Found {
                 ("daemon", "memory", Some(typed(config.memory_bytes))),
                 ("daemon", "metrics", config.metrics.map(|address| address.to_string())),
                 ("nbd", "listen", Some(listen.join(", "))),
+                ("nbd", "group", group(config.places.nbd_group.as_ref())),
                 ("vhost-user", "directory", Some(config.places.vhost_user.display().to_string())),
+                ("vhost-user", "group", group(config.places.vhost_user_group.as_ref())),
                 ("fuse", "directory", Some(config.places.fuse.display().to_string())),
                 ("fuse", "allow_other", Some(config.places.fuse_allow_other.to_string())),
             ]

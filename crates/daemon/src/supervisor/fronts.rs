@@ -191,7 +191,7 @@ impl Fronts {
                 running.nbd = Some(start_nbd(places, (&self.sockets, closed), exports, memory, rings)?);
             }
             Way::VhostUser if running.vhost.is_none() => {
-                running.vhost = Some(Arc::new(start_vhost(&places.vhost_user, exports, self.rings.clone())?));
+                running.vhost = Some(Arc::new(start_vhost(places, exports, self.rings.clone())?));
             }
             Way::Fuse if running.fuse.is_none() => {
                 let trees = self.control_files.get().map(|files| (sysfs::NAME.to_owned(), Arc::clone(files)));
@@ -488,7 +488,10 @@ fn start_nbd(
     let anywhere = places.tls == Tls::Off;
     let named = places.listen.iter().map(|listen| Endpoint {
         place: match &listen.at {
-            Address::Unix(path) => Place::Unix { path: path.clone(), group: None },
+            Address::Unix(path) => {
+                let group = listen.group.as_ref().or(places.nbd_group.as_ref());
+                Place::Unix { path: path.clone(), group: group.map(|group| group.id) }
+            }
             Address::Tcp(address) => Place::Tcp { address: *address, anywhere },
         },
         read_only: listen.read_only,
@@ -515,6 +518,7 @@ fn start_nbd(
                 | ListenError::Unix(SocketError::NotSocket(_) | SocketError::TooLong(_)),
             ) => Kind::Usage,
             nbd::StartError::Listen(ListenError::Unix(SocketError::NoDirectory(_))) => Kind::NotFound,
+            nbd::StartError::Listen(ListenError::Unix(SocketError::Group(_))) => Kind::Permission,
             _ => Kind::Io,
         };
         let failure = Failure::new(kind, "cannot serve NBD").why(sentence(&error)).option("--export");

@@ -41,6 +41,9 @@ pub enum SocketError {
     /// Nothing is there to put the socket in.
     #[error("the directory {} of the socket does not exist; make it first", .0.display())]
     NoDirectory(PathBuf),
+    /// It may not have the group that was asked for.
+    #[error("{} may not be given its group: that is for root (CAP_CHOWN), and for who is in the group", .0.display())]
+    Group(PathBuf),
     /// The system refused.
     #[error("could not listen on {}: {step}", .path.display())]
     System {
@@ -69,7 +72,7 @@ const SOCKET_MODE: Mode = Mode::from_raw_mode(0o660);
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
 impl Listening {
-    /// Listens at `path`, for this user and `group` (the process' own if `None`).
+    /// Listens at `path`, for this user and `group` (the process' own if `None`; of a socket from the process before whichever it has).
     ///
     /// # Errors
     /// [`SocketError`]; nothing is left behind then.
@@ -81,7 +84,12 @@ impl Listening {
         }
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
         if let Some(fd) = inherited::take_unix(path) {
-            return Ok(Self { fd, file: OwnFile::inherited(path) });
+            let listening = Self { fd, file: OwnFile::inherited(path) };
+            // Of who has removed the file in the meantime it is to be no failure.
+            if let Ok(file) = SocketFile::just_bound(path) {
+                give(&file, group, path)?;
+            }
+            return Ok(listening);
         }
         let _lock = lock_directory(path)?;
         remove_stale(path, &address)?;
@@ -97,9 +105,7 @@ impl Listening {
         })?;
         let file = SocketFile::just_bound(path).map_err(refused("look at its file"))?;
         let listening = Self { fd, file: OwnFile::bound(path, &file) };
-        if let Some(group) = group {
-            file.set_group(group).map_err(refused("give the socket its group"))?;
-        }
+        give(&file, group, path)?;
         // After the group, so that no other group has it for an instant; and against the umask.
         file.set_mode(SOCKET_MODE).map_err(refused("set the file's mode"))?;
         rustix::net::listen(&listening.fd, BACKLOG).map_err(failed("listen"))?;
@@ -124,6 +130,15 @@ impl AsFd for Listening {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// The socket at `path` is of this group from now on.
+fn give(file: &SocketFile, group: Option<u32>, path: &Path) -> Result<(), SocketError> {
+    let Some(group) = group else { return Ok(()) };
+    file.set_group(group).map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied => SocketError::Group(path.to_owned()),
+        _ => SocketError::System { path: path.to_owned(), step: "give the socket its group", source },
+    })
 }
 
 /// Keeps other servers from looking and replacing in the same directory meanwhile.
@@ -178,7 +193,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::os::unix::net::{UnixListener, UnixStream};
 
     fn unix(path: &Path) -> Result<Listening, SocketError> {
@@ -194,6 +209,22 @@ mod tests {
         UnixStream::connect(&path).unwrap();
         drop(listening);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_of_the_process_before_has_the_group_that_is_said_now() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("nbd.sock");
+        let own = rustix::process::getegid().as_raw();
+        // Who is not root has none but its own to give.
+        let other = if rustix::process::geteuid().is_root() { own + 1 } else { own };
+        let mut listening = unix(&path).unwrap();
+        // Of the last nothing is said: whoever gave it that one may have his reasons.
+        for (said, wanted) in [(None, own), (Some(other), other), (None, other)] {
+            inherited::keep(None, Passed::new(listening.leave()).unwrap());
+            listening = Listening::on(&path, said).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().gid(), wanted, "{said:?}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Front ends that begin with a folder.
 
 use super::sentence;
-use crate::config::DISK_BYTES;
+use crate::config::{DISK_BYTES, FrontPlaces};
 use crate::failure::{Failure, Kind};
 use bcached_front_fuse::{self as fuse, FuseServer, MountError};
 use bcached_front_vhost::{self as vhost, VhostServer};
@@ -51,18 +51,20 @@ const fn kind_of(kind: ErrorKind) -> Kind {
     }
 }
 
-/// Disks of virtual machines, on sockets in `directory`.
+/// Disks of virtual machines, on sockets in their directory.
 pub(super) fn start_vhost(
-    directory: &Path,
+    places: &FrontPlaces,
     exports: ExportTable,
     rings: vhost::Rings,
 ) -> Result<VhostServer, Failure> {
     let cannot = |kind, why: String| {
         Failure::new(kind, "cannot serve disks of virtual machines").why(why).option("--export")
     };
+    let directory = &*places.vhost_user;
     let made = OwnDirectory::make(directory);
     let limits = vhost::Limits { volume_bytes: DISK_BYTES, ..vhost::Limits::default() };
-    let options = vhost::Options { directory: directory.to_owned(), group: None, limits, rings };
+    let group = places.vhost_user_group.as_ref().map(|group| group.id);
+    let options = vhost::Options { directory: directory.to_owned(), group, limits, rings };
     let server = VhostServer::start(options, exports).map_err(|error| match (&error, made.refused()) {
         (vhost::StartError::NoDirectory(_), Some(why)) => {
             cannot(kind_of(why.kind()), format!("{} cannot be made: {why}", directory.display()))
