@@ -32,6 +32,9 @@ const FADES: Duration = Duration::from_secs(2);
 const EXPECTED: u64 = 16 << 10;
 /// The pace sinks to a third in so many milliseconds, if there is room for it.
 const SINKS_MS: u64 = 4000;
+/// Dirty data that lies scattered takes so much room, in percent of itself, when sparse buckets have been emptied: what moving comes to
+/// at little cost.
+const GATHERED_PERCENT: u64 = 125;
 /// In the last of so many parts of the band the pace sinks to nothing.
 const LAST_PART: u64 = 4;
 /// Most writes over what is dirty already, for one that makes more dirty, that are reckoned with; in percent.
@@ -69,6 +72,8 @@ struct Level {
     band: u64,
     /// Left up to the cut-off; 0: it is reached.
     left: u64,
+    /// Moving can make room, and keeps up.
+    is_scattered: bool,
     /// That are dirty.
     dirty: u64,
     /// That have turned clean since the set was opened.
@@ -102,7 +107,9 @@ impl Room {
                 u64::try_from((kept + measured * weight) / FADES.as_nanos()).unwrap_or(u64::MAX);
         }
         (self.sampled, self.seen) = (now, counters);
-        let now_rate = newest[0].max(self.rates[0]);
+        // Room that moving can make is used up by what becomes dirty, and not by what is written over that.
+        let of = if level.is_scattered { 2 } else { 0 };
+        let now_rate = newest[of].max(self.rates[of]);
         self.pace = self.limit(level, now_rate);
         if self.pace.is_some() {
             self.limited = Some(now);
@@ -190,7 +197,18 @@ impl State {
     fn room(&self) -> [u64; 3] {
         let (count, cutoff) = (self.buckets.count(), self.options.cutoff_writeback);
         let whole = count * cutoff / 100;
-        [whole, count * BAND_PERCENT.min(cutoff) / 100, whole.saturating_sub(self.used_buckets())]
+        let taken = if self.is_scattered() { self.gathered_buckets() } else { self.used_buckets() };
+        [whole, count * BAND_PERCENT.min(cutoff) / 100, whole.saturating_sub(taken)]
+    }
+
+    /// Moving can make room, and keeps up: what is dirty lies in more buckets than it would take.
+    fn is_scattered(&self) -> bool {
+        self.gathered_buckets() < self.used_buckets() && !self.presses()
+    }
+
+    /// So many buckets dirty data takes when sparse ones have been emptied.
+    fn gathered_buckets(&self) -> u64 {
+        (self.dirty.total() * GATHERED_PERCENT / 100).div_ceil(self.geometry.bucket_sectors)
     }
 
     /// How full the cache is of dirty data, if writes to this volume are slowed down that would add to it.
@@ -212,6 +230,7 @@ impl State {
             whole,
             band,
             left,
+            is_scattered: self.is_scattered(),
             dirty: self.dirty.total(),
             cleaned: self.stats.written_back_bytes / 512,
             freed: self.buckets.freed() * size,
@@ -262,7 +281,7 @@ mod tests {
     const WHOLE: u64 = 900_000;
 
     fn level(left: u64, cleaned: u64, dirty: u64) -> Level {
-        Level { whole: WHOLE, band: BAND, left, dirty, cleaned, freed: 0 }
+        Level { whole: WHOLE, band: BAND, left, is_scattered: false, dirty, cleaned, freed: 0 }
     }
 
     const fn at(ms: u64) -> Time {

@@ -62,6 +62,34 @@ fn writes_wait_for_room_and_do_not_go_past_the_cache() {
     assert!(longest < Duration::from_millis(500), "{longest:?}");
 }
 
+/// A quarter of the cache is written over and over, faster than it could be filled once. What is dirty is less than may be and moving makes
+/// room for it, so there is no hurry: it is not written back each time, to a disk that has other things to do.
+#[test]
+fn what_is_written_over_and_over_stays_in_the_cache() {
+    let mut rig = Rig::new(SIZES, 1);
+    run(&mut rig, |env| async move {
+        let volume = VolumeOptions { writeback_percent: 40, ..VolumeOptions::default() };
+        let options = Options { volume, ..Options::default() };
+        let (set, volume) = open(env.clone(), options).await.expect("a sound set");
+        let places = Rc::new(RefCell::new(Rng::new(5)));
+        let worker = set.clone();
+        let blocks = SIZES.buckets * u64::from(SIZES.bucket) / 8 / 4;
+        in_flight(&env, 30_000, 32, move |_| {
+            let set = worker.clone();
+            let sector = places.borrow_mut().below(blocks) * 8;
+            async move {
+                ask(&set, volume, write(sector, 8, 1)).await;
+            }
+        })
+        .await;
+        let latencies = set.latencies(volume).expect("it is served");
+        let past = [Path::WriteThrough, Path::WriteAround].map(|path| latencies.of(path).requests());
+        assert_eq!(past, [0; 2]);
+        let back = set.status().stats.written_back_bytes >> 12;
+        assert!(back < 300, "{back} blocks were written back");
+    });
+}
+
 /// Nothing is written back, so no room will come: writes go past the cache, and none has waited for it.
 #[test]
 fn nobody_waits_where_nothing_is_written_back() {
