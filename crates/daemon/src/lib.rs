@@ -38,4 +38,5 @@ mod sysfs;
 mod translate;
 mod whole_file;
 
+pub use devices::lies_on_a_volume;
 pub use supervisor::serve;

@@ -26,7 +26,7 @@ mod lane;
 mod life;
 mod looking;
 mod mount;
-mod mountinfo;
+pub mod mountinfo;
 mod nodes;
 mod open_files;
 mod opening;

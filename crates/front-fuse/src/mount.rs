@@ -82,7 +82,7 @@ pub(crate) struct Mount {
 }
 
 /// How our mounts are told from others.
-const KIND: &str = "fuse.bcached";
+pub(crate) const KIND: &str = "fuse.bcached";
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 /// A daemon that does not say within this what its directory is lives, but badly.

@@ -1,19 +1,45 @@
 //! What is mounted where, in the kernel's words (`/proc/self/mountinfo`): to ask a mount itself may mean to wait for its
 //! daemon.
 
+use crate::mount::KIND;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
 /// A mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Mounted {
+pub struct Mounted {
     /// Its number, which no other mount has while it is there; used again after that.
     pub(crate) id: u64,
+    /// The major number of its device.
+    pub major: u32,
     /// The minor number of its device.
-    pub(crate) minor: u32,
+    pub minor: u32,
     /// The kind of file system.
-    pub(crate) kind: String,
+    pub kind: String,
+}
+
+impl Mounted {
+    /// It shows volumes of bcached's as files.
+    #[must_use]
+    pub fn is_of_volumes(&self) -> bool {
+        self.kind == KIND
+    }
+}
+
+/// The one that `path`, an absolute one, is on.
+///
+/// # Errors
+/// The kernel does not say what is mounted.
+pub fn around(path: &Path) -> std::io::Result<Option<Mounted>> {
+    Ok(find_around(&std::fs::read("/proc/self/mountinfo")?, path))
+}
+
+fn find_around(table: &[u8], path: &Path) -> Option<Mounted> {
+    let mounts = table.split(|byte| *byte == b'\n').filter_map(parse);
+    let around = mounts.filter(|(place, _)| path.starts_with(place));
+    // The last of several at one place is on top.
+    around.max_by_key(|(place, _)| place.components().count()).map(|(_, found)| found)
 }
 
 /// What lies on top at `directory`.
@@ -35,9 +61,10 @@ fn parse(line: &[u8]) -> Option<(PathBuf, Mounted)> {
     let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let text = |index: usize| std::str::from_utf8(fields.get(index)?).ok();
     let hyphen = fields.iter().position(|field| *field == b"-")?;
-    let (_, minor) = text(2)?.split_once(':')?;
+    let (major, minor) = text(2)?.split_once(':')?;
     let found = Mounted {
         id: text(0)?.parse().ok()?,
+        major: major.parse().ok()?,
         minor: minor.parse().ok()?,
         kind: text(hyphen + 1)?.to_owned(),
     };
@@ -77,9 +104,19 @@ mod tests {
     #[test]
     fn the_last_of_several_is_on_top() {
         let found = find(TABLE, Path::new("/mnt/a b"));
-        assert_eq!(found, Some(Mounted { id: 38, minor: 40, kind: "fuse.bcached".to_owned() }));
+        assert_eq!(found, Some(Mounted { id: 38, major: 0, minor: 40, kind: "fuse.bcached".to_owned() }));
         assert_eq!(find(TABLE, Path::new("/mnt")).map(|found| found.kind), Some("ext3".to_owned()));
         assert_eq!(find(TABLE, Path::new("/mnt/071")).map(|found| found.id), Some(39), "digits are digits");
         assert_eq!(find(TABLE, Path::new("/mnt/a")), None);
+    }
+
+    #[test]
+    fn a_file_is_on_the_nearest_mount_above_it() {
+        let around = |path: &str| find_around(TABLE, Path::new(path));
+        assert_eq!(around("/mnt/a b/volumes/tank").map(|found| found.id), Some(38));
+        assert!(around("/mnt/a b/volumes/tank").is_some_and(|found| found.is_of_volumes()));
+        let plain = around("/mnt/a").expect("on that one");
+        assert_eq!((plain.major, plain.minor, plain.is_of_volumes()), (98, 0, false));
+        assert_eq!(around("/elsewhere"), None);
     }
 }

@@ -32,7 +32,7 @@ pub mod table;
 
 pub use device::Features;
 pub use error::{ControlError, DeviceError, Unavailable};
-pub use orphan::Orphan;
+pub use orphan::{Orphan, is_volume};
 pub use queue::BYTES_MAX;
 pub use server::{Leaving, Served, UblkServer};
 pub use table::{DeviceState, Transfer};

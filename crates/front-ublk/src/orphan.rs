@@ -64,3 +64,16 @@ impl Orphan {
         take_away(&self.control, self.number)
     }
 }
+
+/// Whether the block device of this name (`ublkb3`) is a volume of bcached's, served or not. One of which the driver says nothing may be one.
+#[must_use]
+pub fn is_volume(name: &str) -> bool {
+    let Some(number) = name.strip_prefix("ublkb").and_then(|digits| digits.parse().ok()) else {
+        return false;
+    };
+    match open_control().map(|control| info_of(&control, number)) {
+        Ok(Ok(info)) => info.identity & 0xffff == MARK,
+        Ok(Err(ControlError { why: Errno::NODEV | Errno::INVAL, .. })) => false,
+        Ok(Err(_)) | Err(_) => true,
+    }
+}

@@ -1,6 +1,7 @@
 //! From a name in the configuration to an open, claimed device with a sound superblock.
 
 pub mod memory;
+mod ours;
 mod returned;
 mod twins;
 
@@ -10,6 +11,7 @@ use bcached_format::{
     SUPERBLOCK_SECTOR, Superblock,
 };
 use bcached_uring::{Access, Device, Presence};
+pub use ours::lies_on_a_volume;
 pub use returned::{open_returned, open_returned_cache};
 use std::path::PathBuf;
 

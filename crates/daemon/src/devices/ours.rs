@@ -1,0 +1,109 @@
+//! Which block devices of this machine are volumes of bcached's, or lie on one.
+//!
+//! Who looks for a device by its UUID reads all that there are. What is asked of a volume may wait for the very device that is looked for, and
+//! if nobody serves it any more (a ublk device that has outlived its daemon) for who looks.
+
+use bcached_front_fuse::mountinfo::{self, Mounted};
+use bcached_port::loops;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where the kernel lists them.
+const CLASS: &str = "/sys/class/block";
+
+/// Whether the block device of this name in sysfs is a volume, or lies on one: a partition of it, a logical volume, an image in a file system
+/// there. Nothing of it is read. Of volumes by the kernel's NBD client only those of this process are known.
+#[must_use]
+pub fn lies_on_a_volume(name: &str) -> bool {
+    any_below(name, &is_volume, &below)
+}
+
+/// Whether it is so of that one, or of any that it stands on.
+fn any_below(name: &str, holds: &dyn Fn(&str) -> bool, below: &dyn Fn(&str) -> Vec<String>) -> bool {
+    let (mut all, mut next) = (vec![name.to_owned()], 0);
+    while let Some(device) = all.get(next).cloned() {
+        if holds(&device) {
+            return true;
+        }
+        let new: Vec<_> = below(&device).into_iter().filter(|found| !all.contains(found)).collect();
+        all.extend(new);
+        next += 1;
+    }
+    false
+}
+
+fn is_volume(name: &str) -> bool {
+    let serves = || fs::read_to_string(Path::new(CLASS).join(name).join("pid")).ok();
+    match name {
+        _ if name.starts_with("ublkb") => bcached_front_ublk::is_volume(name),
+        _ if name.starts_with("nbd") => {
+            serves().is_some_and(|process| process.trim().parse() == Ok(std::process::id()))
+        }
+        _ => mount_under(name).is_some_and(|mount| mount.is_of_volumes()),
+    }
+}
+
+/// Of a loop device: the mount that its file is on.
+fn mount_under(name: &str) -> Option<Mounted> {
+    let file = loops::backing_file(Path::new(name)).filter(|_| name.starts_with("loop"))?;
+    mountinfo::around(&file).ok().flatten()
+}
+
+/// What it stands on directly.
+fn below(name: &str) -> Vec<String> {
+    let mount = mount_under(name);
+    let under_loop = mount.and_then(|on| name_of(format!("/sys/dev/block/{}:{}", on.major, on.minor).into()));
+    under_loop.into_iter().chain(below_in(Path::new(CLASS), name)).collect()
+}
+
+/// The disk of a partition, and what md and device-mapper are made of.
+fn below_in(class: &Path, name: &str) -> Vec<String> {
+    let place = class.join(name);
+    let is_partition = place.join("partition").exists();
+    let disk = fs::canonicalize(&place).ok().and_then(|real| real.parent().map(Path::to_owned));
+    let disk = disk.filter(|_| is_partition).and_then(name_of);
+    let slaves = fs::read_dir(place.join("slaves")).into_iter().flatten().flatten();
+    let slaves = slaves.filter_map(|slave| slave.file_name().into_string().ok());
+    disk.into_iter().chain(slaves).collect()
+}
+
+fn name_of(place: PathBuf) -> Option<String> {
+    fs::canonicalize(place).ok()?.file_name()?.to_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// A start after a kill looked for its cache on the block device of its own volume, which nobody served yet, and waited for ever.
+    #[test]
+    fn what_lies_on_a_volume_is_one_too() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (class, devices) = (root.path().join("class"), root.path().join("devices"));
+        let disks = ["ublkb3", "ublkb3/ublkb3p1", "sda", "sda/sda1", "dm-0", "dm-1", "dm-2"];
+        fs::create_dir_all(&class).expect("a folder");
+        for disk in disks {
+            let (place, name) = (devices.join(disk), disk.rsplit('/').next().expect("a name"));
+            fs::create_dir_all(place.join("slaves")).expect("a folder");
+            if disk.contains('/') {
+                fs::write(place.join("partition"), "1").expect("a file");
+            }
+            symlink(&place, class.join(name)).expect("a link");
+        }
+        // A logical volume on the partition, and one on that; and one that is nobody's business.
+        for (upper, lower) in [("dm-0", "ublkb3p1"), ("dm-0", "sda1"), ("dm-1", "dm-0"), ("dm-2", "sda1")] {
+            fs::write(devices.join(upper).join("slaves").join(lower), "").expect("a file");
+        }
+        let lies_on_it =
+            |name: &str| any_below(name, &|name| name == "ublkb3", &|name| below_in(&class, name));
+        for name in ["ublkb3", "ublkb3p1", "dm-0", "dm-1"] {
+            assert!(lies_on_it(name), "{name}");
+        }
+        for name in ["sda", "sda1", "dm-2", "none"] {
+            assert!(!lies_on_it(name), "{name}");
+        }
+        let ring = |name: &str| vec![if name == "one" { "other" } else { "one" }.to_owned()];
+        assert!(!any_below("one", &|_| false, &ring), "a ring does not hang");
+    }
+}
