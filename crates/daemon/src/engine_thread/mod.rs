@@ -205,6 +205,8 @@ pub enum News {
     Opened(Result<Opened, Failure>),
     /// The set has failed, of which its status says more.
     Failed,
+    /// That set is open again, and may fail anew.
+    Works,
     /// The thread has ended, in order or by a panic. The last news.
     Ended,
 }
@@ -216,7 +218,7 @@ pub fn start(
     news: impl Fn(News) + Clone + Send + 'static,
 ) -> std::io::Result<JoinHandle<()>> {
     let tell = news.clone();
-    spawn(name, news, move |report| run(start, report, move || tell(News::Failed)))
+    spawn(name, news, move |report| run(start, report, tell))
 }
 
 /// Starts a thread for `body`, which reports how opening went. However it ends, that is reported too.
@@ -240,13 +242,13 @@ impl<F: Fn(News)> Drop for LastNews<F> {
     }
 }
 
-fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>), failed: impl Fn() + 'static) {
+fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>), tell: impl Fn(News) + 'static) {
     let mut thread = match EngineThread::open(start) {
         Ok(thread) => thread,
         Err(failure) => return report(Err(failure)),
     };
     report(Ok(thread.opened()));
-    thread.executor.env().spawn(watch::run(thread.keeper.clone(), failed));
+    thread.executor.env().spawn(watch::run(thread.keeper.clone(), tell));
     thread.serve();
 }
 

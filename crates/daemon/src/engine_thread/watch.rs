@@ -1,20 +1,30 @@
-//! Says that the set has failed when it has: whoever only looks now and then, or asks for something, learns that later.
+//! Says that the set has failed when it has, and that it works again: whoever only looks now and then, or asks for something, learns that
+//! later, or of two failures with a moment between them learns of one.
 
+use super::News;
 use super::keeper::Keeper;
 
-/// The task: as long as the engine runs. Calls `tell` once for each set that fails, also one that had when it came.
-pub async fn run(keeper: Keeper, tell: impl Fn()) {
+/// The task: as long as the engine runs. Calls `tell` once for each set that fails, also one that had when it came, and once when it is open
+/// again.
+pub async fn run(keeper: Keeper, tell: impl Fn(News)) {
     // The start of a set that is known to have failed.
     let mut told = None;
     while !keeper.with(|sets| sets.is_stopping) {
-        let failed = keeper.with(|sets| {
-            sets.main.as_ref()?.failure()?;
-            Some(sets.session)
+        let open = keeper.with(|sets| {
+            let has_failed = sets.main.as_ref()?.failure().is_some();
+            Some((sets.session, has_failed))
         });
-        if failed.is_some() && failed != told {
-            told = failed;
-            tell();
-            keeper.alarm();
+        if let Some((session, has_failed)) = open
+            && told != Some(session)
+        {
+            if told.take().is_some() {
+                tell(News::Works);
+            }
+            if has_failed {
+                told = Some(session);
+                tell(News::Failed);
+                keeper.alarm();
+            }
         }
         keeper.changes().await;
     }
@@ -85,22 +95,29 @@ mod tests {
         let wrap =
             |driver| Box::new(Failing(driver, Rc::clone(&full), RefCell::default())) as Box<dyn Driver>;
         let (mut executor, keeper, _volume) = served_through(&file, wrap);
-        let (env, told) = (executor.env(), Rc::new(Cell::new(0)));
+        let (env, told) = (executor.env(), Rc::new(RefCell::new(String::new())));
         let ended = executor.block_on(async move {
             // This one has failed before anybody looks.
             fail(&keeper, &full).await;
-            let counts = Rc::clone(&told);
-            env.spawn(run(keeper.clone(), move || counts.set(counts.get() + 1)));
+            let writes = Rc::clone(&told);
+            env.spawn(run(keeper.clone(), move |news| {
+                writes.borrow_mut().push_str(match news {
+                    News::Failed => "failed ",
+                    News::Works => "works ",
+                    News::Opened(_) | News::Ended => "?",
+                });
+            }));
             env.sleep(Duration::from_millis(10)).await;
-            assert_eq!(told.get(), 1);
+            assert_eq!(*told.borrow(), "failed ");
             full.set(None);
             assert!(let_go(&keeper).await);
             open_again(&keeper).await.expect("its device takes writes again");
             assert!(bring_home(&keeper).await);
-            assert_eq!(told.get(), 1, "once, and the next one works");
+            env.sleep(Duration::from_millis(10)).await;
+            assert_eq!(*told.borrow(), "failed works ");
             fail(&keeper, &full).await;
             env.sleep(Duration::from_millis(10)).await;
-            assert_eq!(told.get(), 2);
+            assert_eq!(*told.borrow(), "failed works failed ");
             keeper.stop().await
         });
         assert!(matches!(ended, Some(Err(Error::Failed(_)))), "{ended:?}");

@@ -281,6 +281,14 @@ impl Supervisor {
         }
     }
 
+    /// Logs, once, that a set works again that had stopped writing. It may have stopped anew by now.
+    pub(super) fn set_works_again(&self, cache: usize) {
+        let name = self.shared().table.note_recovery(cache);
+        if let Some(name) = name {
+            tracing::info!(event = "cache-writes-again", "cache {name}: it works again");
+        }
+    }
+
     /// Logs, once, that a set has stopped writing, and that it works again.
     pub(super) fn look_after_sets(&mut self) {
         let engines = self.shared().table.open_engines();
@@ -290,10 +298,8 @@ impl Supervisor {
                 tracing::error!(event = "cache-stopped-writing", "{told}");
             }
             self.tell_given_up(index, &status, false);
-            if status.failed.is_none()
-                && let Some(name) = self.shared().table.note_recovery(index)
-            {
-                tracing::info!(event = "cache-writes-again", "cache {name}: it works again");
+            if status.failed.is_none() {
+                self.set_works_again(index);
             }
             match self.shared().table.note_failing(index, status.is_failing) {
                 Some(name) if status.is_failing => {

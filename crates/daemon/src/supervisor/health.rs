@@ -101,12 +101,13 @@ pub fn stopped(error: &Error, given_up: &str) -> String {
         }
     };
     let then = match error {
+        // Whatever could not be done: nobody has to do anything but connect it.
+        Error::Io { source, .. } if source.kind == IoErrorKind::Gone => {
+            format!("it is opened again when it is back{}", without(""))
+        }
         Error::Io { doing: Doing::CacheFlush, .. } => {
             let nothing = " as after a power cut, without what was acknowledged and not flushed: there is nothing of that";
             format!("start the daemon again: the next start recovers it{}", without(nothing))
-        }
-        Error::Io { source, .. } if source.kind == IoErrorKind::Gone => {
-            format!("it is opened again when it is back{}", without(""))
         }
         error if error.may_pass() => "it is opened again when it works".to_owned(),
         _ => "start the daemon again".to_owned(),
@@ -353,9 +354,20 @@ mod tests {
                       flushed: up to 4 KiB of tank";
         assert!(told.ends_with(wanted), "{told}");
         let source = IoError { kind: IoErrorKind::Gone, ..source };
-        let gone = |given_up| stopped(&Error::Io { doing: bcached_engine::Doing::Journal, source }, given_up);
-        assert!(gone("").ends_with("it is opened again when it is back"), "{}", gone(""));
-        assert!(gone("8 KiB of tank").ends_with("not flushed: 8 KiB of tank"), "{}", gone("8 KiB of tank"));
+        // Nor has anybody to start anything for one that was pulled, whether a flush met that or another operation.
+        for doing in [bcached_engine::Doing::Journal, bcached_engine::Doing::CacheFlush] {
+            let gone = |given_up| stopped(&Error::Io { doing, source }, given_up);
+            assert!(
+                gone("").ends_with("mend the device; it is opened again when it is back"),
+                "{}",
+                gone("")
+            );
+            assert!(
+                gone("8 KiB of tank").ends_with("not flushed: 8 KiB of tank"),
+                "{}",
+                gone("8 KiB of tank")
+            );
+        }
     }
 
     /// Whoever had a full file system below a file was told to look at the device, or to replace it.

@@ -459,6 +459,7 @@ impl Supervisor {
                 Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
                 Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,
                 Ok(Event::Cache(_, News::Failed)) => self.look_after_sets(),
+                Ok(Event::Cache(index, News::Works)) => self.set_works_again(index),
                 Ok(Event::Stopped(index, result)) => self.cache_let_go(index, result),
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Ok(Event::Change(asked)) => self.change(*asked),
