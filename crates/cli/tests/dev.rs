@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Daemon, Images, Last, ask, bcached, done, json, pid, refused, requires, run, tool, wrapped};
+use common::{
+    Daemon, Images, Last, Loop, ask, bcached, done, json, pid, refused, requires, run, tool, wrapped,
+};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -75,17 +77,60 @@ fn done_unused(daemon: &Daemon, words: &[&str]) {
     });
 }
 
-/// What lies under a device in the kernel; `None`: it is nobody's, or there is none.
-fn lies_over(device: &Path) -> Option<String> {
-    let place = Path::new("/sys/block").join(device.file_name()?);
-    let of = ["loop/backing_file", "pid"].map(|file| std::fs::read_to_string(place.join(file)).ok());
-    of.into_iter().flatten().next().or_else(|| (!of_nodes(device) && place.exists()).then(String::new))
+/// A device as it was once, whatever has its number by then: tests beside this one take the numbers that are free.
+#[derive(Debug)]
+struct Once {
+    place: PathBuf,
+    identity: [Option<String>; 2],
 }
 
-/// Nodes of it stay when it is nobody's.
-fn of_nodes(device: &Path) -> bool {
-    let name = device.file_name().expect("a device").to_string_lossy().into_owned();
-    name.starts_with("loop") || name.starts_with("nbd")
+impl Once {
+    /// The one that is there now.
+    fn now(device: &Path) -> Self {
+        let place = Path::new("/sys/block").join(device.file_name().expect("a device"));
+        let identity = Self::identity(&place);
+        Self { place, identity }
+    }
+
+    /// The kernel counts disks, and a loop device anew for each file; of its NBD client it says who serves that.
+    fn identity(place: &Path) -> [Option<String>; 2] {
+        ["diskseq", "pid"].map(|file| std::fs::read_to_string(place.join(file)).ok())
+    }
+
+    /// What lies under it; `None`: it is nobody's any more, or there is none.
+    fn lies_over(&self) -> Option<String> {
+        let of = ["loop/backing_file", "pid"].map(|file| std::fs::read_to_string(self.place.join(file)).ok());
+        let found = of.into_iter().flatten().next();
+        let found = found.or_else(|| (!self.has_nodes() && self.place.exists()).then(String::new))?;
+        // Looked at last: what was found before is of nobody who came later.
+        (Self::identity(&self.place) == self.identity).then_some(found)
+    }
+
+    /// Nodes of it stay when it is nobody's.
+    fn has_nodes(&self) -> bool {
+        let name = self.place.file_name().expect("a device").to_string_lossy();
+        name.starts_with("loop") || name.starts_with("nbd")
+    }
+}
+
+/// Tests failed by chance, because a loop device that had gone was somebody else's when they looked.
+#[test]
+fn who_has_the_number_of_a_device_later_is_not_that_device() {
+    if !requires("losetup") {
+        return;
+    }
+    let images = Images::new();
+    let files = ["before", "after"].map(|name| images.blank(name, 1 << 20));
+    let Some(device) = Loop::over(&files[0]) else { return };
+    let number = device.0.clone();
+    let before = Once::now(Path::new(&number));
+    assert!(before.lies_over().is_some_and(|file| file.trim_end().ends_with("before")), "{before:?}");
+    drop(device);
+    assert_eq!(before.lies_over(), None);
+    let taken = run(tool("losetup").args([&number, &files[1]]));
+    // If this one was too late somebody else has it, which is as good.
+    let _theirs = (taken.exit == 0).then(|| Loop(number));
+    assert_eq!(before.lies_over(), None, "{taken:?}");
 }
 
 /// A file system on it outlives stops and starts, and a stop leaves nothing behind.
@@ -121,6 +166,7 @@ fn a_volume_is_a_block_device_by_what_there_is() {
     does(tool("umount").arg(&mounted.0));
     does(tool("fsck.ext4").args(["-f", "-n"]).arg(&link));
 
+    let once = Once::now(&path);
     // Somebody writes and leaves; it is still to come out of memory.
     does(
         tool("dd")
@@ -128,13 +174,14 @@ fn a_volume_is_a_block_device_by_what_there_is() {
             .arg(format!("of={name}")),
     );
     done_unused(&daemon, &["remove", "tank"]);
-    wait_until("its device goes", || lies_over(&path).is_none());
+    wait_until("its device goes", || once.lies_over().is_none());
     wait_until("and its link after it", || !link.exists());
     done(&daemon, &["add", "tank"]);
     daemon.wait_for("it comes again", |status| device(status).is_some());
     let (_, path) = device(&daemon.status()).expect("it is there");
+    let once = Once::now(&path);
     let (exit, log) = daemon.stop();
-    assert_eq!((exit, lies_over(&path)), (0, None), "{log}");
+    assert_eq!((exit, once.lies_over()), (0, None), "{log}");
     assert!(!link.exists(), "{log}");
     assert!(!log.contains("event=device-cut") && !log.contains("-not-removed"), "{log}");
 
@@ -144,8 +191,9 @@ fn a_volume_is_a_block_device_by_what_there_is() {
     let mounted = Mounted::at(&path, images.path("mnt"));
     assert_eq!(std::fs::read(mounted.0.join("file")).expect("it is there"), DATA);
     does(tool("umount").arg(&mounted.0));
+    let once = Once::now(&path);
     let (exit, log) = daemon.stop();
-    assert_eq!((exit, lies_over(&path)), (0, None), "{log}");
+    assert_eq!((exit, once.lies_over()), (0, None), "{log}");
 }
 
 /// What a killed daemon leaves is cleared by the next, and what was flushed is there.
@@ -165,6 +213,7 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     let mounted = Mounted::at(&path, images.path("mnt"));
     std::fs::write(mounted.0.join("file"), DATA).expect("it takes it");
     std::fs::File::open(mounted.0.join("file")).expect("a file").sync_all().expect("it is durable");
+    let once = Once::now(&path);
     // What is on its way when the daemon dies.
     std::fs::write(mounted.0.join("other"), vec![7; 4 << 20]).expect("into memory");
     daemon.kill();
@@ -174,13 +223,14 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     let (again, new) = device(&status).expect("it is there again");
     assert_eq!(std::fs::canonicalize(link_of(&status)).expect("a link"), new);
     assert_eq!(again, by);
+    let second = Once::now(&new);
     if by == "ublk" {
         // It was the same device all the time.
         assert_eq!(new, path);
     } else {
         assert_ne!(new, path, "the old one is mounted");
         does(tool("umount").arg(&mounted.0));
-        wait_until("the dead device goes", || lies_over(&path).is_none());
+        wait_until("the dead device goes", || once.lies_over().is_none());
         drop(mounted);
         let mounted = Mounted::at(&new, images.path("mnt"));
         assert_eq!(std::fs::read(mounted.0.join("file")).expect("it is there"), DATA);
@@ -191,8 +241,9 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     daemon.kill();
     let daemon = Daemon::configured(&images);
     let (_, last) = device(&daemon.status()).expect("it is there again");
+    let last = Once::now(&last);
     let (exit, log) = daemon.stop();
-    assert_eq!((exit, lies_over(&last), lies_over(&new)), (0, None, None), "{log}");
+    assert_eq!((exit, last.lies_over(), second.lies_over()), (0, None, None), "{log}");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
     assert!(!mounts.contains(images.path("run").to_str().expect("text")), "{mounts}");
 }
@@ -239,8 +290,9 @@ fn another_daemon_takes_over_and_has_a_device_too() {
     let mounted = Mounted::at(&path, images.path("mnt"));
     assert_eq!(std::fs::read(mounted.0.join("file")).expect("it is there"), DATA);
     does(tool("umount").arg(&mounted.0));
+    let once = Once::now(&path);
     done(&daemon, &["stop"]);
-    assert_eq!(lies_over(&path), None);
+    assert_eq!(once.lies_over(), None);
 }
 
 /// Grown while it is served, the device is larger; in use at a stop, it ends, and the log says for whom.
@@ -274,6 +326,7 @@ fn a_device_grows_and_is_cut_off_at_a_stop() {
     wait_until("it is larger", || sectors() == before + (BACKING_BYTES >> 9));
     does(tool("mkfs.ext4").arg("-q").arg(&path));
     let mounted = Mounted::at(&path, images.path("mnt"));
+    let once = Once::now(&path);
     let (stopped, log) = (ask(&daemon, &["stop"]), daemon.log());
     let (exit, told) = if by == "ublk" { (0, "event=ublk-left") } else { (4, "event=device-cut") };
     assert_eq!(stopped.exit, exit, "{stopped:?}\n{log}");
@@ -285,7 +338,7 @@ fn a_device_grows_and_is_cut_off_at_a_stop() {
         // Somebody has to take it over to be rid of it.
         assert_eq!(Daemon::configured(&images).stop().0, 0);
     }
-    wait_until("it goes when nobody uses it", || lies_over(&path).is_none());
+    wait_until("it goes when nobody uses it", || once.lies_over().is_none());
 }
 
 /// Taken away again at the end, whatever it is by then.
