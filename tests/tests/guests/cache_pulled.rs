@@ -1,0 +1,212 @@
+//! The cache device is pulled while volumes over ublk are used, in guests: a virtio disk that the kernel is told to let go of, and to find again,
+//! by another name then. What is promised is in `docs/failures.md`: who has no dirty data sees nothing of it, who has some waits or is refused, and
+//! nothing old is ever read.
+
+use bcached_front_ublk::Transfer;
+use bcached_tests::failure::Outcome;
+use bcached_tests::vm::Vm;
+use bcached_tests::vm::devices::{all_is_well, new_vm_having, vm_having};
+
+/// Two volumes behind a cache, which is told by its UUID, since it comes back by another name.
+const BEGINS: &str = r#"
+bcached make -b 64k -C /dev/vda > /dev/null
+bcached make -B /dev/vdb --for /dev/vda --label clean > /dev/null
+bcached make -B /dev/vdc --for /dev/vda --writeback --label dirty > /dev/null
+uuid=$(bcached show /dev/vda | sed -n 's/^dev.uuid[[:space:]]*\([^ ]*\).*/\1/p')
+test -n "$uuid"
+cat > /run/b/config.toml <<end
+version = 1
+[cache.fast]
+device = "UUID=$uuid"
+# An emulated device is slow, and nothing is to go past it.
+congested_read_threshold_us = 0
+congested_write_threshold_us = 0
+[defaults]
+export = "ublk"
+sequential_cutoff = 0
+writeback_running = false
+wait = "5s"
+[volume.clean]
+backing = "/dev/vdb"
+cache_mode = "writethrough"
+[volume.dirty]
+backing = "/dev/vdc"
+cache_mode = "writeback"
+end
+serve
+here=/dev/bcache/by-label
+clean=$(readlink $here/clean) dirty=$(readlink $here/dirty)
+test "$(bcached status --json | grep -c "\"transfer\": *\"$transfer\"")" = 2
+cache=/dev/vda
+# pulled: the cache device is, for the kernel, too. plugged: it is back, as $cache.
+pulled() {
+	echo 1 > $(dirname $(readlink -f /sys/block/${cache#/dev/}/device))/remove
+	test ! -e $cache
+}
+plugged() {
+	echo 1 > /sys/bus/pci/rescan
+	wait_for 20 found
+}
+found() {
+	for disk in /sys/block/vd*; do
+		cache=/dev/${disk##*/}
+		case $cache in /dev/vdb | /dev/vdc) continue ;; esac
+		test ! -b $cache || return 0
+	done
+	return 1
+}
+# count EVENT: how often the log has said so since the daemon began. hears EVENT TIMES: it comes to that.
+count() { grep -c "event=$1" /tmp/log || true; }
+heard() { test $(count $1) -ge $2; }
+hears() { wait_for 60 heard $1 $2 || { cat /tmp/log; return 1; }; }
+# tells VOLUME WORDS: its status does.
+tells() {
+	bcached status $1 > /tmp/status || true
+	grep -q "$2" /tmp/status || { cat /tmp/status; return 1; }
+}
+"#;
+
+/// Who has nothing dirty goes on, whatever happens to the cache.
+const CLEAN: &str = r#"
+mkfs.ext4 -q $clean; mount -t ext4 -o errors=panic $clean /mnt
+dd if=/dev/urandom of=/mnt/a bs=64k count=100 conv=fsync 2> /dev/null
+sum=$(md5sum < /mnt/a)
+unharmed() { echo 3 > /proc/sys/vm/drop_caches; test "$sum" = "$(md5sum < /mnt/a)"; }
+unharmed
+( load /mnt/under 4m under --fallocate=none ) & writer=$!
+goes_on under
+for round in 1 2; do
+	pulled
+	hears cache-stopped-writing $round; hears device-gone $round
+	goes_on under; goes_on under
+	unharmed
+	tells clean "its cache has stopped writing: it goes on without it"
+	plugged
+	hears device-returned $round; hears cache-works-again $round
+	goes_on under; goes_on under
+	unharmed
+done
+# Nor does he if the daemon is killed while it is away. What the cache holds of him is void from then on.
+pulled
+goes_on under
+killed
+serve
+heard volume-without-cache 1
+goes_on under
+plugged
+wait_for 60 bcached status clean > /dev/null
+goes_on under
+unharmed
+: > /tmp/enough
+ends $writer
+umount /mnt
+kill -TERM $server; wait $server
+test -z "$(ls /sys/class/ublk-char)"
+bcached check --backing /dev/vdb --backing /dev/vdc $cache > /dev/null
+# The disk alone has all of it.
+losetup -o 8192 /dev/loop0 /dev/vdb
+e2fsck -fn /dev/loop0 > /tmp/checked 2>&1 || { cat /tmp/checked; exit 1; }
+mount -t ext4 /dev/loop0 /mnt
+unharmed
+written /mnt/under 4m $(passes under) --verify_only
+umount /mnt; losetup -d /dev/loop0"#;
+
+/// Whoever needs what is dirty waits for the cache, or is told that he cannot have it. Whether that comes back in time, late, or under the next
+/// daemon: all that was flushed is there.
+const DIRTY: &str = r#"
+# puts NAME: 64 KiB from a file to their place, and durably so. gets NAME: what is there.
+puts() { dd if=/tmp/$1 of=$dirty bs=64k seek=512 count=1 oflag=direct conv=fsync 2> /dev/null; }
+gets() { dd if=$dirty of=/tmp/$1 bs=64k skip=512 count=1 iflag=direct 2> /dev/null; }
+# either: what was found is of before a write that failed, or that.
+either() { cmp -s /tmp/new /tmp/found || cmp /tmp/newer /tmp/found; }
+for name in old new newer; do head -c 65536 /dev/urandom > /tmp/$name; done
+puts old
+written $dirty 16m 1
+sync $dirty
+tells dirty "16.1 MiB dirty"
+# They wait, and go on when it is back. Only what is to be durable has to be asked for once more.
+pulled
+written $dirty 16m 1 --verify_only & reading=$!
+puts new & writing=$!
+hears cache-stopped-writing 1; hears device-gone 1
+sleep 3
+test -d /proc/$reading; test -d /proc/$writing
+tells dirty "its cache has stopped writing"
+plugged
+hears device-returned 1; hears cache-works-again 1
+ends $reading
+if wait $writing; then echo "the first flush says nothing"; exit 1; fi
+heard flush-failed 1
+puts new
+gets found; cmp /tmp/new /tmp/found
+# It does not come in time: they fail, and are told nothing old.
+bcached set dirty freeze_timeout=3s > /dev/null
+pulled
+if puts newer; then false; fi
+hears device-gone 2
+if gets found; then either; fi
+if dd if=$dirty of=/tmp/found bs=64k skip=7 count=1 iflag=direct 2> /dev/null; then echo where from; false; fi
+code=0; kill -TERM $server; wait $server || code=$?
+test $code = 4 && heard dirty-stays 1 || { cat /tmp/log; exit 1; }
+test -z "$(ls /sys/class/ublk-char)"
+# The next start serves the other one, and not this one.
+serve
+tells clean "128 MiB"
+tells dirty waiting
+test ! -e $here/dirty
+plugged
+wait_for 60 test -b $here/dirty
+dirty=$(readlink $here/dirty)
+written $dirty 16m 1 --verify_only
+gets found; either
+# Killed while it is away, with somebody who waits: he goes on under the next one, when it is back.
+( load $dirty 4m dirty --offset=64m ) & writer=$!
+goes_on dirty
+pulled
+written $dirty 16m 1 --verify_only & reading=$!
+sleep 1
+killed
+serve
+test -d /proc/$writer && test -d /proc/$reading
+plugged
+goes_on dirty; goes_on dirty
+ends $reading
+: > /tmp/enough
+ends $writer
+written $dirty 4m $(passes dirty) --offset=64m --verify_only
+kill -TERM $server; wait $server
+test -z "$(ls /sys/class/ublk-char)"
+bcached check --backing /dev/vdb --backing /dev/vdc $cache > /dev/null"#;
+
+fn vm_with(transfer: Transfer) -> Option<Vm> {
+    let (tools, drivers) = (["fio", "e2fsck"], ["drivers/block/ublk_drv", "drivers/block/loop"]);
+    match transfer {
+        Transfer::UserCopy => vm_having("bcached", &tools, &drivers),
+        Transfer::ZeroCopy => Some(new_vm_having("bcached", &tools, &drivers)?.sized(768, 2)),
+    }
+}
+
+fn with(transfer: Transfer, script: &str) -> Outcome {
+    let Some(vm) = vm_with(transfer) else { return Ok(()) };
+    all_is_well(&vm, &[96, 128, 128], &format!("transfer='{}'\n{BEGINS}{script}", transfer.word()))
+}
+
+#[test]
+fn who_has_nothing_dirty_does_not_notice_that_the_cache_is_pulled() -> Outcome {
+    with(Transfer::UserCopy, CLEAN)
+}
+
+#[test]
+fn nor_does_he_where_memory_is_registered() -> Outcome {
+    with(Transfer::ZeroCopy, CLEAN)
+}
+
+#[test]
+fn what_was_dirty_is_there_when_a_pulled_cache_is_back() -> Outcome {
+    with(Transfer::UserCopy, DIRTY)
+}
+
+#[test]
+fn so_it_is_where_memory_is_registered() -> Outcome {
+    with(Transfer::ZeroCopy, DIRTY)
+}
