@@ -23,7 +23,7 @@ sim: hunt # That, then coverage.
 bench: # This daemon beside nbdkit, qemu-nbd and qemu-storage-daemon, on the same bytes, as ratios (BENCH_ROUNDS); ten minutes.
 	@cargo xtask bench --rounds $${BENCH_ROUNDS:-7}
 
-bench-guest: # Volumes as block devices (ublk) beside the kernel's caches, in one guest, as ratios (BENCH_ROUNDS), or in instructions (BENCH_COUNT=1); six minutes.
+bench-guest: # Volumes as block devices (ublk) beside the kernel's caches, in one guest, as ratios (BENCH_ROUNDS), or in instructions (BENCH_COUNT=1); fails if a bound is missed; six minutes.
 	@cargo build --quiet --release --package bcached-cli --package bcached-tests
 	@target/release/guest-rates
 
