@@ -120,6 +120,12 @@ fn what_happens_is_followed_to_the_end() {
         line = json(&follower.next());
     }
     assert!(line["lost"].as_u64().is_some_and(|lost| lost > 0), "{line}");
+    // Until he has told all that there was: who is still busy with that asks a daemon again that has ended meanwhile.
+    done(&daemon, &["set", "tank", "label=pool"]);
+    while line["message"] != "set tank label=pool" {
+        line = json(&follower.next());
+    }
+    std::thread::sleep(Duration::from_millis(200));
     assert_eq!(daemon.stop().0, 0);
     let mut follower = follower;
     let mut is_told = false;
