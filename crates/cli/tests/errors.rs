@@ -162,6 +162,28 @@ fn what_needs_the_cache_waits_until_it_is_back_and_nothing_is_lost() {
     assert!(log.contains("event=cache-works-again"), "{log}");
 }
 
+/// Of two failures with less than five seconds between them the log told the first one alone.
+#[test]
+fn each_failure_is_told_of() {
+    if !tools() {
+        return;
+    }
+    let site = Site::with_dirty_data(&[]);
+    for times in 1..=3 {
+        site.fail();
+        let mut client = site.begin(&["write -P 9 0 16k", "flush"]);
+        let counted = |event: &str| site.daemon.log().matches(&format!("[event={event}]")).count();
+        site.daemon.wait_for("it is told", |_| counted("cache-stopped-writing") == times);
+        assert!(is_running(&mut client), "{:?}", end(client));
+        site.daemon.writes_succeed();
+        let wrote = end(client);
+        assert_eq!(wrote.exit, 0, "{wrote:?}\n{}", site.daemon.log());
+        site.daemon.wait_for("it works again", |_| counted("cache-works-again") == times);
+        assert_eq!(counted("cache-writes-again"), times, "{}", site.daemon.log());
+    }
+    site.stop();
+}
+
 /// A volume that waits for ever is one that hangs.
 #[test]
 fn waiting_has_an_end() {
