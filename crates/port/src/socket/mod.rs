@@ -84,12 +84,13 @@ impl Listening {
         }
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
         if let Some(fd) = inherited::take_unix(path) {
-            let listening = Self { fd, file: OwnFile::inherited(path) };
-            // Of who has removed the file in the meantime it is to be no failure.
-            if let Ok(file) = SocketFile::just_bound(path) {
-                give(&file, group, path)?;
-            }
-            return Ok(listening);
+            let Ok(file) = SocketFile::just_bound(path) else {
+                // Somebody has removed it in the meantime, or put something else there: clients that have come are served.
+                return Ok(Self { fd, file: OwnFile::somebody_elses(path.to_owned()) });
+            };
+            // Before the file is ours and would go with us: if this fails, who passed it on goes on there.
+            give(&file, group, path)?;
+            return Ok(Self { fd, file: OwnFile::bound(path, &file) });
         }
         let _lock = lock_directory(path)?;
         remove_stale(path, &address)?;
@@ -193,6 +194,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::CapabilitySet;
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -225,6 +227,22 @@ mod tests {
             listening = Listening::on(&path, said).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().gid(), wanted, "{said:?}");
         }
+    }
+
+    /// Whoever could not take over took the socket away from the one that goes on.
+    #[test]
+    fn who_may_not_give_the_group_leaves_the_file_to_the_process_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("nbd.sock");
+        let before = unix(&path).unwrap();
+        inherited::keep(None, Passed::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap());
+        // Root's only in this thread, which ends with the test.
+        let mut own = rustix::thread::capabilities(None).unwrap();
+        own.effective.remove(CapabilitySet::CHOWN);
+        rustix::thread::set_capabilities(None, own).unwrap();
+        let other = rustix::process::getegid().as_raw() + 77;
+        assert!(matches!(Listening::on(&path, Some(other)), Err(SocketError::Group(_))));
+        UnixStream::connect(&path).expect("the one before is there");
     }
 
     #[test]
