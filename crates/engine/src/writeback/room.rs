@@ -182,7 +182,7 @@ impl State {
     /// write-back makes more. Up to a half two of them fill one.
     #[must_use]
     pub fn sparse_percent(&self) -> u64 {
-        let [_, band, left] = self.room();
+        let ([_, band, left], _) = self.room();
         if self.is_short_of_room() { 50 + 30 * band.saturating_sub(left) / band.max(1) } else { 50 }
     }
 
@@ -193,22 +193,16 @@ impl State {
         (has_room && self.now.since(self.room.sampled) < SAMPLE).then_some(true)
     }
 
-    /// Buckets up to the cut-off, in the band, and left of both.
-    fn room(&self) -> [u64; 3] {
+    /// Buckets up to the cut-off, in the band, and left of both; and whether moving can make room and keeps up, since what is dirty lies in
+    /// more buckets than it would take with sparse ones emptied: then those that it would take count, and not those in use.
+    fn room(&self) -> ([u64; 3], bool) {
         let (count, cutoff) = (self.buckets.count(), self.options.cutoff_writeback);
         let whole = count * cutoff / 100;
-        let taken = if self.is_scattered() { self.gathered_buckets() } else { self.used_buckets() };
-        [whole, count * BAND_PERCENT.min(cutoff) / 100, whole.saturating_sub(taken)]
-    }
-
-    /// Moving can make room, and keeps up: what is dirty lies in more buckets than it would take.
-    fn is_scattered(&self) -> bool {
-        self.gathered_buckets() < self.used_buckets() && !self.presses()
-    }
-
-    /// So many buckets dirty data takes when sparse ones have been emptied.
-    fn gathered_buckets(&self) -> u64 {
-        (self.dirty.total() * GATHERED_PERCENT / 100).div_ceil(self.geometry.bucket_sectors)
+        let used = self.used_buckets();
+        let gathered = (self.dirty.total() * GATHERED_PERCENT / 100).div_ceil(self.geometry.bucket_sectors);
+        let is_scattered = gathered < used && !self.presses();
+        let taken = if is_scattered { gathered } else { used };
+        ([whole, count * BAND_PERCENT.min(cutoff) / 100, whole.saturating_sub(taken)], is_scattered)
     }
 
     /// How full the cache is of dirty data, if writes to this volume are slowed down that would add to it.
@@ -225,12 +219,13 @@ impl State {
             return None;
         }
         let size = self.geometry.bucket_sectors;
-        let [whole, band, left] = self.room().map(|buckets| buckets * size);
+        let (room, is_scattered) = self.room();
+        let [whole, band, left] = room.map(|buckets| buckets * size);
         Some(Level {
             whole,
             band,
             left,
-            is_scattered: self.is_scattered(),
+            is_scattered,
             dirty: self.dirty.total(),
             cleaned: self.stats.written_back_bytes / 512,
             freed: self.buckets.freed() * size,
