@@ -38,5 +38,5 @@ mod sysfs;
 mod translate;
 mod whole_file;
 
-pub use devices::lies_on_a_volume;
+pub use devices::block_devices;
 pub use supervisor::serve;

@@ -5,7 +5,7 @@ use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
 use crate::superblock::{self, Found, state_name};
-use bcached_daemon::lies_on_a_volume;
+use bcached_daemon::block_devices;
 use bcached_daemon::sizes::human;
 use bcached_format::{BackingState, Superblock, Uuid};
 use serde::Serialize;
@@ -152,18 +152,6 @@ fn sort_in(
 fn of_set(sets: &mut BTreeMap<[u8; 16], Set>, uuid: Uuid) -> &mut Set {
     let new = || Set { set_uuid: uuid.to_string(), caches: Vec::new(), backings: Vec::new() };
     sets.entry(uuid.0).or_insert_with(new)
-}
-
-/// Every block device, as the kernel lists them, in the order of their names, but for volumes of ours: a look at one that nobody serves
-/// would not end.
-fn block_devices() -> Vec<PathBuf> {
-    let all = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
-    let all = all.filter(|entry| !lies_on_a_volume(&entry.file_name().to_string_lossy()));
-    // The kernel writes the slashes of a device's name so: cciss!c0d0.
-    let all = all.map(|entry| Path::new("/dev").join(entry.file_name().to_string_lossy().replace('!', "/")));
-    let mut all: Vec<_> = all.collect();
-    all.sort();
-    all
 }
 
 fn is_in_kernel(path: &Path) -> bool {

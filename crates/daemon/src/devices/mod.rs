@@ -11,7 +11,7 @@ use bcached_format::{
     SUPERBLOCK_SECTOR, Superblock,
 };
 use bcached_uring::{Access, Device, Presence};
-pub use ours::lies_on_a_volume;
+pub use ours::block_devices;
 pub use returned::{open_returned, open_returned_cache};
 use std::path::PathBuf;
 

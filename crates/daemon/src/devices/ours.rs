@@ -11,57 +11,70 @@ use std::path::{Path, PathBuf};
 /// Where the kernel lists them.
 const CLASS: &str = "/sys/class/block";
 
-/// Whether the block device of this name in sysfs is a volume, or lies on one: a partition of it, a logical volume, an image in a file system
-/// there. Nothing of it is read. Of volumes by the kernel's NBD client only those of this process are known.
+/// Every block device that the kernel lists, in the order of their names, but for those that are volumes or [lie on one](lies_on_a_volume): a
+/// look at one that nobody serves would not end.
 #[must_use]
-pub fn lies_on_a_volume(name: &str) -> bool {
-    any_below(name, &is_volume, &below)
+pub fn block_devices() -> Vec<PathBuf> {
+    let all = fs::read_dir(CLASS).into_iter().flatten().flatten();
+    let names = all.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names = names.filter(|name| !lies_on_a_volume(name));
+    // The kernel writes the slashes of a device's name so: cciss!c0d0.
+    let mut all: Vec<_> = names.map(|name| Path::new("/dev").join(name.replace('!', "/"))).collect();
+    all.sort();
+    all
 }
 
-/// Whether it is so of that one, or of any that it stands on.
-fn any_below(name: &str, holds: &dyn Fn(&str) -> bool, below: &dyn Fn(&str) -> Vec<String>) -> bool {
+/// Whether the block device of this name in sysfs is a volume, or lies on one: a partition of it, a logical volume, an image in a file system
+/// there. Nothing of it is read. Of volumes by the kernel's NBD client only those of this process are known.
+pub fn lies_on_a_volume(name: &str) -> bool {
+    reaches_a_volume(name, &below)
+}
+
+/// Whether that one is a volume, or any that it stands on; of a volume `below` says `None`, of others what they stand on directly.
+fn reaches_a_volume(name: &str, below: &dyn Fn(&str) -> Option<Vec<String>>) -> bool {
     let (mut all, mut next) = (vec![name.to_owned()], 0);
-    while let Some(device) = all.get(next).cloned() {
-        if holds(&device) {
-            return true;
-        }
-        let new: Vec<_> = below(&device).into_iter().filter(|found| !all.contains(found)).collect();
+    while let Some(device) = all.get(next) {
+        let Some(found) = below(device) else { return true };
+        let new: Vec<_> = found.into_iter().filter(|found| !all.contains(found)).collect();
         all.extend(new);
         next += 1;
     }
     false
 }
 
-fn is_volume(name: &str) -> bool {
-    let serves = || fs::read_to_string(Path::new(CLASS).join(name).join("pid")).ok();
-    match name {
-        _ if name.starts_with("ublkb") => bcached_front_ublk::is_volume(name),
-        _ if name.starts_with("nbd") => {
-            serves().is_some_and(|process| process.trim().parse() == Ok(std::process::id()))
-        }
-        _ => mount_under(name).is_some_and(|mount| mount.is_of_volumes()),
+/// What it stands on directly; `None`: it is a volume.
+fn below(name: &str) -> Option<Vec<String>> {
+    let class = Path::new(CLASS);
+    if name.starts_with("ublkb") && bcached_front_ublk::is_volume(name) {
+        return None;
     }
+    if name.starts_with("nbd") {
+        let serves = fs::read_to_string(class.join(name).join("pid")).ok();
+        if serves.is_some_and(|process| process.trim().parse() == Ok(std::process::id())) {
+            return None;
+        }
+    }
+    let mut below = below_in(class, name);
+    if let Some(on) = mount_under(name) {
+        if on.is_of_volumes() {
+            return None;
+        }
+        below.extend(name_of(format!("/sys/dev/block/{}:{}", on.major, on.minor).into()));
+    }
+    Some(below)
 }
 
 /// Of a loop device: the mount that its file is on.
 fn mount_under(name: &str) -> Option<Mounted> {
-    let file = loops::backing_file(Path::new(name)).filter(|_| name.starts_with("loop"))?;
+    let file = loops::backing_file(Path::new(name))?;
     mountinfo::around(&file).ok().flatten()
-}
-
-/// What it stands on directly.
-fn below(name: &str) -> Vec<String> {
-    let mount = mount_under(name);
-    let under_loop = mount.and_then(|on| name_of(format!("/sys/dev/block/{}:{}", on.major, on.minor).into()));
-    under_loop.into_iter().chain(below_in(Path::new(CLASS), name)).collect()
 }
 
 /// The disk of a partition, and what md and device-mapper are made of.
 fn below_in(class: &Path, name: &str) -> Vec<String> {
     let place = class.join(name);
-    let is_partition = place.join("partition").exists();
-    let disk = fs::canonicalize(&place).ok().and_then(|real| real.parent().map(Path::to_owned));
-    let disk = disk.filter(|_| is_partition).and_then(name_of);
+    let real = place.join("partition").exists().then(|| fs::canonicalize(&place).ok()).flatten();
+    let disk = real.and_then(|real| name_of(real.parent()?.to_owned()));
     let slaves = fs::read_dir(place.join("slaves")).into_iter().flatten().flatten();
     let slaves = slaves.filter_map(|slave| slave.file_name().into_string().ok());
     disk.into_iter().chain(slaves).collect()
@@ -96,14 +109,14 @@ mod tests {
             fs::write(devices.join(upper).join("slaves").join(lower), "").expect("a file");
         }
         let lies_on_it =
-            |name: &str| any_below(name, &|name| name == "ublkb3", &|name| below_in(&class, name));
+            |name: &str| reaches_a_volume(name, &|name| (name != "ublkb3").then(|| below_in(&class, name)));
         for name in ["ublkb3", "ublkb3p1", "dm-0", "dm-1"] {
             assert!(lies_on_it(name), "{name}");
         }
         for name in ["sda", "sda1", "dm-2", "none"] {
             assert!(!lies_on_it(name), "{name}");
         }
-        let ring = |name: &str| vec![if name == "one" { "other" } else { "one" }.to_owned()];
-        assert!(!any_below("one", &|_| false, &ring), "a ring does not hang");
+        let ring = |name: &str| Some(vec![if name == "one" { "other" } else { "one" }.to_owned()]);
+        assert!(!reaches_a_volume("one", &ring), "a ring does not hang");
     }
 }

@@ -4,7 +4,8 @@
 //! device over it says. There the upper one is meant. What is left after that are copies: a snapshot or a clone that
 //! became visible. Nothing on them tells which is the one in use, and to guess is to lose data; so none is taken.
 
-use super::{lies_on_a_volume, read_superblock};
+use super::ours::{block_devices, lies_on_a_volume};
+use super::read_superblock;
 use crate::failure::{Failure, Kind};
 use bcached_format::{Superblock, Uuid};
 use bcached_uring::{Access, Device, Identity};
@@ -44,6 +45,7 @@ fn ambiguous(name: &str, paths: &[PathBuf]) -> Failure {
         )
 }
 
+/// None of our volumes is meant, and a look at one may wait for the device that is looked for.
 fn candidates(uuid: Uuid) -> Vec<PathBuf> {
     let link = PathBuf::from(format!("/dev/disk/by-uuid/{uuid}"));
     let linked = fs::canonicalize(link).ok();
@@ -51,12 +53,7 @@ fn candidates(uuid: Uuid) -> Vec<PathBuf> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         !lies_on_a_volume(&name)
     });
-    let all = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
-    // None of ours is meant, and a look at one may wait for the device that is looked for.
-    let all = all.filter(|entry| !lies_on_a_volume(&entry.file_name().to_string_lossy()));
-    // The kernel writes the slashes of a device's name so: cciss!c0d0.
-    let all = all.map(|entry| Path::new("/dev").join(entry.file_name().to_string_lossy().replace('!', "/")));
-    linked.into_iter().chain(all).collect()
+    linked.into_iter().chain(block_devices()).collect()
 }
 
 /// Which device `path` is, if it carries the UUID.
