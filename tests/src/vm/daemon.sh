@@ -6,6 +6,10 @@ export BCACHED_NOTES=/run/b BCACHED_STATE=/run/b BCACHED_CONTROL=/run/b/control.
 
 options="--config /run/b/config.toml" patience=90
 
+# For the section of a cache: an emulated device is slow, and nothing is to go past it.
+uncongested="congested_read_threshold_us = 0
+congested_write_threshold_us = 0"
+
 # serve: the daemon, until it is ready; its process is $server.
 serve() {
 	# What the one before has said is not what this one says.

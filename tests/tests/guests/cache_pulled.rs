@@ -18,9 +18,7 @@ cat > /run/b/config.toml <<end
 version = 1
 [cache.fast]
 device = "UUID=$uuid"
-# An emulated device is slow, and nothing is to go past it.
-congested_read_threshold_us = 0
-congested_write_threshold_us = 0
+$uncongested
 [defaults]
 export = "ublk"
 sequential_cutoff = 0
