@@ -29,6 +29,8 @@ pub const TASKS_MAX: usize = 8192;
 
 /// Polls between two looks at the driver, so that completions are collected under load too.
 const POLLS_PER_TURN: usize = 256;
+/// Events that a look at the driver brings without asking for memory.
+const EVENTS_ROOM: usize = 1024;
 /// CPU time charged between two looks at the driver, in nanoseconds, beyond which the next comes at once: what nobody may be kept
 /// waiting for.
 const TURN_NS_MAX: u64 = 200_000;
@@ -422,7 +424,7 @@ impl Executor {
 
     /// Runs until `done` says so (asked before every wait and every few polls) or the world halts.
     pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Outcome {
-        let mut events = Vec::new();
+        let mut events = Vec::with_capacity(EVENTS_ROOM);
         loop {
             let is_idle = !self.turn() && self.breathing.is_empty();
             if let Some(task) = self.breathing.pop_front() {

@@ -113,7 +113,7 @@ impl Ring {
             backlog: VecDeque::with_capacity(places),
             in_kernel: 0,
             in_kernel_max: places,
-            done: Vec::new(),
+            done: Vec::with_capacity(places),
             is_watching: false,
             counters,
             guests: Slab::new(),

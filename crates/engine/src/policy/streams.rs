@@ -15,7 +15,6 @@
 //! other, so a block that is read again and again holds one place and not all of them.
 
 use crate::policy::lists::{Lists, Rank};
-use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 use bcached_env::Time;
@@ -53,14 +52,44 @@ struct Past {
     used: u64,
 }
 
+/// A map of which it is known how much it holds. A sorted list: what is in it is found and moved faster than the nodes of a tree would be, and
+/// no request asks for memory.
+struct Sorted<K, V>(Vec<(K, V)>);
+
+impl<K: Copy + Ord, V> Sorted<K, V> {
+    fn with_room_for(count: usize) -> Self {
+        Self(Vec::with_capacity(count))
+    }
+
+    fn place(&self, key: K) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&key, |(key, _)| *key)
+    }
+
+    fn remove(&mut self, key: K) -> Option<V> {
+        let place = self.place(key).ok()?;
+        Some(self.0.remove(place).1)
+    }
+
+    /// What was there before.
+    fn insert(&mut self, key: K, value: V) -> Option<V> {
+        match self.place(key) {
+            Ok(place) => Some(core::mem::replace(&mut self.0[place].1, value)),
+            Err(place) => {
+                self.0.insert(place, (key, value));
+                None
+            }
+        }
+    }
+}
+
 /// The recent streams of one volume, and of its clients. Its memory does not depend on what is asked.
 pub struct Streams {
     slots: Vec<Stream>,
     /// Slots by the sector that they expect, each once.
-    by_end: BTreeMap<u64, u32>,
+    by_end: Sorted<u64, u32>,
     /// A slot without a stream is given up first, then the one that was longest without a request.
     order: Lists,
-    clients: BTreeMap<Client, Past>,
+    clients: Sorted<Client, Past>,
     requests: u64,
 }
 
@@ -70,9 +99,9 @@ impl Default for Streams {
         (0..).take(STREAMS_MAX).for_each(|slot| order.append(slot, Rank::Empty));
         Self {
             slots: vec![Stream::default(); STREAMS_MAX],
-            by_end: BTreeMap::new(),
+            by_end: Sorted::with_room_for(STREAMS_MAX),
             order,
-            clients: BTreeMap::new(),
+            clients: Sorted::with_room_for(CLIENTS_MAX),
             requests: 0,
         }
     }
@@ -83,7 +112,7 @@ impl Streams {
     /// request belongs to, itself included, or the client's average if that is more.
     pub fn take_in(&mut self, now: Time, client: Client, start: u64, end: u64) -> u64 {
         let bytes = end.saturating_sub(start).saturating_mul(512);
-        let continued = self.by_end.remove(&start).map(|slot| (slot, self.slots[slot as usize])).filter(
+        let continued = self.by_end.remove(start).map(|slot| (slot, self.slots[slot as usize])).filter(
             |(slot, stream)| {
                 let is_going_on = now.since(stream.last) < STREAM_PAUSE;
                 if !is_going_on {
@@ -108,7 +137,7 @@ impl Streams {
         let slot = slot.expect("every slot is on a list");
         let end = self.slots[slot as usize].end;
         if self.order.rank(slot) == Some(Rank::Used) {
-            self.by_end.remove(&end);
+            self.by_end.remove(end);
         }
         slot
     }
@@ -116,11 +145,8 @@ impl Streams {
     /// The client's average, now that its last request belongs to a stream of so many bytes.
     fn average(&mut self, client: Client, stream: u64, is_new: bool) -> u64 {
         self.requests += 1;
-        if self.clients.len() >= CLIENTS_MAX && !self.clients.contains_key(&client) {
-            let idle = self.clients.iter().min_by_key(|(_, past)| past.used).map(|(client, _)| *client);
-            idle.and_then(|idle| self.clients.remove(&idle));
-        }
-        let past = self.clients.entry(client).or_default();
+        let place = self.clients.place(client).unwrap_or_else(|_| self.first_request(client));
+        let past = &mut self.clients.0[place].1;
         if is_new {
             let sum = 7 * u128::from(past.average) + u128::from(past.current);
             past.average = u64::try_from(sum / 8).expect("an eighth of eight numbers of 64 bits");
@@ -128,6 +154,18 @@ impl Streams {
         past.current = stream;
         past.used = self.requests;
         past.average
+    }
+
+    /// A client comes, perhaps in place of the one that was longest without a request. Its place.
+    fn first_request(&mut self, client: Client) -> usize {
+        let Sorted(clients) = &mut self.clients;
+        if clients.len() >= CLIENTS_MAX {
+            let idle = clients.iter().enumerate().min_by_key(|(_, (_, past))| past.used);
+            idle.map(|(place, _)| place).map(|idle| clients.remove(idle));
+        }
+        let place = clients.partition_point(|(other, _)| *other < client);
+        clients.insert(place, (client, Past::default()));
+        place
     }
 }
 
@@ -277,7 +315,8 @@ mod tests {
             bench.bypasses(Client(number % 7), (number % 300) << 20, 4 * KIB);
         }
         let Streams { slots, by_end, clients, order, .. } = &bench.streams;
-        assert_eq!((slots.len(), clients.len()), (STREAMS_MAX, CLIENTS_MAX));
-        assert!(by_end.len() == order.length(Rank::Used) && by_end.len() <= STREAMS_MAX);
+        assert_eq!((slots.len(), clients.0.len()), (STREAMS_MAX, CLIENTS_MAX));
+        assert!(by_end.0.len() == order.length(Rank::Used) && by_end.0.len() <= STREAMS_MAX);
+        assert_eq!((by_end.0.capacity(), clients.0.capacity()), (STREAMS_MAX, CLIENTS_MAX));
     }
 }

@@ -88,8 +88,18 @@ fn ended(set: &CacheSet, target: &Target, flushed: Result<(), bcached_env::IoErr
         }
     });
     set.signals().flushed.notify_all();
-    // What is durable enters the tree behind the caller's back: a flush does not wait for nodes to be read.
-    set.with(|s| s.begin_background(target.id));
+    // What is durable enters the tree behind the caller's back: a flush does not wait for nodes to be read. Without cache, or in write-back,
+    // nothing does.
+    let has_parked = set.with(|s| {
+        let has_parked = s.volumes.get(target.id).is_some_and(|volume| volume.ranges.parked_count() > 0);
+        if has_parked {
+            s.begin_background(target.id);
+        }
+        has_parked
+    });
+    if !has_parked {
+        return;
+    }
     let (task, its_target) = (set.clone(), target.clone());
     set.env().spawn(async move {
         parked::settle(&task, &its_target).await;

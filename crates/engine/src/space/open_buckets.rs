@@ -4,13 +4,15 @@
 //! What will be dirty leaves room at the bucket's end for a summary of it (`space::summaries`), if that is small beside the bucket.
 
 use crate::space::buckets::{Buckets, Usage};
-use alloc::collections::BTreeMap;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use bcached_format::summary::{self, Extent};
 use bcached_format::{BucketId, Geometry, Inode, Pointer, Pointers, Position};
 
 /// Most buckets that wait for their summary to be written. Those closed beyond that get none.
 const CLOSED_MAX: usize = 64;
+/// Lists of extents that are kept for the next buckets: requests that fill one bucket after the other ask for no memory then.
+const SPARE_MAX: usize = 8;
 
 /// What kind of data a bucket is filled with. Kinds are kept apart because they die at different times.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -58,8 +60,11 @@ pub struct Closed {
 
 /// The open buckets of a set.
 pub struct OpenBuckets {
-    open: BTreeMap<Class, OpenBucket>,
-    closed: Vec<Closed>,
+    /// A few, in order. A list, as that keeps its memory when it is empty.
+    open: Vec<(Class, OpenBucket)>,
+    closed: VecDeque<Closed>,
+    /// Empty, with room.
+    spare: Vec<Vec<Extent>>,
     bucket_sectors: u64,
     /// What a summary takes of a bucket; 0: there are none.
     summary_sectors: u64,
@@ -73,14 +78,14 @@ impl OpenBuckets {
         let sectors = summary::sectors(bucket_sectors, geometry.block_sectors);
         let is_small = summary_share > 0 && sectors * summary_share <= bucket_sectors;
         let summary_sectors = if is_small { sectors } else { 0 };
-        Self { open: BTreeMap::new(), closed: Vec::new(), bucket_sectors, summary_sectors }
+        Self { open: Vec::new(), closed: VecDeque::new(), spare: Vec::new(), bucket_sectors, summary_sectors }
     }
 
     /// Sectors that are left in the open bucket of `class`; 0: there is none.
     #[must_use]
     pub fn left(&self, class: Class) -> u64 {
         let end = if class.is_summed() { self.data_sectors() } else { self.bucket_sectors };
-        self.open.get(&class).map_or(0, |open| end - open.used)
+        self.place(class).map_or(0, |place| end - self.open[place].1.used)
     }
 
     /// Takes up to `wanted` sectors (whole blocks) for `class`, pinned; fewer if the open bucket ends there. `None`
@@ -95,13 +100,16 @@ impl OpenBuckets {
     ) -> Option<Space> {
         assert!(wanted > 0, "space for nothing");
         let end = if class.is_summed() { self.data_sectors() } else { self.bucket_sectors };
-        let open = match self.open.get_mut(&class) {
-            Some(open) => open,
-            None => {
+        let place = match self.place(class) {
+            Ok(place) => place,
+            Err(place) => {
                 let id = buckets.take(Usage::Open, keep)?;
-                self.open.entry(class).or_insert(OpenBucket { id, used: 0, extents: Vec::new() })
+                let extents = self.spare.pop().unwrap_or_default();
+                self.open.insert(place, (class, OpenBucket { id, used: 0, extents }));
+                place
             }
         };
+        let open = &mut self.open[place].1;
         let sectors = wanted.min(end - open.used);
         let pointer = Pointer::new(
             open.id.device,
@@ -121,15 +129,29 @@ impl OpenBuckets {
 
     /// Closes the open bucket of a class that is full or ends.
     pub fn close(&mut self, class: Class, buckets: &mut Buckets) {
-        let Some(OpenBucket { id, extents, .. }) = self.open.remove(&class) else { return };
+        let Ok(place) = self.place(class) else { return };
+        let (_, OpenBucket { id, extents, .. }) = self.open.remove(place);
         buckets.set_usage(id, Usage::Data);
         if extents.is_empty() || self.closed.len() >= CLOSED_MAX {
-            return;
+            return self.keep(extents);
         }
         let sector = buckets.sector(id) + self.data_sectors();
         let pointer = Pointer::new(id.device, sector, buckets.get(id).generation);
         buckets.pin(pointer);
-        self.closed.push(Closed { pointer, id, extents });
+        self.closed.push_back(Closed { pointer, id, extents });
+    }
+
+    /// Keeps a list for the next bucket.
+    pub fn keep(&mut self, mut extents: Vec<Extent>) {
+        if self.spare.len() < SPARE_MAX && extents.capacity() > 0 {
+            extents.clear();
+            self.spare.push(extents);
+        }
+    }
+
+    /// Where the open bucket of a class is, or would be.
+    fn place(&self, class: Class) -> Result<usize, usize> {
+        self.open.binary_search_by_key(&class, |(class, _)| *class)
     }
 
     /// Closes every open bucket, at stop.
@@ -139,20 +161,27 @@ impl OpenBuckets {
 
     /// Closes the open buckets of some classes.
     pub fn close_those(&mut self, mut are_meant: impl FnMut(Class) -> bool, buckets: &mut Buckets) {
-        let classes: Vec<Class> = self.open.keys().copied().filter(|class| are_meant(*class)).collect();
+        let classes: Vec<Class> =
+            self.open.iter().map(|(class, _)| *class).filter(|class| are_meant(*class)).collect();
         for class in classes {
             self.close(class, buckets);
         }
     }
 
-    /// Buckets that were closed and want a summary, for who writes it.
-    pub fn take_closed(&mut self) -> Vec<Closed> {
-        core::mem::take(&mut self.closed)
+    /// The first of the buckets that were closed and want a summary, for who writes it, and then gives its list back ([`OpenBuckets::keep`]).
+    pub fn take_closed(&mut self) -> Option<Closed> {
+        self.closed.pop_front()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn closed(&self) -> usize {
+        self.closed.len()
     }
 
     /// Some wait for that.
     #[must_use]
-    pub const fn has_closed(&self) -> bool {
+    pub fn has_closed(&self) -> bool {
         !self.closed.is_empty()
     }
 

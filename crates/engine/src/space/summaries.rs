@@ -27,8 +27,9 @@ pub async fn run(set: CacheSet) {
 
 /// Writes the summaries of all buckets that have been closed. One that cannot be written is missed by nobody.
 pub async fn write_all(set: &CacheSet) {
-    for closed in set.with(|s| s.open.take_closed()) {
-        let Closed { pointer, id, extents } = closed;
+    // Those that are there now: others are closed meanwhile, and somebody waits for the end of this.
+    for _ in 0..set.with(|s| s.open.closed()) {
+        let Some(Closed { pointer, id, extents }) = set.with(|s| s.open.take_closed()) else { return };
         let payload = set.with(|s| {
             let sectors = s.open.summary_sectors()?;
             s.work.summary(extents.len());
@@ -39,7 +40,10 @@ pub async fn write_all(set: &CacheSet) {
             let _ = set.write_cache(Cause::Summaries, pointer.sector(), payload).await;
         }
         // Until now nobody else could write there.
-        set.with(|s| s.buckets.unpin(pointer));
+        set.with(|s| {
+            s.buckets.unpin(pointer);
+            s.open.keep(extents);
+        });
         set.signals().allocator_work.notify_all();
     }
 }

@@ -51,7 +51,7 @@ fn stopped(reserve: u64) -> Rig {
     rig
 }
 
-/// Where the last set of one leaf in so many, and of one parent in fewer, begins, if it is not the only one: in sectors of the device.
+/// Where the last set of one leaf in so many, and of nearly each parent, begins, if it is not the only one: in sectors of the device.
 fn last_sets(world: &World, every: usize) -> Vec<u64> {
     let magic = SetMagic::of(Uuid([1; 16])).bset().to_le_bytes();
     let (mut parents, mut leaves) = (Vec::new(), Vec::new());
@@ -65,7 +65,7 @@ fn last_sets(world: &World, every: usize) -> Vec<u64> {
         let kind = if header >> 20 & 0xFFFF == NODE { &mut parents } else { &mut leaves };
         kind.extend(last.map(|last| first + last as u64));
     }
-    parents.into_iter().step_by(every / 13).chain(leaves.into_iter().step_by(every)).collect()
+    parents.into_iter().step_by(every / 40).chain(leaves.into_iter().step_by(every)).collect()
 }
 
 /// What was met when all extents were read: how many could not be.
