@@ -56,6 +56,17 @@ impl Stock {
         piece
     }
 
+    /// The same with `bytes` in it.
+    #[must_use]
+    pub fn copy_of(&mut self, bytes: &[u8]) -> Buffer {
+        if shelf_of(bytes.len()).is_none() {
+            return Buffer::copied_from(bytes);
+        }
+        let mut buffer = self.take(bytes.len());
+        buffer.put(bytes);
+        buffer
+    }
+
     /// Keeps memory that was taken for later, if there is room for it.
     pub fn put(&mut self, buffer: Buffer) {
         let size = buffer.len();
@@ -119,6 +130,17 @@ mod tests {
         stock.put(half);
         let again = stock.take(8192);
         assert_eq!((again.as_slice().as_ptr(), again.len()), (place, 8192));
+    }
+
+    #[test]
+    fn a_copy_lies_in_what_was_put_back() {
+        let mut stock = Stock::new(1 << 20);
+        let first = stock.copy_of(&[7; 4096]);
+        let place = first.as_slice().as_ptr();
+        stock.put_payload(first.freeze());
+        let again = stock.copy_of(&[9; 4096]);
+        assert_eq!((again.as_slice().as_ptr(), again.as_slice()), (place, &[9; 4096][..]));
+        assert_eq!(stock.copy_of(&[1, 2, 3]).as_slice(), [1, 2, 3], "a size that is not kept");
     }
 
     /// A reader of odd sizes made each piece seem smaller every time it came back, until thousands of large ones were counted as small ones.

@@ -2,9 +2,10 @@
 
 use crate::life::Ticket;
 use crate::ranges::Held;
-use bcached_port::{ErrorKind, Permit, Reply};
+use bcached_port::{Buffer, ErrorKind, Payload, Permit, Reply, Stock};
 use fuser::{Errno, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
 use std::sync::mpsc::Sender;
+use std::sync::{Mutex, PoisonError};
 
 /// A request on its way to the engine.
 pub(crate) struct Pending {
@@ -13,6 +14,8 @@ pub(crate) struct Pending {
     pub(crate) permit: Option<Permit>,
     /// The sectors that it changes.
     pub(crate) held: Option<Held>,
+    /// What it writes.
+    pub(crate) payload: Option<Payload>,
 }
 
 /// Who is to be told how it ended.
@@ -35,31 +38,38 @@ pub(crate) fn errno(kind: ErrorKind) -> Errno {
 }
 
 impl Pending {
-    /// The engine's reply has come.
-    pub(crate) fn end(self, reply: Reply) {
-        let Self { answer, permit, held } = self;
+    /// The engine's reply has come. Its memory is kept in `stock` for the next ones.
+    pub(crate) fn end(self, reply: Reply, stock: &Mutex<Stock>) {
+        let Self { answer, permit, held, payload } = self;
         // Whoever is told that it is done may change the same sectors at once.
         drop(held);
-        answer.give(reply);
+        let read = answer.give(reply);
+        let mut stock = stock.lock().unwrap_or_else(PoisonError::into_inner);
+        read.into_iter().for_each(|buffer| stock.put(buffer));
+        payload.into_iter().for_each(|payload| stock.put_payload(payload));
         drop(permit);
     }
 }
 
 impl Answer {
-    /// As the engine has it.
-    pub(crate) fn give(self, reply: Reply) {
+    /// As the engine has it. What is left is the memory of a read.
+    pub(crate) fn give(self, reply: Reply) -> Option<Buffer> {
         if let Self::Step(waiting) = self {
             // Only a thread that has come to a bad end does not wait any more.
             drop(waiting.send(reply));
-            return;
+            return None;
         }
-        if let Err(kind) = reply.result {
-            return self.refuse(errno(kind));
+        match reply.result {
+            Ok(()) => self.done(reply.buffer.as_ref()),
+            Err(kind) => self.refuse(errno(kind)),
         }
+        reply.buffer
+    }
+
+    fn done(self, read: Option<&Buffer>) {
         match self {
             Self::Read { reply: to, skip, bytes, ticket } => {
-                let content =
-                    reply.buffer.as_ref().and_then(|buffer| buffer.as_slice().get(skip..skip + bytes));
+                let content = read.and_then(|buffer| buffer.as_slice().get(skip..skip + bytes));
                 match content {
                     Some(content) => to.data(content),
                     None => to.error(Errno::EIO),

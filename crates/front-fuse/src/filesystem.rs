@@ -11,7 +11,7 @@ use crate::opening::Opener;
 use crate::server::Shared;
 use crate::text::{read_text, write_text};
 use crate::volume_file::VolumeFile;
-use bcached_port::{Buffer, Operation, SECTOR_BYTES};
+use bcached_port::{Operation, SECTOR_BYTES};
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, Filesystem, Generation, INodeNo, InitFlags, KernelConfig,
     LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
@@ -115,7 +115,7 @@ impl Files {
         let sectors = sectors_around(&bytes);
         if is_whole(&bytes) {
             let permit = Some(file.memory_for(length));
-            let payload = Buffer::copied_from(data).freeze();
+            let payload = file.copy_of(data);
             let operation = Operation::Write { sector: sectors.start, payload, fua };
             file.ask(Task::Change { operation, sectors, permit, answer });
         } else {

@@ -112,7 +112,8 @@ impl VolumeFile {
     fn read(&self, sectors: Range<u64>, answer: Answer) {
         let permit = self.try_memory_for(bytes_of(&sectors));
         if permit.is_none() {
-            return answer.give(self.step(read_of(&sectors)));
+            drop(answer.give(self.step(read_of(&sectors))));
+            return;
         }
         self.wait_for_room();
         self.submit(read_of(&sectors), answer, (permit, None));
@@ -210,7 +211,7 @@ impl VolumeFile {
 
 fn end(answer: Answer, result: Result<(), ErrorKind>) {
     match result {
-        Ok(()) => answer.give(Reply::done()),
+        Ok(()) => drop(answer.give(Reply::done())),
         Err(kind) => answer.refuse(errno(kind)),
     }
 }

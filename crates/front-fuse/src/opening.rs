@@ -102,6 +102,7 @@ impl Shared {
             exports: &self.nodes.exports,
             ranges: self.open.ranges(uuid),
             memory: Arc::clone(&self.memory),
+            stock: Arc::clone(&self.stock),
             life: Arc::clone(&self.life),
             place,
             window: usize::from(self.limits.requests),

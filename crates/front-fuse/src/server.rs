@@ -8,13 +8,13 @@ use crate::open_files::OpenFiles;
 use crate::places::Places;
 use crate::tree::Tree;
 use crate::workers::Workers;
-use bcached_port::{ExportTable, Pool};
+use bcached_port::{ExportTable, Pool, Stock};
 use fuser::{Config, Session, SessionACL};
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use thiserror::Error;
@@ -105,11 +105,15 @@ pub(crate) struct Shared {
     pub(crate) workers: Arc<Workers>,
     pub(crate) places: Arc<Places>,
     pub(crate) memory: Arc<Pool>,
+    /// Memory of requests that were answered.
+    pub(crate) stock: Arc<Mutex<Stock>>,
     pub(crate) limits: Limits,
 }
 
 /// The largest request, and what is read around it.
 const BYTES_MIN: u64 = 4 << 20;
+/// Memory of requests that is kept for the next ones, of what all of them may hold.
+const STOCK_PART: u64 = 8;
 /// What ends because the mount is gone needs no longer than this.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 /// Of those who keep a mount busy the log names so many.
@@ -143,6 +147,10 @@ impl Limits {
             return Err(StartError::Limits("4 MiB, for the largest request, must fit in memory"));
         }
         Ok(())
+    }
+
+    fn stock_bytes(&self) -> usize {
+        usize::try_from(self.total_bytes / STOCK_PART).unwrap_or(usize::MAX)
     }
 }
 
@@ -187,6 +195,7 @@ impl FuseServer {
             workers,
             places: Places::new("volumes", options.limits.open_volumes),
             memory,
+            stock: Arc::new(Mutex::new(Stock::new(options.limits.stock_bytes()))),
             limits: options.limits,
         });
         let started = Mount::make(&options.directory, options.allow_other)

@@ -11,8 +11,8 @@ use crate::life::Life;
 use crate::places::Place;
 use crate::ranges::{Held, Ranges};
 use bcached_port::{
-    Budget, Buffer, Claim, Export, ExportTable, Moment, Operation, Peer, Permit, Pool, Replies, Requests,
-    Route, SECTOR_BYTES,
+    Budget, Buffer, Claim, Export, ExportTable, Moment, Operation, Payload, Peer, Permit, Pool, Replies,
+    Requests, Route, SECTOR_BYTES, Stock,
 };
 use fuser::Errno;
 use std::collections::VecDeque;
@@ -35,6 +35,8 @@ pub(crate) struct VolumeFile {
     route: Route,
     requests: Requests<Pending>,
     budget: Arc<Budget>,
+    /// Memory of requests of all files that were answered.
+    stock: Arc<Mutex<Stock>>,
     life: Arc<Life>,
     /// When it was opened, for the right to write.
     since: Moment,
@@ -67,6 +69,7 @@ pub(crate) struct Opening<'a> {
     pub(crate) exports: &'a ExportTable,
     pub(crate) ranges: Arc<Ranges>,
     pub(crate) memory: Arc<Pool>,
+    pub(crate) stock: Arc<Mutex<Stock>>,
     pub(crate) life: Arc<Life>,
     /// Kept as long as its thread runs.
     pub(crate) place: Place,
@@ -97,9 +100,9 @@ impl VolumeFile {
             window: opening.window,
             claim: Mutex::new(None),
         });
-        let (taking, place) = (Arc::clone(&common), opening.place);
+        let (taking, stock, place) = (Arc::clone(&common), Arc::clone(&opening.stock), opening.place);
         let take = move || {
-            taking.take_replies(replies);
+            taking.take_replies(replies, &stock);
             drop(place);
         };
         opening.life.spawn(format!("fuse-reply-{number}"), take)?;
@@ -113,6 +116,7 @@ impl VolumeFile {
             route,
             requests,
             budget: Arc::new(Budget::new(opening.bytes_max, opening.memory)),
+            stock: opening.stock,
             life: opening.life,
             since,
             common,
@@ -152,6 +156,21 @@ impl VolumeFile {
         self.budget.try_acquire(bytes as u64)
     }
 
+    /// Memory with `data` in it, for a payload.
+    pub(crate) fn copy_of(&self, data: &[u8]) -> Payload {
+        self.stock().copy_of(data).freeze()
+    }
+
+    /// Memory for a read: it holds anything ([`Stock::take`]), until the engine says that it has been read into.
+    fn memory_to_read(&self, bytes: usize) -> Buffer {
+        self.stock().take(bytes)
+    }
+
+    // No piece is half in it between any two statements.
+    fn stock(&self) -> MutexGuard<'_, Stock> {
+        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Has it done. Waits for nothing but, for a moment, the engine's inbox.
     pub(crate) fn ask(self: &Arc<Self>, task: Task) {
         if let Err(task) = self.try_now(task) {
@@ -188,7 +207,7 @@ impl VolumeFile {
                 let Some(permit) = self.try_memory_for(bytes) else {
                     return Err(Task::Read { sectors, answer });
                 };
-                let operation = Operation::Read { sector: sectors.start, buffer: Buffer::zeroed(bytes) };
+                let operation = Operation::Read { sector: sectors.start, buffer: self.memory_to_read(bytes) };
                 self.submit(operation, answer, (Some(permit), None));
             }
             Task::Change { operation, sectors, permit, answer } => {
@@ -210,7 +229,11 @@ impl VolumeFile {
         answer: Answer,
         (permit, held): (Option<Permit>, Option<Held>),
     ) {
-        self.requests.submit_by(Pending { answer, permit, held }, &self.route, operation);
+        let payload = match &operation {
+            Operation::Write { payload, .. } => Some(payload.clone()),
+            _ => None,
+        };
+        self.requests.submit_by(Pending { answer, permit, held, payload }, &self.route, operation);
     }
 
     fn leave_to_lane(self: &Arc<Self>, task: Task) {
@@ -299,11 +322,11 @@ impl Common {
     }
 
     /// Answers as the engine does, until the file is closed and everything is answered.
-    fn take_replies(&self, mut replies: Replies<Pending>) {
+    fn take_replies(&self, mut replies: Replies<Pending>, stock: &Mutex<Stock>) {
         let mut batch = VecDeque::new();
         while replies.next_batch(&mut batch) {
             for (pending, reply) in batch.drain(..) {
-                pending.end(reply);
+                pending.end(reply, stock);
                 self.leave();
             }
         }
