@@ -4,6 +4,7 @@
 //! `tests/summary.awk` takes it off the passed and counts it as skipped. In CI nothing may be skipped, so a missing tool is a failure there.
 
 use std::env;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Directories searched beside `PATH`: where an ordinary user's `PATH` lacks the administrator's tools.
@@ -33,6 +34,18 @@ pub fn programs(programs: &[&str]) -> bool {
     }
     skip(&format!("not installed: {}", missing.join(", ")));
     false
+}
+
+/// True if something can be mounted by FUSE here; otherwise the test counts as skipped and should return.
+#[must_use = "a test that cannot mount has to return"]
+pub fn fuse() -> bool {
+    match File::options().read(true).write(true).open("/dev/fuse") {
+        Ok(_) => rustix::process::geteuid().is_root() || programs(&["fusermount3"]),
+        Err(error) => {
+            skip(&format!("/dev/fuse cannot be opened: {error}"));
+            false
+        }
+    }
 }
 
 /// The directory of the 6.12 kernel that `tests/fetch-kernel` downloaded; `None` if it is not there.

@@ -1,6 +1,7 @@
 //! Tests in qemu with kernels of Debian's. One program, so that as many guests run at a time as there are processors: each wants one.
 
 mod cache_pulled;
+mod counted;
 mod dev;
 mod file_systems;
 mod full_table;
