@@ -107,7 +107,7 @@ fn remove_stale(path: &Path) -> Result<(), Failure> {
     if !metadata.file_type().is_socket() {
         return Err(Failure::new(Kind::Usage, format!("cannot listen on {}", path.display()))
             .why("it exists and is not a socket")
-            .next("name another socket with --control"));
+            .next("move it away, or name another socket with --control"));
     }
     match connect_now(path) {
         Err(Errno::CONNREFUSED) => {

@@ -35,6 +35,14 @@ impl SocketFile {
         self.stat().map(|stat| (stat.st_dev, stat.st_ino))
     }
 
+    /// Its group.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn group(&self) -> io::Result<u32> {
+        self.stat().map(|stat| stat.st_gid)
+    }
+
     /// Its group is this one from now on.
     ///
     /// # Errors

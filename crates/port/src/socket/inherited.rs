@@ -1,10 +1,14 @@
 //! Sockets that the process before has listened on, for who listens at the same place in this one: clients that come between the two wait
 //! in the kernel, and are not turned away.
+//!
+//! Until [`settle`] has said that this process goes on, the other one may: whatever ends here meanwhile leaves it the files of its sockets, of
+//! the group that they had.
 
 use super::{At, Passed};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What is said by a TCP socket.
@@ -19,8 +23,12 @@ pub enum Purpose {
 /// A process has its sockets as the system sees it; they are found again by where they are.
 static SOCKETS: Mutex<Vec<(Option<Purpose>, Passed)>> = Mutex::new(Vec::new());
 
+/// Nothing that was kept may be wanted back.
+static ARE_SETTLED: AtomicBool = AtomicBool::new(true);
+
 /// Keeps a socket for whoever listens where it is; of TCP also what it is for.
 pub fn keep(purpose: Option<Purpose>, socket: Passed) {
+    ARE_SETTLED.store(false, Ordering::Relaxed);
     sockets().push((purpose, socket));
 }
 
@@ -42,11 +50,17 @@ pub fn take_tcp(address: SocketAddr, purpose: Purpose) -> Option<OwnedFd> {
 
 /// Whoever was to listen does: nobody listens at the other places any more.
 pub fn settle() {
+    ARE_SETTLED.store(true, Ordering::Relaxed);
     for (_, socket) in std::mem::take(&mut *sockets()) {
         if let At::Unix(path) = socket.at() {
             let _gone_already = std::fs::remove_file(path);
         }
     }
+}
+
+/// This process has the sockets for itself.
+pub(super) fn are_settled() -> bool {
+    ARE_SETTLED.load(Ordering::Relaxed)
 }
 
 fn take(is_it: impl Fn(Option<Purpose>, &At) -> bool) -> Option<OwnedFd> {
@@ -59,6 +73,13 @@ fn sockets() -> MutexGuard<'static, Vec<(Option<Purpose>, Passed)>> {
     SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A process has its sockets: of the tests in it one at a time has to do with them.
+#[cfg(test)]
+pub(super) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,6 +88,7 @@ mod tests {
 
     #[test]
     fn a_socket_is_for_who_listens_at_its_place() {
+        let _turn = turn();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.sock");
         keep(None, Passed::new(UnixListener::bind(&path).unwrap().into()).unwrap());

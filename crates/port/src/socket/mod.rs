@@ -33,7 +33,7 @@ pub enum SocketError {
     #[error("{} is in use by another server", .0.display())]
     InUse(PathBuf),
     /// The path holds something that is not a socket.
-    #[error("{} exists and is not a socket", .0.display())]
+    #[error("{} exists and is not a socket; move it away, or name another place", .0.display())]
     NotSocket(PathBuf),
     /// No socket can have this path.
     #[error("{} is too long for a socket: {} bytes, of which a path may have {PATH_MAX}", .0.display(), .0.as_os_str().len())]
@@ -84,13 +84,16 @@ impl Listening {
         }
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
         if let Some(fd) = inherited::take_unix(path) {
-            let Ok(file) = SocketFile::just_bound(path) else {
-                // Somebody has removed it in the meantime, or put something else there: clients that have come are served.
-                return Ok(Self { fd, file: OwnFile::somebody_elses(path.to_owned()) });
-            };
-            // Before the file is ours and would go with us: if this fails, who passed it on goes on there.
-            give(&file, group, path)?;
-            return Ok(Self { fd, file: OwnFile::bound(path, &file) });
+            // If anything fails from here on, who passed it on goes on there.
+            let listening = Self { fd, file: OwnFile::inherited(path) };
+            match SocketFile::just_bound(path) {
+                Ok(file) => give(&file, group, path)?,
+                // Clients that have come are served.
+                Err(error) => {
+                    tracing::warn!(event = "socket-gone", path = %path.display(), %error, "nobody finds the socket any more: somebody has removed its file, or put something else there");
+                }
+            }
+            return Ok(listening);
         }
         let _lock = lock_directory(path)?;
         remove_stale(path, &address)?;
@@ -215,6 +218,7 @@ mod tests {
 
     #[test]
     fn a_socket_of_the_process_before_has_the_group_that_is_said_now() {
+        let _turn = inherited::turn();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
         let own = rustix::process::getegid().as_raw();
@@ -232,6 +236,7 @@ mod tests {
     /// Whoever could not take over took the socket away from the one that goes on.
     #[test]
     fn who_may_not_give_the_group_leaves_the_file_to_the_process_before() {
+        let _turn = inherited::turn();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
         let before = unix(&path).unwrap();
@@ -243,6 +248,28 @@ mod tests {
         let other = rustix::process::getegid().as_raw() + 77;
         assert!(matches!(Listening::on(&path, Some(other)), Err(SocketError::Group(_))));
         UnixStream::connect(&path).expect("the one before is there");
+    }
+
+    /// One of several sockets could not be had, and the others went with it.
+    #[test]
+    fn who_cannot_go_on_leaves_the_files_as_they_were() {
+        let _turn = inherited::turn();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("nbd.sock");
+        let own = rustix::process::getegid().as_raw();
+        let other = if rustix::process::geteuid().is_root() { own + 1 } else { own };
+        let before = unix(&path).unwrap();
+        let pass_on = || {
+            inherited::keep(None, Passed::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap());
+            Listening::on(&path, Some(other)).unwrap()
+        };
+        drop(pass_on());
+        UnixStream::connect(&path).expect("the one before is there");
+        assert_eq!(fs::metadata(&path).unwrap().gid(), own, "and who could come to it can");
+        let now = pass_on();
+        inherited::settle();
+        drop(now);
+        assert!(!path.exists(), "the one before does not go on");
     }
 
     #[test]

@@ -1,35 +1,43 @@
 //! The file of a socket that somebody listens on, which goes with him.
 
-use super::SocketFile;
+use super::{SocketFile, inherited};
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// The file of a socket. Dropped, it goes, unless somebody else's has taken its place or it is [left](Self::leave).
+/// The file of a socket. Dropped, it goes, unless somebody else's has taken its place, it is [left](Self::leave), or the process before may still
+/// want it back.
 pub struct OwnFile {
     path: PathBuf,
     /// Device and inode; `None`: it is not ours.
     identity: Option<(u64, u64)>,
+    /// The group that it had when the process before has passed it on; `None`: it was bound here.
+    former_group: Option<u32>,
 }
 
 impl OwnFile {
     /// The one that has just been bound at `path`.
     #[must_use]
     pub fn bound(path: &Path, file: &SocketFile) -> Self {
-        Self { path: path.to_owned(), identity: file.identity().ok() }
+        Self { path: path.to_owned(), identity: file.identity().ok(), former_group: None }
     }
 
     /// The socket that lies at `path`, if one does: another process of ours has bound it.
     #[must_use]
     pub fn inherited(path: &Path) -> Self {
-        let identity = SocketFile::just_bound(path).and_then(|file| file.identity()).ok();
-        Self { path: path.to_owned(), identity }
+        match SocketFile::just_bound(path) {
+            Ok(file) => {
+                let mut own = Self::bound(path, &file);
+                own.former_group = file.group().ok();
+                own
+            }
+            Err(_) => Self::somebody_elses(path.to_owned()),
+        }
     }
 
     /// Somebody else has bound it, and it stays.
     #[must_use]
     pub const fn somebody_elses(path: PathBuf) -> Self {
-        Self { path, identity: None }
+        Self { path, identity: None, former_group: None }
     }
 
     /// Where it is.
@@ -47,10 +55,14 @@ impl OwnFile {
 impl Drop for OwnFile {
     fn drop(&mut self) {
         let (path, Some(ours)) = (&self.path, self.identity) else { return };
-        let there = fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
-        if there.is_ok_and(|there| there == ours)
-            && let Err(error) = fs::remove_file(path)
-        {
+        let Ok(file) = SocketFile::just_bound(path) else { return };
+        if file.identity().ok() != Some(ours) {
+            return;
+        }
+        if let Some(group) = self.former_group.filter(|_| !inherited::are_settled()) {
+            // Who listens there again finds it as it was.
+            let _as_it_was = file.set_group(group);
+        } else if let Err(error) = fs::remove_file(path) {
             tracing::warn!(event = "socket-not-removed", path = %path.display(), %error, "could not remove the socket; the next start will");
         }
     }
