@@ -8,7 +8,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Signal, getppid, kill_process};
+use rustix::process::{PidfdFlags, Signal, getppid, kill_process, pidfd_open};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -107,10 +107,10 @@ impl Between {
             self.process.kill().expect("ours");
             self.process.wait().expect("ours");
         } else if let Some(old) = getppid() {
+            let end = pidfd_open(old, PidfdFlags::empty()).expect("it is there");
             kill_process(old, Signal::KILL).expect("it has started this one");
-            while getppid() == Some(old) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            // This one has another parent before all threads of that one have let go of its sockets.
+            poll(&mut [PollFd::new(&end, PollFlags::IN)], None).expect("it waits");
         }
         std::process::exit(0);
     }

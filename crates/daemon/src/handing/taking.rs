@@ -8,9 +8,10 @@ use crate::passed::Sockets;
 use bcached_front_nbd::Left;
 use bcached_uring::device::claim::{self, Claim};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,6 +20,8 @@ pub struct Predecessor {
     link: Link,
     /// Its process.
     pub pid: u32,
+    /// The same, which tells when all of it has ended; `None`: it has not started this one, or has ended already, or the kernel does not give it.
+    process: Option<OwnedFd>,
 }
 
 /// What it has left.
@@ -49,7 +52,15 @@ pub fn begun() -> Result<Option<Predecessor>, Failure> {
     // Nothing else of this process reads from there.
     let nothing = std::fs::File::open("/dev/null").map_err(|error| wrong(error.to_string()))?;
     rustix::stdio::dup2_stdin(nothing).map_err(|error| wrong(error.to_string()))?;
-    Ok(Some(Predecessor { link: Link::of(end), pid }))
+    Ok(Some(Predecessor { link: Link::of(end), pid, process: parent(pid) }))
+}
+
+/// The process of that number, if it is the one that has started this one.
+fn parent(pid: u32) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    // Asked later than that: nobody has waited for it before, so its number was nobody else's.
+    (getppid() == Some(pid)).then_some(process)
 }
 
 impl Predecessor {
@@ -107,6 +118,10 @@ impl Predecessor {
 
     /// Whether the process whose end of the link is closed ends, too. One that goes on has ended this one before it closes that.
     fn dies(&self) -> bool {
+        if let Some(process) = &self.process {
+            // With all its threads: until the last has let go of its sockets it seems to listen there. This one has another parent before that.
+            return has_ended(process);
+        }
         let deadline = Instant::now() + END_LIMIT;
         while getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() == self.pid) {
             if Instant::now() >= deadline {
@@ -139,21 +154,24 @@ impl Predecessor {
             _ => {
                 // It stands still, and may take everything back when it goes on: unless it does not.
                 tracing::warn!(event = "former-killed", "process {} does not answer, and is ended", self.pid);
-                end(self.pid);
+                if let Some(process) = &self.process {
+                    let _is_gone = pidfd_send_signal(process, Signal::KILL);
+                    has_ended(process);
+                }
             }
         }
     }
 }
 
-/// Ends a process, and waits until it is gone.
-fn end(pid: u32) {
-    let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
-    // The one that has started this one, which has not been waited for: its number is nobody else's.
-    if getppid() != Some(process) {
-        return;
+/// Waits until a process is gone, with all that it had open; false if that takes too long.
+fn has_ended(process: &OwnedFd) -> bool {
+    let deadline = Instant::now() + END_LIMIT;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let limit = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 10, tv_nsec: 0 });
+        match poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)) {
+            Err(Errno::INTR) => {}
+            ended => return ended.is_ok_and(|ended| ended > 0),
+        }
     }
-    let Ok(process) = pidfd_open(process, PidfdFlags::empty()) else { return };
-    let _has_ended = pidfd_send_signal(&process, Signal::KILL);
-    let limit = Timespec::try_from(END_LIMIT).unwrap_or(Timespec { tv_sec: 10, tv_nsec: 0 });
-    let _ended = poll(&mut [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)], Some(&limit));
 }
