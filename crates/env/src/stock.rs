@@ -47,24 +47,25 @@ impl Stock {
     /// them gives none of them away before they have been overwritten.
     #[must_use]
     pub fn take(&mut self, bytes: usize) -> Buffer {
-        let Some(shelf) = shelf_of(bytes) else { return Buffer::zeroed(bytes) };
+        self.find(bytes).unwrap_or_else(|| Buffer::zeroed(bytes))
+    }
+
+    /// The same, if there are some: for who shares a stock, and makes fresh ones without keeping others out.
+    #[must_use]
+    pub fn find(&mut self, bytes: usize) -> Option<Buffer> {
+        let shelf = shelf_of(bytes)?;
         self.taken += 1;
         let shelf = &mut self.shelves[shelf];
         shelf.used = self.taken;
-        let Some(piece) = shelf.pieces.pop() else { return Buffer::zeroed(bytes) };
+        let piece = shelf.pieces.pop()?;
         self.bytes -= cost(bytes);
-        piece
+        Some(piece)
     }
 
-    /// The same with `bytes` in it.
+    /// Whether pieces of this size are kept at all.
     #[must_use]
-    pub fn copy_of(&mut self, bytes: &[u8]) -> Buffer {
-        if shelf_of(bytes.len()).is_none() {
-            return Buffer::copied_from(bytes);
-        }
-        let mut buffer = self.take(bytes.len());
-        buffer.put(bytes);
-        buffer
+    pub fn keeps(bytes: usize) -> bool {
+        shelf_of(bytes).is_some()
     }
 
     /// Keeps memory that was taken for later, if there is room for it.
@@ -130,17 +131,6 @@ mod tests {
         stock.put(half);
         let again = stock.take(8192);
         assert_eq!((again.as_slice().as_ptr(), again.len()), (place, 8192));
-    }
-
-    #[test]
-    fn a_copy_lies_in_what_was_put_back() {
-        let mut stock = Stock::new(1 << 20);
-        let first = stock.copy_of(&[7; 4096]);
-        let place = first.as_slice().as_ptr();
-        stock.put_payload(first.freeze());
-        let again = stock.copy_of(&[9; 4096]);
-        assert_eq!((again.as_slice().as_ptr(), again.as_slice()), (place, &[9; 4096][..]));
-        assert_eq!(stock.copy_of(&[1, 2, 3]).as_slice(), [1, 2, 3], "a size that is not kept");
     }
 
     /// A reader of odd sizes made each piece seem smaller every time it came back, until thousands of large ones were counted as small ones.

@@ -158,12 +158,19 @@ impl VolumeFile {
 
     /// Memory with `data` in it, for a payload.
     pub(crate) fn copy_of(&self, data: &[u8]) -> Payload {
-        self.stock().copy_of(data).freeze()
+        if !Stock::keeps(data.len()) {
+            return Buffer::copied_from(data).freeze();
+        }
+        let mut buffer = self.memory(data.len());
+        buffer.put(data);
+        buffer.freeze()
     }
 
-    /// Memory for a read: it holds anything ([`Stock::take`]), until the engine says that it has been read into.
-    fn memory_to_read(&self, bytes: usize) -> Buffer {
-        self.stock().take(bytes)
+    /// Memory that holds anything ([`Stock::take`]): of a read until the engine says that it has been read into. Others are kept out neither
+    /// while fresh memory is cleared nor while it is filled.
+    fn memory(&self, bytes: usize) -> Buffer {
+        let kept = self.stock().find(bytes);
+        kept.unwrap_or_else(|| Buffer::zeroed(bytes))
     }
 
     // No piece is half in it between any two statements.
@@ -207,7 +214,7 @@ impl VolumeFile {
                 let Some(permit) = self.try_memory_for(bytes) else {
                     return Err(Task::Read { sectors, answer });
                 };
-                let operation = Operation::Read { sector: sectors.start, buffer: self.memory_to_read(bytes) };
+                let operation = Operation::Read { sector: sectors.start, buffer: self.memory(bytes) };
                 self.submit(operation, answer, (Some(permit), None));
             }
             Task::Change { operation, sectors, permit, answer } => {
