@@ -262,6 +262,15 @@ impl Node {
         (keys.take(count), next)
     }
 
+    /// The same in the runs in which they stand in memory, for who looks at very many.
+    pub fn runs(&self, position: Position, count: usize) -> (impl Iterator<Item = &[Key]>, Option<Position>) {
+        let place = self.view.after(position);
+        let mut rest = self.view.iter_from(place);
+        let last = count.checked_sub(1).and_then(|before| rest.nth(before));
+        let next = last.filter(|_| rest.next().is_some()).map(Key::position);
+        (self.view.runs_from(place, count), next)
+    }
+
     pub(crate) fn pending_words(&self) -> usize {
         self.pending.words() + self.pending_freeing.iter().map(Key::words).sum::<usize>()
     }

@@ -97,10 +97,8 @@ pub async fn by_walk(set: &CacheSet, victims: &BTreeSet<BucketId>) -> Result<u64
         let looked = set
             .attempt(|s| {
                 keys.clear();
-                s.visit_leaf(at, |buckets, key| {
-                    if is_in(buckets, key, victims) {
-                        keys.push(*key);
-                    }
+                s.visit_leaf(at, |buckets, run| {
+                    keys.extend(run.iter().filter(|key| is_in(buckets, key, victims)));
                 })
             })
             .await;

@@ -41,11 +41,11 @@ impl State {
         if missing.inode == inode { missing.offset.min(end) } else { end }
     }
 
-    /// Shows the keys behind `at` of the leaf for it, stale ones included: as many as go into one piece.
+    /// Shows the keys behind `at` of the leaf for it, stale ones included: as many as go into one piece, in runs.
     pub(crate) fn visit_leaf(
         &mut self,
         at: Position,
-        mut visit: impl FnMut(&Buckets, &Key),
+        mut visit: impl FnMut(&Buckets, &[Key]),
     ) -> Attempt<Visited> {
         let slot = match self.descend(at, 0) {
             Ok(slot) => slot,
@@ -54,8 +54,10 @@ impl State {
         let Self { nodes, buckets, work, .. } = self;
         let node = nodes.get(slot).node();
         work.visit(PIECE_KEYS.min(node.len()));
-        let (keys, next) = node.piece(at, PIECE_KEYS);
-        keys.for_each(|key| visit(buckets, key));
+        let (runs, next) = node.runs(at, PIECE_KEYS);
+        for run in runs {
+            visit(buckets, run);
+        }
         Attempt::Done(Visited {
             next: next.unwrap_or(node.position()),
             is_end: next.is_none(),

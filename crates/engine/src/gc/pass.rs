@@ -240,16 +240,47 @@ impl Found {
     fn add(&mut self, leaf: &Self) {
         self.nodes += 1;
         self.leaves += 1;
-        self.key_bytes += leaf.key_bytes;
-        self.keys += leaf.keys;
-        self.key_sectors += leaf.key_sectors;
+        self.add_keys(leaf);
     }
+
+    fn add_keys(&mut self, others: &Self) {
+        self.key_bytes += others.key_bytes;
+        self.keys += others.keys;
+        self.key_sectors += others.key_sectors;
+    }
+
+    fn words(&self) -> usize {
+        usize::try_from(self.key_bytes / 8).expect("words of one leaf")
+    }
+}
+
+/// The keys of a run that are alive; each pointer that is stale is told, with its age. The sums stay in registers: a pass looks at nine keys for
+/// each block that is written over.
+#[inline]
+fn see_run(buckets: &Buckets, run: &[Key], mut is_stale: impl FnMut(Pointer, u8)) -> Found {
+    let mut alive = Found::default();
+    for key in run {
+        // What has no pointers is dead, too.
+        let mut is_alive = false;
+        for pointer in key.pointers.as_slice() {
+            match buckets.age_of(*pointer) {
+                Some(0) => is_alive = true,
+                // One that is up to date is no older than what the pass began with.
+                Some(age) => is_stale(*pointer, age),
+                None => {}
+            }
+        }
+        if is_alive {
+            alive.count(key);
+        }
+    }
+    alive
 }
 
 /// Looks at the leaf for `at`, and adds what it names to `seen`. Others run between the pieces; if they change the leaf, those
 /// who act on what was seen ask again.
 async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<Leaf, Error> {
-    let (mut live_words, mut found, mut stale_max) = (0, Found::default(), 0);
+    let (mut found, mut stale_max) = (Found::default(), 0);
     let mut next = at;
     loop {
         if !set.with(|s| s.starvation.wants_pass()) {
@@ -257,27 +288,18 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
         }
         let visited = set
             .attempt(|s| {
-                s.visit_leaf(next, |buckets, key| {
-                    // What has no pointers is dead, too.
-                    let mut is_alive = false;
-                    for pointer in key.pointers.as_slice() {
-                        let age = buckets.age_of(*pointer);
-                        is_alive |= age == Some(0);
-                        // One that is up to date is no older than what the pass began with.
-                        if let Some(age @ 1..) = age {
-                            stale_max = stale_max.max(age);
-                            seen.push(*pointer);
-                        }
-                    }
-                    if is_alive {
-                        live_words += key.words();
-                        found.count(key);
-                    }
+                s.visit_leaf(next, |buckets, run| {
+                    let alive = see_run(buckets, run, |pointer, age| {
+                        stale_max = stale_max.max(age);
+                        seen.push(pointer);
+                    });
+                    found.add_keys(&alive);
                 })
             })
             .await?;
         next = visited.next;
         if visited.is_end {
+            let live_words = found.words();
             let half_dead = visited.words_on_disk > 64 && live_words * 2 < visited.words_on_disk;
             let wants_rewrite = stale_max > STALE_REWRITE || half_dead;
             let is_sparse = set.with(|s| s.is_one_node(live_words));

@@ -240,6 +240,20 @@ impl SortedKeys {
         first.iter().chain(rest.iter().flatten())
     }
 
+    /// The first `count` keys behind `place` at most, in order, in the runs in which they stand.
+    #[inline]
+    pub(crate) fn runs_from(&self, place: Place, count: usize) -> impl Iterator<Item = &[Key]> {
+        let (mut skip, mut left) = (place.index, count);
+        let chunks = self.chunks.get(place.chunk..).unwrap_or_default().iter();
+        let runs = chunks.map(move |chunk| {
+            let run = &chunk[skip..];
+            let run = &run[..run.len().min(left)];
+            (skip, left) = (0, left - run.len());
+            run
+        });
+        runs.take_while(|run| !run.is_empty())
+    }
+
     /// All keys, in order.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Key> + Clone {
         self.chunks.iter().flatten()
