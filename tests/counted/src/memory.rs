@@ -12,8 +12,8 @@ use std::sync::{Mutex, PoisonError};
 type Stack = [usize; FRAMES_MAX];
 const FRAMES_MAX: usize = 64;
 
-/// Calls that are remembered while requests of one kind are asked: as many as of which it is known from where they came.
-const STACKS_MAX: usize = 20_000;
+/// There is room for so many calls while requests of one kind are asked; more are remembered, too.
+const STACKS_ROOM: usize = 20_000;
 
 /// Files in which somebody works for a request: who carries it out, who brings it there, front ends, the driver.
 const OF_REQUESTS: [&str; 4] = ["engine_thread/workers.rs", "crates/front-", "crates/port/", "crates/uring/"];
@@ -96,7 +96,7 @@ pub struct Found {
 
 /// What was asked for while `work` ran.
 pub fn counted<R>(work: impl FnOnce() -> R) -> (R, Found) {
-    let mut stacks = Vec::with_capacity(STACKS_MAX);
+    let mut stacks = Vec::with_capacity(STACKS_ROOM);
     std::mem::swap(&mut stacks, &mut *STACKS.lock().unwrap_or_else(PoisonError::into_inner));
     IS_COUNTING.store(true, Ordering::SeqCst);
     let result = work();
@@ -119,14 +119,15 @@ fn judged(stacks: &[Stack]) -> Found {
             names.iter().map(|frame| frame.places.as_str()).filter(|places| !places.is_empty()).collect();
         let place = ours.join(" < ");
         let is_in = |files: &[&str]| files.iter().any(|file| place.contains(file));
-        if is_duty || is_in(&[BESIDE]) || !is_in(&OF_REQUESTS) {
+        // Of what is cut off, and of what no line of ours is known, it may have been a request.
+        let is_known = stack[FRAMES_MAX - 1] == 0 && !place.is_empty();
+        if is_known && (is_duty || is_in(&[BESIDE]) || !is_in(&OF_REQUESTS)) {
             found.beside += 1;
-        } else if is_in(&OF_THE_TREE) {
-            found.of_the_tree += 1;
-        } else {
-            found.of_requests += 1;
-            *places.entry(place).or_default() += 1;
+            continue;
         }
+        let count = if is_in(&OF_THE_TREE) { &mut found.of_the_tree } else { &mut found.of_requests };
+        *count += 1;
+        *places.entry(place).or_default() += 1;
     }
     for (place, times) in places {
         _ = writeln!(found.places, "  {times} times: {place}");
