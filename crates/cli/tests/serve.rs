@@ -161,6 +161,19 @@ fn the_journal_gets_priorities_and_a_gone_reader_stops_nothing() {
     assert!(log.contains("<6>ready [event=ready]"), "{log}");
 }
 
+/// A misspelt level would name a part of the program, which alone would be logged.
+#[test]
+fn what_is_to_be_logged_is_understood_or_told() {
+    let images = Images::new();
+    let (fast, _tank) = set(&images);
+    let mut command = Daemon::command(&images, "run", &["--cache", &fast]);
+    command.env("BCACHED_LOG", "verbose");
+    let (exit, log) = Daemon::start_command(&images, command).stop();
+    assert_eq!(exit, 0, "{log}");
+    assert!(log.contains("warning: BCACHED_LOG: `verbose` is not understood"), "{log}");
+    assert!(log.contains("event=cache-opened"), "{log}");
+}
+
 #[test]
 fn a_served_device_belongs_to_its_daemon() {
     let images = Images::new();

@@ -50,6 +50,7 @@ fn a_virtual_machine_has_a_volume_as_its_disk() {
     let nbd = images.path("run/nbd.sock");
     let places = [("nbd", &nbd), ("vhost-user", &socket)];
     assert_eq!(ways(&daemon), places.map(|(way, place)| (way.to_owned(), place.display().to_string())));
+    assert!(done(&daemon, &["status"]).contains(&format!(", socket {}\n", socket.display())));
     let guest = Machine::start(&socket);
     assert_eq!([guest.says(), guest.says(), guest.says()], *b"!..");
     daemon.wait_for("it writes", |status| clients(status) == [("vhost-user".to_owned(), true)]);
@@ -94,6 +95,7 @@ fn a_volume_is_a_file() {
     let daemon = Daemon::configured(&images);
     let file: PathBuf = images.path("run/fuse/volumes/tank");
     assert_eq!(ways(&daemon), [("fuse".to_owned(), file.display().to_string())]);
+    assert!(done(&daemon, &["status"]).contains(&format!(" 0 B dirty, file {}\n", file.display())));
     assert!(daemon.status()["nbd"].as_array().is_some_and(|nbd| !nbd.is_empty()), "for volumes that come");
     let data = pattern(300_000, 3);
     let open = OpenOptions::new().read(true).write(true).open(&file).expect("it is there");

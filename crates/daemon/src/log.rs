@@ -5,6 +5,7 @@ use std::fmt;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{Directive, LevelFilter};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -14,15 +15,42 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 /// Which events are logged, in tracing's filter syntax; `info` unless set.
 const VARIABLE: &str = "BCACHED_LOG";
 
+/// What is logged if nothing is said of it, or nothing that is understood.
+const DEFAULT: &str = "info";
+
 /// Starts logging. A second call does nothing.
 pub fn init() {
-    let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
+    let said = std::env::var(VARIABLE).unwrap_or_default();
+    let (filter, misunderstood) = match filter(&said) {
+        Ok(filter) => (filter, None),
+        Err(part) => (EnvFilter::new(DEFAULT), Some(part)),
+    };
     // The journal sets this variable for what it reads; elsewhere a word reads better than a number.
     let lines = Lines { priorities: std::env::var_os("JOURNAL_STREAM").is_some() };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A line that cannot be written (its file system is full) would be told of on the same standard error, by a panic.
     let builder = builder.log_internal_errors(false);
     let _already = builder.event_format(lines).finish().with(Keeper).try_init();
+    if let Some(part) = misunderstood {
+        tracing::warn!(
+            event = "log-filter-refused",
+            "{VARIABLE}: `{part}` is not understood, so `{DEFAULT}` counts; it takes error, warn, info, debug or trace, or such a level for a part of the program: bcached_engine=debug"
+        );
+    }
+}
+
+/// What `text` asks for; the part of it that is not understood. A word by itself would be a part of the program, which alone is logged: all else
+/// would be silent, which nobody means who has misspelt a level.
+fn filter(text: &str) -> Result<EnvFilter, &str> {
+    let text = if text.is_empty() { DEFAULT } else { text };
+    for part in text.split(',') {
+        let is_level = part.parse::<LevelFilter>().is_ok();
+        let is_directive = part.contains('=') && part.parse::<Directive>().is_ok();
+        if !is_level && !is_directive {
+            return Err(part);
+        }
+    }
+    EnvFilter::try_new(text).map_err(|_| text)
 }
 
 struct Lines {
@@ -83,5 +111,20 @@ impl Visit for Line {
 
     fn record_str(&mut self, field: &Field, value: &str) {
         self.record_debug(field, &format_args!("{value}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_filter_is_told() {
+        for sound in ["", "debug", "warn,bcached_engine=debug", "off", "bcached_front_nbd=trace"] {
+            assert!(filter(sound).is_ok(), "{sound}");
+        }
+        for (text, part) in [("verbose", "verbose"), ("info,engine=loud", "engine=loud"), ("info,", "")] {
+            assert_eq!(filter(text).err(), Some(part), "{text}");
+        }
     }
 }

@@ -317,6 +317,17 @@ impl Exported {
         })
     }
 
+    /// Where it is, for people: the block device, or the file or socket in words. `None`: it is not there, or by NBD, of which each place has
+    /// all volumes.
+    #[must_use]
+    pub fn told_place(&self) -> Option<String> {
+        match self.way.as_str() {
+            "fuse" => self.place.as_ref().map(|place| format!("file {place}")),
+            "vhost-user" => self.place.as_ref().map(|place| format!("socket {place}")),
+            _ => self.device(),
+        }
+    }
+
     /// Why it cannot be had that way, in a sentence.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {

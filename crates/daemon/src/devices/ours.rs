@@ -25,7 +25,8 @@ pub fn block_devices() -> Vec<PathBuf> {
 }
 
 /// Whether the block device of this name in sysfs is a volume, or lies on one: a partition of it, a logical volume, an image in a file system
-/// there. Nothing of it is read. Of volumes by the kernel's NBD client only those of this process are known.
+/// there. Nothing of it is read. Of volumes by the kernel's NBD client only those of this process are known; of an image in a file system that has
+/// a number of its own and none of a device's (btrfs, overlays) it is not known where that lies.
 pub fn lies_on_a_volume(name: &str) -> bool {
     reaches_a_volume(name, &below)
 }

@@ -70,6 +70,26 @@ fn refuse(path: &str, user: u32, errno: Errno, why: &str) -> Errno {
     errno
 }
 
+/// What was written is nothing that the file takes.
+fn not_understood(path: &str, user: u32, takes: &str) -> Errno {
+    refuse(path, user, Errno::INVAL, &format!("it is not understood; the file takes {takes}"))
+}
+
+/// What a file of that kind takes, for people.
+fn values(kind: Kind) -> String {
+    match kind {
+        Kind::Flag => "0 or 1".to_owned(),
+        Kind::Choice(words) => format!("one of {}", words.join(", ")),
+        Kind::Size => SIZES.to_owned(),
+        Kind::Number(..) | Kind::Rate(..) | Kind::Time(..) => NUMBERS.to_owned(),
+        Kind::Text => "a line of at most 31 bytes".to_owned(),
+        Kind::Stripe | Kind::Hours => "nothing".to_owned(),
+    }
+}
+
+const NUMBERS: &str = "a whole number";
+const SIZES: &str = "bytes, also with k, M, G, T or P behind them";
+
 impl Sysfs {
     /// Takes what a user has written.
     pub(super) fn take(
@@ -79,16 +99,16 @@ impl Sysfs {
         (path, text): (&str, &[u8]),
         user: u32,
     ) -> Result<(), Errno> {
-        let not_understood = || refuse(path, user, Errno::INVAL, "it is not understood");
+        let not_understood = |takes: &str| not_understood(path, user, takes);
         if text.is_empty() {
             return Ok(());
         }
-        let line = input::line(text).ok_or_else(not_understood)?;
+        let line = input::line(text).ok_or_else(|| not_understood("text"))?;
         match file.write {
             Write::Never => Err(Errno::ACCESS),
             Write::Refused(why) => Err(refuse(path, user, Errno::OPNOTSUPP, why)),
             Write::Fixed(kind, why) => {
-                let wanted = normal(kind, line).ok_or_else(not_understood)?;
+                let wanted = normal(kind, line).ok_or_else(|| not_understood(&values(kind)))?;
                 let now = self.text(seen, of, file)?.unwrap_or_default();
                 let holds = if matches!(kind, Kind::Choice(_)) { format!("[{wanted}]") } else { wanted };
                 if now.split_ascii_whitespace().any(|word| word == holds) {
@@ -101,7 +121,7 @@ impl Sysfs {
                 let owner = owner(seen, scope, of).ok_or(Errno::NODEV)?;
                 let kind = scope.find(name).map(|option| option.kind).ok_or(Errno::IO)?;
                 let typed = if name == "label" { label(text) } else { normal(kind, line) };
-                let typed = typed.ok_or_else(not_understood)?;
+                let typed = typed.ok_or_else(|| not_understood(&values(kind)))?;
                 let typed = self.between_neighbours(owner, name, typed)?;
                 let change = Change {
                     set: BTreeMap::from([(name.to_owned(), Typed(typed))]),
@@ -138,7 +158,7 @@ impl Sysfs {
         (path, line): (&str, &str),
         user: u32,
     ) -> Result<(), Errno> {
-        let not_understood = || refuse(path, user, Errno::INVAL, "it is not understood");
+        let not_understood = |takes: &str| not_understood(path, user, takes);
         let begin = |begin: Begin| {
             (self.handlers.begin)(begin, Some(user)).map(drop).map_err(|failure| errno(&failure))
         };
@@ -149,7 +169,7 @@ impl Sysfs {
         }
         if let (Deed::CreateFlash, Of::Cache(cache)) = (deed, of) {
             let set = seen.set(cache, Written::default()).ok_or(Errno::NODEV)?;
-            let bytes = input::size(line).ok_or_else(not_understood)?;
+            let bytes = input::size(line).ok_or_else(|| not_understood(SIZES))?;
             let mut add = Begin::new(Verb::Add, free_name(seen));
             add.cache = Some(set.cache.name.clone());
             add.size_bytes = Some(bytes - bytes % set.counts.block_bytes);
@@ -164,7 +184,7 @@ impl Sysfs {
             Deed::Detach if member.facts.attached == Some(false) => Ok(()),
             Deed::Detach => begin(verb(Verb::Detach)),
             Deed::Attach => {
-                let digits = input::uuid_digits(line).ok_or_else(not_understood)?;
+                let digits = input::uuid_digits(line).ok_or_else(|| not_understood("the UUID of a set"))?;
                 let is_it = |set: &super::files::Set<'_>| set.counts.set_uuid.replace('-', "") == digits;
                 let mut sets =
                     (0..seen.status.caches.len()).filter_map(|cache| seen.set(cache, Written::default()));
@@ -176,12 +196,12 @@ impl Sysfs {
                 begin(Begin { cache: Some(set.cache.name.clone()), ..verb(Verb::Attach) })
             }
             Deed::Run => match input::number(line) {
-                None => Err(not_understood()),
+                None => Err(not_understood(NUMBERS)),
                 Some(0) => Ok(()),
                 Some(_) => Err(refuse(path, user, Errno::BUSY, "it runs already")),
             },
             Deed::Resize => {
-                let bytes = input::size(line).ok_or_else(not_understood)?;
+                let bytes = input::size(line).ok_or_else(|| not_understood(SIZES))?;
                 let bytes = bytes - bytes % member.facts.block_bytes.max(512);
                 let to = |of| Begin { size_bytes: Some(bytes), ..verb(of) };
                 match bytes.cmp(&member.facts.size_bytes) {

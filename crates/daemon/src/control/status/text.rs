@@ -111,8 +111,8 @@ impl Volume {
                 human(facts.dirty_bytes)
             );
             for exported in &self.exports {
-                let Some(device) = exported.device() else { continue };
-                let _ = write!(line, ", {device}");
+                let Some(place) = exported.told_place() else { continue };
+                let _ = write!(line, ", {place}");
                 if let Some(transfer) = &exported.transfer {
                     let _ = write!(line, " ({transfer})");
                 }
