@@ -408,6 +408,8 @@ impl Supervisor {
                 self.give_back(control, &predecessor, hand_over::told_to_end())
             }
             (outcome, _) => {
+                // Nobody takes anything back: the sockets go, also those that a process before has passed on.
+                bcached_port::socket::inherited::settle();
                 let ending = self.ending.clone();
                 let ended = outcome.and(self.stop());
                 ending.tell(&ended);

@@ -80,16 +80,20 @@ pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
     Served { ram, exports, server: Some(server), path, tcp, ring, _directory: directory }
 }
 
+/// What is inherited is the whole process's, and so another test's that asks for any port; and until that is settled no test's server takes its
+/// sockets with it.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 /// Starts a server that goes on with these sockets.
 fn start(options: Options, exports: &ExportTable, left: Vec<LeftSocket>) -> NbdServer {
-    /// What is inherited is the whole process's, and so another test's that asks for any port.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for LeftSocket { socket, bound, .. } in left {
         let purpose = matches!(bound, Bound::Tcp(_)).then_some(Purpose::Nbd);
         inherited::keep(purpose, Passed::new(socket).expect("it is listened on"));
     }
-    NbdServer::start(options, exports.clone()).expect("starts")
+    let server = NbdServer::start(options, exports.clone()).expect("starts");
+    inherited::settle();
+    server
 }
 
 /// Whether this is the suite without rings.
@@ -158,6 +162,7 @@ impl Drop for Served {
         if let Some(server) = self.server.take()
             && !std::thread::panicking()
         {
+            let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
             assert_eq!(server.shutdown(LIMIT), Ok(()), "every thread ends");
             assert!(!self.path.exists(), "the socket file goes with the server");
         }

@@ -227,6 +227,7 @@ mod tests {
         let mut listening = unix(&path).unwrap();
         // Of the last nothing is said: whoever gave it that one may have his reasons.
         for (said, wanted) in [(None, own), (Some(other), other), (None, other)] {
+            inherited::settle();
             inherited::keep(None, Passed::new(listening.leave()).unwrap());
             listening = Listening::on(&path, said).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().gid(), wanted, "{said:?}");
@@ -263,9 +264,13 @@ mod tests {
             inherited::keep(None, Passed::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap());
             Listening::on(&path, Some(other)).unwrap()
         };
-        drop(pass_on());
-        UnixStream::connect(&path).expect("the one before is there");
-        assert_eq!(fs::metadata(&path).unwrap().gid(), own, "and who could come to it can");
+        for ends in [drop as fn(Listening), |now| drop(now.leave())] {
+            let now = pass_on();
+            assert_eq!(fs::metadata(&path).unwrap().gid(), other);
+            ends(now);
+            UnixStream::connect(&path).expect("the one before is there");
+            assert_eq!(fs::metadata(&path).unwrap().gid(), own, "and who could come to it can");
+        }
         let now = pass_on();
         inherited::settle();
         drop(now);

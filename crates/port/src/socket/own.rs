@@ -46,24 +46,33 @@ impl OwnFile {
         &self.path
     }
 
-    /// It stays, for who listens there next. False if it has been somebody else's.
-    pub const fn leave(&mut self) -> bool {
+    /// It stays, for who listens there next: as it was, if that is the process before. False if it has been somebody else's.
+    pub fn leave(&mut self) -> bool {
+        self.give_back();
         self.identity.take().is_some()
+    }
+
+    /// It has the group again that it had, if the process before may want it back. False: that is settled.
+    fn give_back(&self) -> bool {
+        let Some(group) = self.former_group.filter(|_| !inherited::are_settled()) else { return false };
+        let _as_it_was = self.file().map(|file| file.set_group(group));
+        true
+    }
+
+    /// What lies there, if that is still ours.
+    fn file(&self) -> Option<SocketFile> {
+        let file = SocketFile::just_bound(&self.path).ok()?;
+        (self.identity.is_some() && file.identity().ok() == self.identity).then_some(file)
     }
 }
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        let (path, Some(ours)) = (&self.path, self.identity) else { return };
-        let Ok(file) = SocketFile::just_bound(path) else { return };
-        if file.identity().ok() != Some(ours) {
-            return;
-        }
-        if let Some(group) = self.former_group.filter(|_| !inherited::are_settled()) {
-            // Who listens there again finds it as it was.
-            let _as_it_was = file.set_group(group);
-        } else if let Err(error) = fs::remove_file(path) {
-            tracing::warn!(event = "socket-not-removed", path = %path.display(), %error, "could not remove the socket; the next start will");
+        if self.file().is_some()
+            && !self.give_back()
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::warn!(event = "socket-not-removed", path = %self.path.display(), %error, "could not remove the socket; the next start will");
         }
     }
 }
