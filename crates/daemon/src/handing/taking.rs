@@ -20,7 +20,7 @@ pub struct Predecessor {
     link: Link,
     /// Its process.
     pub pid: u32,
-    /// The same, which tells when all of it has ended; `None`: it has not started this one, or has ended already, or the kernel does not give it.
+    /// The same, which tells when all of it has ended; `None`: it has, or the kernel does not give it.
     process: Option<OwnedFd>,
 }
 
@@ -52,15 +52,9 @@ pub fn begun() -> Result<Option<Predecessor>, Failure> {
     // Nothing else of this process reads from there.
     let nothing = std::fs::File::open("/dev/null").map_err(|error| wrong(error.to_string()))?;
     rustix::stdio::dup2_stdin(nothing).map_err(|error| wrong(error.to_string()))?;
-    Ok(Some(Predecessor { link: Link::of(end), pid, process: parent(pid) }))
-}
-
-/// The process of that number, if it is the one that has started this one.
-fn parent(pid: u32) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
-    let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-    // Asked later than that: nobody has waited for it before, so its number was nobody else's.
-    (getppid() == Some(pid)).then_some(process)
+    let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let process = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
+    Ok(Some(Predecessor { link: Link::of(end), pid, process }))
 }
 
 impl Predecessor {
@@ -118,18 +112,24 @@ impl Predecessor {
 
     /// Whether the process whose end of the link is closed ends, too. One that goes on has ended this one before it closes that.
     fn dies(&self) -> bool {
-        if let Some(process) = &self.process {
-            // With all its threads: until the last has let go of its sockets it seems to listen there. This one has another parent before that.
-            return has_ended(process);
+        // With all its threads: until the last has let go of its sockets it seems to listen there. This one has another parent before that, and
+        // is not kept by one that hangs in a device.
+        if self.process.as_ref().is_some_and(has_ended) {
+            return true;
         }
         let deadline = Instant::now() + END_LIMIT;
-        while getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() == self.pid) {
+        while self.is_parent() {
             if Instant::now() >= deadline {
                 return false;
             }
             std::thread::sleep(LOOK);
         }
         true
+    }
+
+    /// It has started this process, and nobody has waited for it: its number is nobody else's.
+    fn is_parent(&self) -> bool {
+        getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() == self.pid)
     }
 
     /// Whether the other one has died since it said what it had: nobody can take that back.
@@ -154,7 +154,7 @@ impl Predecessor {
             _ => {
                 // It stands still, and may take everything back when it goes on: unless it does not.
                 tracing::warn!(event = "former-killed", "process {} does not answer, and is ended", self.pid);
-                if let Some(process) = &self.process {
+                if let Some(process) = self.process.as_ref().filter(|_| self.is_parent()) {
                     let _is_gone = pidfd_send_signal(process, Signal::KILL);
                     has_ended(process);
                 }
