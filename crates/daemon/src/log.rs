@@ -20,7 +20,8 @@ const DEFAULT: &str = "info";
 
 /// Starts logging. A second call does nothing.
 pub fn init() {
-    let said = std::env::var(VARIABLE).unwrap_or_default();
+    let said = std::env::var_os(VARIABLE).unwrap_or_default();
+    let said = said.to_string_lossy();
     let (filter, misunderstood) = match filter(&said) {
         Ok(filter) => (filter, None),
         Err(part) => (EnvFilter::new(DEFAULT), Some(part)),
@@ -42,8 +43,9 @@ pub fn init() {
 /// What `text` asks for; the part of it that is not understood. A word by itself would be a part of the program, which alone is logged: all else
 /// would be silent, which nobody means who has misspelt a level.
 fn filter(text: &str) -> Result<EnvFilter, &str> {
-    let text = if text.is_empty() { DEFAULT } else { text };
-    for part in text.split(',') {
+    let parts = || text.split(',').filter(|part| !part.is_empty());
+    let text = if parts().next().is_none() { DEFAULT } else { text };
+    for part in parts() {
         let is_level = part.parse::<LevelFilter>().is_ok();
         let is_directive = part.contains('=') && part.parse::<Directive>().is_ok();
         if !is_level && !is_directive {
@@ -120,7 +122,9 @@ mod tests {
 
     #[test]
     fn what_is_no_filter_is_told() {
-        for sound in ["", "debug", "warn,bcached_engine=debug", "off", "bcached_front_nbd=trace"] {
+        for sound in
+            ["", ",", "info,", "debug", "warn,bcached_engine=debug", "off", "bcached_front_nbd=trace"]
+        {
             assert!(filter(sound).is_ok(), "{sound}");
         }
         for (text, part) in [("verbose", "verbose"), ("info,engine=loud", "engine=loud")] {

@@ -24,7 +24,7 @@ counted-requests /run/b/config.toml $BCACHED_CONTROL /dev/ublkb0 > /tmp/said 2> 
 counting=$!
 is_had() { bcached status | grep "/dev/ublkb0 ($transfer)"; }
 wait_for 90 is_had
-ends $counting "$(cat /tmp/said)"
+wait $counting || { cat /tmp/said /tmp/log; exit 1; }
 cat /tmp/said
 "#;
 

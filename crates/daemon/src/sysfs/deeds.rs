@@ -82,7 +82,7 @@ fn values(kind: Kind) -> String {
         Kind::Choice(words) => format!("one of {}", words.join(", ")),
         Kind::Size => SIZES.to_owned(),
         Kind::Number(..) | Kind::Rate(..) | Kind::Time(..) => NUMBERS.to_owned(),
-        Kind::Text => "a line of at most 31 bytes".to_owned(),
+        Kind::Text => "a line of at most 32 bytes".to_owned(),
         Kind::Stripe | Kind::Hours => "nothing".to_owned(),
     }
 }
