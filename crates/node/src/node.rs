@@ -16,7 +16,7 @@ use bcached_format::units::{WORD_BYTES, bytes_of};
 use bcached_format::{Geometry, Inode, Key, Pointer, Position};
 
 use crate::extents;
-use crate::sorted_keys::{self, SortedKeys};
+use crate::sorted_keys::{self, Place, SortedKeys};
 
 /// Words kept free in a leaf's next set beside the keys to be added: an insert may cut a key in two, in the view and
 /// in the pending set (format 6.5).
@@ -255,20 +255,21 @@ impl Node {
         position: Position,
         count: usize,
     ) -> (impl Iterator<Item = &Key> + Clone, Option<Position>) {
-        let keys = self.view.iter_from(self.view.after(position));
-        let mut rest = keys.clone();
-        let last = count.checked_sub(1).and_then(|before| rest.nth(before));
-        let next = last.filter(|_| rest.next().is_some()).map(Key::position);
-        (keys.take(count), next)
+        let place = self.view.after(position);
+        (self.view.iter_from(place).take(count), self.end_of_piece(place, count))
     }
 
     /// The same in the runs in which they stand in memory, for who looks at very many.
     pub fn runs(&self, position: Position, count: usize) -> (impl Iterator<Item = &[Key]>, Option<Position>) {
         let place = self.view.after(position);
+        (self.view.runs_from(place, count), self.end_of_piece(place, count))
+    }
+
+    /// The position of the last of `count` keys behind `place`, if there are more.
+    fn end_of_piece(&self, place: Place, count: usize) -> Option<Position> {
         let mut rest = self.view.iter_from(place);
         let last = count.checked_sub(1).and_then(|before| rest.nth(before));
-        let next = last.filter(|_| rest.next().is_some()).map(Key::position);
-        (self.view.runs_from(place, count), next)
+        last.filter(|_| rest.next().is_some()).map(Key::position)
     }
 
     pub(crate) fn pending_words(&self) -> usize {

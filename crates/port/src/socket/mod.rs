@@ -216,14 +216,18 @@ mod tests {
         assert!(!path.exists());
     }
 
+    /// That of this process, and another one that it may give: who is not root has none but its own.
+    fn groups() -> (u32, u32) {
+        let own = rustix::process::getegid().as_raw();
+        (own, own + u32::from(rustix::process::geteuid().is_root()))
+    }
+
     #[test]
     fn a_socket_of_the_process_before_has_the_group_that_is_said_now() {
         let _turn = inherited::turn();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
-        let own = rustix::process::getegid().as_raw();
-        // Who is not root has none but its own to give.
-        let other = if rustix::process::geteuid().is_root() { own + 1 } else { own };
+        let (own, other) = groups();
         let mut listening = unix(&path).unwrap();
         // Of the last nothing is said: whoever gave it that one may have his reasons.
         for (said, wanted) in [(None, own), (Some(other), other), (None, other)] {
@@ -257,8 +261,7 @@ mod tests {
         let _turn = inherited::turn();
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
-        let own = rustix::process::getegid().as_raw();
-        let other = if rustix::process::geteuid().is_root() { own + 1 } else { own };
+        let (own, other) = groups();
         let before = unix(&path).unwrap();
         let pass_on = || {
             inherited::keep(None, Passed::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap());

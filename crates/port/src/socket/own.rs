@@ -48,14 +48,14 @@ impl OwnFile {
 
     /// It stays, for who listens there next: as it was, if that is the process before. False if it has been somebody else's.
     pub fn leave(&mut self) -> bool {
-        self.give_back();
+        self.file().map(|file| self.give_back(&file));
         self.identity.take().is_some()
     }
 
     /// It has the group again that it had, if the process before may want it back. False: that is settled.
-    fn give_back(&self) -> bool {
+    fn give_back(&self, file: &SocketFile) -> bool {
         let Some(group) = self.former_group.filter(|_| !inherited::are_settled()) else { return false };
-        let _as_it_was = self.file().map(|file| file.set_group(group));
+        let _as_it_was = file.set_group(group);
         true
     }
 
@@ -68,8 +68,8 @@ impl OwnFile {
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        if self.file().is_some()
-            && !self.give_back()
+        if let Some(file) = self.file()
+            && !self.give_back(&file)
             && let Err(error) = fs::remove_file(&self.path)
         {
             tracing::warn!(event = "socket-not-removed", path = %self.path.display(), %error, "could not remove the socket; the next start will");
