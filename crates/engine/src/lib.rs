@@ -39,6 +39,7 @@ mod policy;
 mod request;
 mod set;
 mod settings;
+mod sorted;
 mod space;
 mod state;
 mod stats;

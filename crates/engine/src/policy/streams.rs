@@ -15,6 +15,7 @@
 //! other, so a block that is read again and again holds one place and not all of them.
 
 use crate::policy::lists::{Lists, Rank};
+use crate::sorted::Sorted;
 use alloc::vec;
 use alloc::vec::Vec;
 use bcached_env::Time;
@@ -50,36 +51,6 @@ struct Past {
     average: u64,
     /// Number of its last request.
     used: u64,
-}
-
-/// A map of which it is known how much it holds. A sorted list: what is in it is found and moved faster than the nodes of a tree would be, and
-/// no request asks for memory.
-struct Sorted<K, V>(Vec<(K, V)>);
-
-impl<K: Copy + Ord, V> Sorted<K, V> {
-    fn with_room_for(count: usize) -> Self {
-        Self(Vec::with_capacity(count))
-    }
-
-    fn place(&self, key: K) -> Result<usize, usize> {
-        self.0.binary_search_by_key(&key, |(key, _)| *key)
-    }
-
-    fn remove(&mut self, key: K) -> Option<V> {
-        let place = self.place(key).ok()?;
-        Some(self.0.remove(place).1)
-    }
-
-    /// What was there before.
-    fn insert(&mut self, key: K, value: V) -> Option<V> {
-        match self.place(key) {
-            Ok(place) => Some(core::mem::replace(&mut self.0[place].1, value)),
-            Err(place) => {
-                self.0.insert(place, (key, value));
-                None
-            }
-        }
-    }
 }
 
 /// The recent streams of one volume, and of its clients. Its memory does not depend on what is asked.
@@ -125,7 +96,7 @@ impl Streams {
         let slot = continued.map_or_else(|| self.oldest(), |(slot, _)| slot);
         self.order.append(slot, Rank::Used);
         self.slots[slot as usize] = Stream { end, bytes: stream, last: now };
-        if let Some(other) = self.by_end.insert(end, slot).filter(|other| *other != slot) {
+        if let Some(other) = self.by_end.replace(end, slot).filter(|other| *other != slot) {
             self.order.append(other, Rank::Empty);
         }
         stream.max(self.average(client, stream, continued.is_none()))
@@ -146,7 +117,7 @@ impl Streams {
     fn average(&mut self, client: Client, stream: u64, is_new: bool) -> u64 {
         self.requests += 1;
         let place = self.clients.place(client).unwrap_or_else(|_| self.first_request(client));
-        let past = &mut self.clients.0[place].1;
+        let past = self.clients.at_mut(place);
         if is_new {
             let sum = 7 * u128::from(past.average) + u128::from(past.current);
             past.average = u64::try_from(sum / 8).expect("an eighth of eight numbers of 64 bits");
@@ -158,14 +129,11 @@ impl Streams {
 
     /// A client comes, perhaps in place of the one that was longest without a request. Its place.
     fn first_request(&mut self, client: Client) -> usize {
-        let Sorted(clients) = &mut self.clients;
-        if clients.len() >= CLIENTS_MAX {
-            let idle = clients.iter().enumerate().min_by_key(|(_, (_, past))| past.used);
-            idle.map(|(place, _)| place).map(|idle| clients.remove(idle));
+        if self.clients.len() >= CLIENTS_MAX {
+            let idle = self.clients.iter().min_by_key(|(_, past)| past.used).map(|(client, _)| *client);
+            idle.and_then(|idle| self.clients.remove(idle));
         }
-        let place = clients.partition_point(|(other, _)| *other < client);
-        clients.insert(place, (client, Past::default()));
-        place
+        self.clients.insert(client, Past::default())
     }
 }
 
@@ -315,8 +283,8 @@ mod tests {
             bench.bypasses(Client(number % 7), (number % 300) << 20, 4 * KIB);
         }
         let Streams { slots, by_end, clients, order, .. } = &bench.streams;
-        assert_eq!((slots.len(), clients.0.len()), (STREAMS_MAX, CLIENTS_MAX));
-        assert!(by_end.0.len() == order.length(Rank::Used) && by_end.0.len() <= STREAMS_MAX);
-        assert_eq!((by_end.0.capacity(), clients.0.capacity()), (STREAMS_MAX, CLIENTS_MAX));
+        assert_eq!((slots.len(), clients.len()), (STREAMS_MAX, CLIENTS_MAX));
+        assert!(by_end.len() == order.length(Rank::Used) && by_end.len() <= STREAMS_MAX);
+        assert_eq!((by_end.capacity(), clients.capacity()), (STREAMS_MAX, CLIENTS_MAX));
     }
 }

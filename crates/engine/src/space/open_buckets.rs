@@ -3,6 +3,7 @@
 //!
 //! What will be dirty leaves room at the bucket's end for a summary of it (`space::summaries`), if that is small beside the bucket.
 
+use crate::sorted::Sorted;
 use crate::space::buckets::{Buckets, Usage};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -60,8 +61,7 @@ pub struct Closed {
 
 /// The open buckets of a set.
 pub struct OpenBuckets {
-    /// A few, in order. A list, as that keeps its memory when it is empty.
-    open: Vec<(Class, OpenBucket)>,
+    open: Sorted<Class, OpenBucket>,
     closed: VecDeque<Closed>,
     /// Empty, with room.
     spare: Vec<Vec<Extent>>,
@@ -78,14 +78,15 @@ impl OpenBuckets {
         let sectors = summary::sectors(bucket_sectors, geometry.block_sectors);
         let is_small = summary_share > 0 && sectors * summary_share <= bucket_sectors;
         let summary_sectors = if is_small { sectors } else { 0 };
-        Self { open: Vec::new(), closed: VecDeque::new(), spare: Vec::new(), bucket_sectors, summary_sectors }
+        let open = Sorted::with_room_for(0);
+        Self { open, closed: VecDeque::new(), spare: Vec::new(), bucket_sectors, summary_sectors }
     }
 
     /// Sectors that are left in the open bucket of `class`; 0: there is none.
     #[must_use]
     pub fn left(&self, class: Class) -> u64 {
         let end = if class.is_summed() { self.data_sectors() } else { self.bucket_sectors };
-        self.place(class).map_or(0, |place| end - self.open[place].1.used)
+        self.open.get(class).map_or(0, |open| end - open.used)
     }
 
     /// Takes up to `wanted` sectors (whole blocks) for `class`, pinned; fewer if the open bucket ends there. `None`
@@ -100,16 +101,15 @@ impl OpenBuckets {
     ) -> Option<Space> {
         assert!(wanted > 0, "space for nothing");
         let end = if class.is_summed() { self.data_sectors() } else { self.bucket_sectors };
-        let place = match self.place(class) {
+        let place = match self.open.place(class) {
             Ok(place) => place,
-            Err(place) => {
+            Err(_) => {
                 let id = buckets.take(Usage::Open, keep)?;
                 let extents = self.spare.pop().unwrap_or_default();
-                self.open.insert(place, (class, OpenBucket { id, used: 0, extents }));
-                place
+                self.open.insert(class, OpenBucket { id, used: 0, extents })
             }
         };
-        let open = &mut self.open[place].1;
+        let open = self.open.at_mut(place);
         let sectors = wanted.min(end - open.used);
         let pointer = Pointer::new(
             open.id.device,
@@ -129,8 +129,7 @@ impl OpenBuckets {
 
     /// Closes the open bucket of a class that is full or ends.
     pub fn close(&mut self, class: Class, buckets: &mut Buckets) {
-        let Ok(place) = self.place(class) else { return };
-        let (_, OpenBucket { id, extents, .. }) = self.open.remove(place);
+        let Some(OpenBucket { id, extents, .. }) = self.open.remove(class) else { return };
         buckets.set_usage(id, Usage::Data);
         if extents.is_empty() || self.closed.len() >= CLOSED_MAX {
             return self.keep(extents);
@@ -147,11 +146,6 @@ impl OpenBuckets {
             extents.clear();
             self.spare.push(extents);
         }
-    }
-
-    /// Where the open bucket of a class is, or would be.
-    fn place(&self, class: Class) -> Result<usize, usize> {
-        self.open.binary_search_by_key(&class, |(class, _)| *class)
     }
 
     /// Closes every open bucket, at stop.
