@@ -17,6 +17,12 @@ impl Failure {
     pub fn new(words: impl Into<String>) -> Self {
         Self(words.into())
     }
+
+    /// Whether its words have these among them.
+    #[must_use]
+    pub fn mentions(&self, words: &str) -> bool {
+        self.0.contains(words)
+    }
 }
 
 impl fmt::Debug for Failure {

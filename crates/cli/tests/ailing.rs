@@ -3,68 +3,41 @@
 
 mod common;
 
+use common::served::Served;
 use common::{Daemon, Images, bcached, bytes, content, done, fill, json, pattern, requires};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
 const DATA_BYTES: usize = 2 << 20;
 
-/// How long a file system in user space may take to be there.
-const LIMIT: Duration = Duration::from_secs(30);
-
 /// An image as a file that fails where the file `trouble` says, from one byte to another.
 struct Flaky {
-    folder: PathBuf,
+    served: Served,
     trouble: PathBuf,
-    server: Child,
-    mount: Child,
 }
 
 impl Flaky {
     /// `None`: not on this machine.
     fn over(images: &Images, image: &str) -> Option<Self> {
-        if !["nbdkit", "nbdfuse", "nbdcopy"].iter().all(|tool| requires(tool)) {
+        if !requires("nbdcopy") {
             return None;
         }
-        let (folder, trouble, socket) =
-            (images.path("flaky"), images.path("trouble"), images.path("flaky.sock"));
-        std::fs::create_dir(&folder).expect("a folder");
+        let trouble = images.path("trouble");
         let told = trouble.display();
         let fails = format!(
             "if [ -e {told} ]; then read a b < {told}; \
              if [ $4 -lt $b ] && [ $(($4 + $3)) -gt $a ]; then echo EIO a bad place >&2; exit 1; fi; fi"
         );
-        let mut server = Command::new("nbdkit");
-        server.arg("-f").arg("-U").arg(&socket).arg("eval");
-        server.arg(format!("get_size=stat -c %s {image}")).arg("can_write=exit 0").arg("can_flush=exit 0");
-        server.arg(format!(
-            "pread={fails}; dd if={image} iflag=skip_bytes,count_bytes skip=$4 count=$3 bs=64k status=none"
-        ));
-        server.arg(format!(
-            "pwrite={fails}; dd of={image} iflag=fullblock oflag=seek_bytes seek=$4 conv=notrunc bs=64k status=none"
-        ));
-        server.arg(format!(
-            "flush=if [ -e {told}-of-flush ]; then echo EIO it drops what it has >&2; exit 1; fi"
-        ));
-        server.stdin(Stdio::null());
-        let server = server.spawn().expect("nbdkit starts");
-        await_file(&socket);
-        let mut mount = Command::new("nbdfuse");
-        mount.arg(&folder).arg(format!("nbd+unix:///?socket={}", socket.display())).stdin(Stdio::null());
-        let mount = mount.spawn().expect("nbdfuse starts");
-        let flaky = Self { folder, trouble, server, mount };
-        if !await_file(&flaky.file()) {
-            println!("skipped: no file system in user space can be mounted here");
-            return None;
-        }
-        Some(flaky)
+        let flush = format!("if [ -e {told}-of-flush ]; then echo EIO it drops what it has >&2; exit 1; fi");
+        let served = Served::scripted(images, "flaky", (image, &fails, &flush))?;
+        Some(Self { served, trouble })
     }
 
     fn file(&self) -> PathBuf {
-        self.folder.join("nbd")
+        self.served.file()
     }
 
     /// From now on reads and writes of these bytes fail.
@@ -82,24 +55,6 @@ impl Flaky {
     fn mend(&self) {
         std::fs::remove_file(&self.trouble).expect("it was there");
     }
-}
-
-impl Drop for Flaky {
-    fn drop(&mut self) {
-        let _not_mounted = Command::new("umount").arg("-l").arg(&self.folder).status();
-        for child in [&mut self.mount, &mut self.server] {
-            let _ended_already = child.kill();
-            let _reaped_already = child.wait();
-        }
-    }
-}
-
-fn await_file(path: &std::path::Path) -> bool {
-    let started = Instant::now();
-    while !path.exists() && started.elapsed() < LIMIT {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    path.exists()
 }
 
 /// What the superblock says.

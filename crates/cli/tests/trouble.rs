@@ -193,6 +193,11 @@ fn a_volume_whose_cache_stopped_writing_is_degraded_and_can_be_read() {
     assert_eq!(status.exit, 1, "not as it should be: {status:?}");
     assert!(status.out.contains("volume tank: degraded"), "{status:?}");
     assert!(status.out.contains("stopped writing: reads go on, writes are refused"), "{status:?}");
+    // Its set could not be ended in order, so nobody takes over: that would cost those who can still read what they have.
+    for asked in [&["take-over", "--dry-run"][..], &["take-over"]] {
+        let refused = bcached(&[asked, &["--control", daemon.control()]].concat());
+        assert!(refused.exit == 6 && refused.err.contains("has stopped writing"), "{refused:?}");
+    }
     let back = images.path("back");
     assert_eq!(run(tool("nbdcopy").args([uri.as_str(), back.to_str().expect("text")])).exit, 0);
     assert!(bytes(&back)[64 << 10..1 << 20].iter().all(|byte| *byte == 7), "reads go on");

@@ -1,6 +1,6 @@
 //! The cache set: one state with one owner, the tasks that serve it, and the ways to wait.
 //!
-//! Every wait is on one of [`Signals`], on a disk, on a timer or on a permit, and has somebody who is bound to ring:
+//! Every wait is on one of [`Signals`], on a disk, on a timer, on a permit or on an answer, and has somebody who is bound to ring:
 //!
 //! | who waits | on | until | rung by |
 //! |---|---|---|---|
@@ -26,6 +26,7 @@
 //! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |
 //! | who needs every bucket known, every dirty sector counted | `walked` | the tree has been walked and the journal put, or that cannot be for now | the walk, the drain, a stop |
 //! | whoever looks after the set from outside | a bell of its own ([`CacheSet::rings`]) | it has failed | the failure |
+//! | who waits for the answer to a request | a bell of its own | it is answered | the end of its operation, or of the task for its rest |
 //! | stop | `task_ended` | no task of a kind runs | each task's end |
 //!
 //! A rewrite is a task that begins for who waits: that there is a place for it, `request::REQUESTS_MAX` counts.
@@ -41,6 +42,7 @@ use crate::btree::{Attempt, Need, ahead, load, write};
 use crate::error::Error;
 use crate::journal::writer;
 use crate::phases::{Inside, Phase, Phases};
+use crate::request::under_way::UnderWay;
 use crate::state::State;
 use alloc::boxed::Box;
 use alloc::rc::Rc;
@@ -92,6 +94,26 @@ pub struct Signals {
     pub task_ended: Notify,
 }
 
+/// A request that has to wait asks for no memory where so many wait at once for the same thing. The list of each is as long ever after as it
+/// once was.
+const WAIT_AT_ONCE: usize = 64;
+
+impl Signals {
+    /// What a set has.
+    pub fn of_a_set() -> Self {
+        let signals = Self::default();
+        let Self {
+            journal_progress, node_progress, node_memory, space, ranges, flushed, cache_flushed, ..
+        } = &signals;
+        for waited_for in
+            [journal_progress, node_progress, node_memory, space, ranges, flushed, cache_flushed]
+        {
+            waited_for.reserve(WAIT_AT_ONCE);
+        }
+        signals
+    }
+}
+
 pub(crate) struct Inner {
     pub(crate) env: Env,
     pub(crate) cache: Disk,
@@ -113,6 +135,8 @@ pub(crate) struct Inner {
     pub(crate) phases: Arc<Phases>,
     /// Memory for what was read and goes into the cache, to be used again.
     pub(crate) stock: RefCell<Stock>,
+    /// What devices do something for, that no task waits for.
+    pub(crate) under_way: RefCell<UnderWay>,
     /// Background tasks running, by what they do.
     pub(crate) running: [Cell<usize>; 4],
 }
@@ -154,7 +178,7 @@ impl Held {
 
 /// Something in a transition that changed the tree is to be told to others.
 #[derive(Clone, Copy)]
-pub(crate) struct Told {
+struct Told {
     /// The set has failed.
     fails: bool,
     /// A pass of GC is due.
@@ -164,7 +188,7 @@ pub(crate) struct Told {
 impl State {
     /// What a transition has done that others are to be told of, before which the set had failed or not.
     #[inline]
-    pub(crate) fn is_to_be_told(&mut self, had_failed: bool) -> Option<Told> {
+    fn is_to_be_told(&mut self, had_failed: bool) -> Option<Told> {
         let fails = !had_failed && self.failed.is_some();
         let wants_gc = self.buckets.take_gc_untold();
         let is_any = self.untold || fails || wants_gc || !self.crowded.is_empty();
@@ -374,27 +398,29 @@ impl CacheSet {
         transition: &mut impl FnMut(&mut State) -> Attempt<T>,
     ) -> Result<Attempt<Option<T>>, Error> {
         // Asked in the transition itself: what fails while others run is known here.
-        let (attempted, told) = self.with(|s| {
-            let had_failed = s.failed.is_some();
+        self.with_telling(|s| {
             if let Some(error) = s.failed.as_ref().filter(|_| changes || pending.is_some()) {
                 return Err(Error::Failed(Box::new(error.clone())));
             }
-            let attempted = match pending {
+            Ok(match pending {
                 Some(end) => s.put_pending(end).map(|()| None),
                 None => transition(s).map(Some),
-            };
-            Ok((attempted, s.is_to_be_told(had_failed)))
-        })?;
-        self.tell_if(told);
-        Ok(attempted)
+            })
+        })
     }
 
-    /// Tells others of what a transition has done, if that is anything to them.
+    /// A transition that may have changed the tree: whoever is to know of what it has done is told.
     #[inline]
-    pub(crate) fn tell_if(&self, told: Option<Told>) {
+    pub(crate) fn with_telling<R>(&self, transition: impl FnOnce(&mut State) -> R) -> R {
+        let (result, told) = self.with(|s| {
+            let had_failed = s.failed.is_some();
+            let result = transition(s);
+            (result, s.is_to_be_told(had_failed))
+        });
         if let Some(told) = told {
             self.tell(told);
         }
+        result
     }
 
     #[cold]

@@ -6,6 +6,12 @@ use alloc::vec::Vec;
 /// See the file's head.
 pub struct Sorted<K, V>(Vec<(K, V)>);
 
+impl<K, V> Default for Sorted<K, V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
 impl<K: Copy + Ord, V> Sorted<K, V> {
     /// An empty one that asks for no memory before it holds more than so many.
     pub fn with_room_for(count: usize) -> Self {
@@ -22,6 +28,13 @@ impl<K: Copy + Ord, V> Sorted<K, V> {
     #[inline]
     pub fn get(&self, key: K) -> Option<&V> {
         self.place(key).ok().map(|place| &self.0[place].1)
+    }
+
+    /// That of `key`, to change.
+    #[inline]
+    pub fn get_mut(&mut self, key: K) -> Option<&mut V> {
+        let place = self.place(key).ok()?;
+        Some(self.at_mut(place))
     }
 
     /// That at a [place](Self::place).

@@ -170,6 +170,13 @@ impl Buffer {
     }
 }
 
+/// Of memory that is our own, as [`Buffer::as_mut_slice`].
+impl AsMut<[u8]> for Buffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
 impl Default for Buffer {
     fn default() -> Self {
         Self(Kind::Own(BytesMut::default()))

@@ -1,9 +1,10 @@
 //! A device as flows use it: `disk.read(sector, buffer).await`. Concrete futures, without a state of their own beside the operation.
 
 use crate::buffer::{Buffer, Payload};
-use crate::driver::{Completion, DiskId, DiskInfo, IoError, IoErrorKind, Op};
+use crate::driver::{Completion, DiskId, DiskInfo, IoError, IoErrorKind, Op, Token};
 use crate::exec::{Core, Env};
 use crate::time::Time;
+use alloc::rc::Rc;
 use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
@@ -35,10 +36,13 @@ impl Disk {
             health.since_error = now - errors.at;
             health.successes_since = errors.successes_since;
         }
-        for (_, operation) in core.operations.borrow().iter().filter(|(_, found)| found.disk == self.id) {
-            if !matches!(operation.slot, Slot::Done(_)) {
+        let (operations, listened) = (core.operations.borrow(), core.listened.borrow());
+        let waiting = operations.iter().filter(|(_, operation)| !matches!(operation.slot, Slot::Done(_)));
+        let waiting = waiting.map(|(_, operation)| &operation.what);
+        for what in waiting.chain(listened.iter().map(|(_, listened)| &listened.what)) {
+            if what.disk == self.id {
                 health.waiting += 1;
-                health.longest_wait = health.longest_wait.max(now - operation.since);
+                health.longest_wait = health.longest_wait.max(now - what.since);
             }
         }
         health
@@ -81,9 +85,28 @@ impl Disk {
         self.change(Op::Zero { sector, sectors })
     }
 
+    /// As [`Disk::read`]; `listener` is told of the end, under that number.
+    #[inline]
+    pub fn read_for(&self, sector: u64, buffer: Buffer, listener: Rc<dyn Listener>, number: usize) {
+        self.env.begin_for(self.id, Op::Read { sector, buffer }, listener, number);
+    }
+
+    /// As [`Disk::write`], likewise.
+    #[inline]
+    pub fn write_for(&self, sector: u64, payload: Payload, listener: Rc<dyn Listener>, number: usize) {
+        self.env.begin_for(self.id, Op::Write { sector, payload, fua: false }, listener, number);
+    }
+
     fn change(&self, op: Op) -> Changing {
         Changing(self.env.submit(self.id, op))
     }
+}
+
+/// Who is told of the end of an operation, instead of a task that waits for it.
+pub trait Listener {
+    /// The operation with that number, the listener's own, has ended so. A read's memory comes back. What is done here cannot wait; it is charged as
+    /// what a task does between two waits.
+    fn ended(self: Rc<Self>, number: usize, result: Result<(), IoError>, buffer: Option<Buffer>);
 }
 
 /// The future of [`Disk::read`].
@@ -137,30 +160,44 @@ pub(crate) struct Errors {
 }
 
 impl Errors {
-    /// `operation` has ended.
-    fn note(core: &Core, operation: &Operation, result: Result<(), IoErrorKind>) {
+    /// An operation has ended.
+    #[inline]
+    fn note(core: &Core, what: &What, result: Result<(), IoErrorKind>) {
+        // As a rule no device has ever failed.
+        if result.is_err() || !core.errors.borrow().is_empty() {
+            Self::note_down(core, what, result);
+        }
+    }
+
+    fn note_down(core: &Core, what: &What, result: Result<(), IoErrorKind>) {
         let mut errors = core.errors.borrow_mut();
-        match (result, errors.get_mut(&operation.disk)) {
+        match (result, errors.get_mut(&what.disk)) {
             // What it does not know it has not failed at.
             (Ok(()), None) | (Err(IoErrorKind::Unsupported), _) => {}
             (Ok(()), Some(known)) => known.successes_since += 1,
             (Err(kind), known) => {
-                let last = IoError { kind, disk: operation.disk, sector: operation.sector };
+                let last = IoError { kind, disk: what.disk, sector: what.sector };
                 let count = known.map_or(0, |known| known.count) + 1;
                 let at = core.clock();
-                errors.insert(operation.disk, Self { count, last, at, successes_since: 0 });
+                errors.insert(what.disk, Self { count, last, at, successes_since: 0 });
             }
         }
     }
 }
 
-/// An operation in flight, or ended and not looked at yet.
-pub(crate) struct Operation {
-    pub slot: Slot,
+/// What an operation is about.
+#[derive(Clone, Copy)]
+pub(crate) struct What {
     pub disk: DiskId,
     /// Its first sector; 0 for a flush.
     pub sector: u64,
     pub since: Time,
+}
+
+/// An operation in flight, or ended and not looked at yet.
+pub(crate) struct Operation {
+    pub slot: Slot,
+    pub what: What,
 }
 
 /// The state of one operation between submission and the future's last poll.
@@ -171,21 +208,71 @@ pub(crate) enum Slot {
     Abandoned,
 }
 
+/// An operation in flight that no future waits for.
+pub(crate) struct Listened {
+    pub listener: Rc<dyn Listener>,
+    /// The listener's.
+    pub number: usize,
+    pub what: What,
+}
+
+/// Where an operation is kept, in its token.
+#[derive(Clone, Copy)]
+pub(crate) enum Kept {
+    /// Among those that futures wait for.
+    Awaited(usize),
+    /// Among those that somebody listens for.
+    Listened(usize),
+}
+
+impl Kept {
+    #[inline]
+    pub(crate) const fn token(self) -> Token {
+        match self {
+            Self::Awaited(place) => Token(2 * place as u64),
+            Self::Listened(place) => Token(2 * place as u64 + 1),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn of(token: Token) -> Self {
+        let place = usize::try_from(token.0 / 2).expect("tokens are places");
+        if token.0.is_multiple_of(2) { Self::Awaited(place) } else { Self::Listened(place) }
+    }
+}
+
 impl Slot {
-    pub(crate) fn complete(core: &Core, completion: Completion) {
-        let index = usize::try_from(completion.token.0).expect("tokens are slot numbers");
+    /// The operation there has ended.
+    pub(crate) fn complete(core: &Core, place: usize, completion: Completion) {
         let mut operations = core.operations.borrow_mut();
-        let operation = operations.get_mut(index).expect("a completion is for an operation in flight");
-        Errors::note(core, operation, completion.result);
+        let operation = operations.get_mut(place).expect("a completion is for an operation in flight");
+        Errors::note(core, &operation.what, completion.result);
         match core::mem::replace(&mut operation.slot, Self::Done(completion)) {
             Self::Waiting(waker) => {
                 if let Some(waker) = waker {
                     waker.wake();
                 }
             }
-            Self::Abandoned => drop(operations.remove(index)),
+            Self::Abandoned => drop(operations.remove(place)),
             Self::Done(_) => unreachable!("an operation completes once"),
         }
+    }
+}
+
+impl Listened {
+    /// The operation there has ended.
+    #[inline]
+    pub(crate) fn complete(core: &Core, place: usize, completion: Completion) {
+        let Self { listener, number, what } = core.listened.borrow_mut().remove(place);
+        Errors::note(core, &what, completion.result);
+        let result = completion.result.map_err(|kind| what.error(kind));
+        listener.ended(number, result, completion.buffer);
+    }
+}
+
+impl What {
+    const fn error(&self, kind: IoErrorKind) -> IoError {
+        IoError { kind, disk: self.disk, sector: self.sector }
     }
 }
 
@@ -214,10 +301,10 @@ impl Future for Pending {
                 Poll::Pending
             }
             Slot::Done(_) => {
-                let Operation { slot, disk, sector, .. } = operations.remove(index);
+                let Operation { slot, what } = operations.remove(index);
                 let Slot::Done(completion) = slot else { unreachable!("matched above") };
                 *own = None;
-                let result = completion.result.map_err(|kind| IoError { kind, disk, sector });
+                let result = completion.result.map_err(|kind| what.error(kind));
                 Poll::Ready((result, completion.buffer))
             }
             Slot::Abandoned => unreachable!("its future is being polled"),

@@ -182,7 +182,7 @@ pub trait Driver {
     /// What `disk` is. May change over its life (capacity).
     fn info(&self, disk: DiskId) -> DiskInfo;
 
-    /// Charges CPU time for what a task did in one piece, between two waits; virtual time passes in simulation. Nothing in
+    /// Charges CPU time for what a task did in one piece, between two waits, or who was told of an end; virtual time passes in simulation. Nothing in
     /// production.
     fn charge(&mut self, _nanoseconds: u64) {}
 }

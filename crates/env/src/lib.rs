@@ -2,7 +2,7 @@
 //! random numbers, tasks. `no_std`, so that files, threads, clocks and randomly ordered maps are not in scope.
 //!
 //! Two drivers implement it: `bcached-uring` on real devices and `bcached-sim` on simulated ones. The same executor
-//! runs both; in simulation it picks the next task by seed.
+//! runs both; in simulation it picks by seed what is next.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -21,10 +21,10 @@ pub mod sync;
 pub mod time;
 
 pub use buffer::{Buffer, OutOfReach, Payload};
-pub use disk::{Disk, DiskHealth};
+pub use disk::{Disk, DiskHealth, Listener};
 pub use driver::{Completion, DiskId, DiskInfo, Driver, Event, IoError, IoErrorKind, Op, Token};
 pub use exec::{Env, Executor, Order, Outcome, TASKS_MAX};
-pub use join::join_all;
+pub use join::{join_all, join_two};
 pub use lent::{Lender, Lent, Slot};
 pub use note::{Note, NoteRecord};
 pub use stock::Stock;

@@ -23,6 +23,11 @@ impl Notify {
         Self { epoch: Cell::new(0), waiters: RefCell::new(Vec::new()) }
     }
 
+    /// So many may wait at once without that memory is asked for.
+    pub fn reserve(&self, waiters: usize) {
+        self.waiters.borrow_mut().reserve(waiters);
+    }
+
     /// Wakes all who wait now.
     #[inline]
     pub fn notify_all(&self) {
@@ -63,6 +68,36 @@ impl Future for Notified<'_> {
             waiters.push(context.waker().clone());
         }
         Poll::Pending
+    }
+}
+
+/// Something that one brings, and one waits for.
+pub struct Coming<T> {
+    value: Cell<Option<T>>,
+    here: Notify,
+}
+
+impl<T> Default for Coming<T> {
+    fn default() -> Self {
+        Self { value: Cell::new(None), here: Notify::new() }
+    }
+}
+
+impl<T> Coming<T> {
+    /// Brings it.
+    pub fn bring(&self, value: T) {
+        self.value.set(Some(value));
+        self.here.notify_all();
+    }
+
+    /// Waits for it.
+    pub async fn comes(&self) -> T {
+        loop {
+            if let Some(value) = self.value.take() {
+                return value;
+            }
+            self.here.wait().await;
+        }
     }
 }
 
@@ -186,5 +221,25 @@ impl Drop for Acquire {
         let Some(ticket) = self.ticket else { return };
         self.inner.queue.borrow_mut().retain(|(number, ..)| *number != ticket);
         self.inner.wake_first();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::pin::pin;
+
+    #[test]
+    fn who_waits_in_a_room_asks_for_no_memory() {
+        let notify = Notify::new();
+        notify.reserve(1);
+        let room = notify.waiters.borrow().capacity();
+        let context = &mut Context::from_waker(Waker::noop());
+        for _again in 0..3 {
+            assert!(pin!(notify.wait()).poll(context).is_pending());
+            notify.notify_all();
+        }
+        assert!(notify.waiters.borrow().is_empty());
+        assert_eq!((room > 0, notify.waiters.borrow().capacity()), (true, room));
     }
 }

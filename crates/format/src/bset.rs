@@ -25,6 +25,12 @@ pub const STRUCTURE: Structure = Structure { name: "B-tree set", fields: &[CSUM,
 /// Bytes of a set before its keys.
 pub const BSET_HEADER_BYTES: usize = KEYS.end();
 
+/// Bytes of a set with so many words of keys, without the rest of its last block.
+#[must_use]
+pub const fn set_bytes(words: usize) -> usize {
+    BSET_HEADER_BYTES + words * WORD_BYTES
+}
+
 const VERSION_SEEDED: u32 = 1;
 
 /// What a set is checked against.
@@ -160,31 +166,33 @@ fn start(version: u32, node: Pointer) -> Sum {
 #[must_use]
 pub fn seal(place: BsetPlace, seq: u64, keys: &[Key]) -> Vec<u8> {
     let words = keys.iter().map(Key::words).sum();
-    let mut set = BsetWriter::new(place, seq, words, BSET_HEADER_BYTES + words * WORD_BYTES);
+    let mut set = BsetWriter::new(alloc::vec![0; set_bytes(words)], place, seq, words);
     set.push(keys);
     set.seal()
 }
 
 /// A set that is made in pieces.
 #[derive(Debug)]
-pub struct BsetWriter {
-    bytes: Vec<u8>,
+pub struct BsetWriter<M> {
+    memory: M,
     /// Up to here there are keys, and all is summed.
     end: usize,
+    /// Where the keys will end.
+    whole: usize,
     sum: Sum,
 }
 
-impl BsetWriter {
-    /// A set that will hold `words` words of keys, with memory for `room` bytes, so that what pads it need not copy it.
+impl<M: AsMut<[u8]>> BsetWriter<M> {
+    /// A set that will hold `words` words of keys, in `memory`, which is zero and may be longer: what pads the set to whole blocks stands there
+    /// already.
     ///
     /// # Panics
-    /// As [`seal`].
+    /// As [`seal`], and if the set does not fit in there.
     #[must_use]
-    pub fn new(place: BsetPlace, seq: u64, words: usize, room: usize) -> Self {
-        let mut bytes = Vec::with_capacity(room);
-        bytes.resize(BSET_HEADER_BYTES + words * WORD_BYTES, 0);
-        let sum = begin(&mut bytes, place, seq);
-        Self { bytes, end: BSET_HEADER_BYTES, sum }
+    pub fn new(mut memory: M, place: BsetPlace, seq: u64, words: usize) -> Self {
+        let whole = set_bytes(words);
+        let sum = begin(&mut memory.as_mut()[..whole], place, seq);
+        Self { memory, end: BSET_HEADER_BYTES, whole, sum }
     }
 
     /// The keys that come next.
@@ -193,22 +201,23 @@ impl BsetWriter {
     /// If they have more words than were told.
     pub fn push(&mut self, keys: &[Key]) {
         let begin = self.end;
+        let bytes = &mut self.memory.as_mut()[..self.whole];
         for key in keys {
-            let words = write_key(&mut self.bytes[self.end..], key).expect("the room was counted");
+            let words = write_key(&mut bytes[self.end..], key).expect("the room was counted");
             self.end += words * WORD_BYTES;
         }
-        self.sum.add(&self.bytes[begin..self.end]);
+        self.sum.add(&bytes[begin..self.end]);
     }
 
-    /// The sealed set. The caller pads it to whole blocks.
+    /// The sealed set.
     ///
     /// # Panics
     /// If keys are missing.
     #[must_use]
-    pub fn seal(mut self) -> Vec<u8> {
-        assert_eq!(self.end, self.bytes.len(), "all keys that were counted are in the set");
-        CSUM.set_u64(&mut self.bytes, self.sum.value());
-        self.bytes
+    pub fn seal(mut self) -> M {
+        assert_eq!(self.end, self.whole, "all keys that were counted are in the set");
+        CSUM.set_u64(self.memory.as_mut(), self.sum.value());
+        self.memory
     }
 }
 

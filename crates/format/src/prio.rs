@@ -9,7 +9,6 @@ use crate::error::PrioError;
 use crate::identity::SetMagic;
 use crate::layout::{Field, Structure};
 use crate::units::Gen;
-use alloc::vec::Vec;
 
 const CSUM: Field = Field::new(0, 8, "csum", "standard checksum of bytes 8 .. end of the meta area");
 const MAGIC: Field = Field::new(8, 8, "magic", "0x6750E15F87337F91 xor set magic");
@@ -131,39 +130,44 @@ pub fn seal(
     next_bucket: u64,
     entries: impl ExactSizeIterator<Item = BucketPrio>,
 ) {
-    let mut set = PrioWriter::new(bytes.len(), magic, seq, next_bucket);
+    bytes.fill(0);
+    let mut set = PrioWriter::new(bytes, magic, seq, next_bucket);
     set.push(entries);
-    bytes.copy_from_slice(&set.seal());
+    let _sealed = set.seal();
 }
 
 /// A set that is made in pieces: that of a large bucket says something of a hundred thousand others.
-pub struct PrioWriter {
-    bytes: Vec<u8>,
-    /// Up to here they are filled and summed.
+pub struct PrioWriter<M> {
+    memory: M,
+    /// Up to here it is filled and summed.
     end: usize,
+    /// No entries come any more.
+    is_over: bool,
     sum: Sum,
 }
 
-impl PrioWriter {
-    /// A set without entries in a meta area of so many bytes.
+impl<M: AsMut<[u8]>> PrioWriter<M> {
+    /// A set without entries in `memory`, which is as long as the meta area of a bucket, and zero.
     #[must_use]
-    pub fn new(meta_bytes: usize, magic: SetMagic, seq: u64, next_bucket: u64) -> Self {
-        let mut bytes = alloc::vec![0; meta_bytes];
-        MAGIC.set_u64(&mut bytes, magic.prio());
-        SEQ.set_u64(&mut bytes, seq);
-        NEXT.set_u64(&mut bytes, next_bucket);
+    pub fn new(mut memory: M, magic: SetMagic, seq: u64, next_bucket: u64) -> Self {
+        let bytes = memory.as_mut();
+        MAGIC.set_u64(bytes, magic.prio());
+        SEQ.set_u64(bytes, seq);
+        NEXT.set_u64(bytes, next_bucket);
         let mut sum = Sum::default();
         sum.add(&bytes[CHECKSUM_BYTES..HEADER_BYTES]);
-        Self { bytes, end: HEADER_BYTES, sum }
+        Self { memory, end: HEADER_BYTES, is_over: false, sum }
     }
 
     /// The entries of the buckets that come next.
     ///
     /// # Panics
-    /// If they do not fit.
+    /// If they do not fit, or come after [`PrioWriter::pass`].
     pub fn push(&mut self, entries: impl Iterator<Item = BucketPrio>) {
+        assert!(!self.is_over, "what is behind the entries has been summed");
         let begin = self.end;
-        let (mut slots, _) = self.bytes[begin..].as_chunks_mut::<ENTRY_BYTES>();
+        let bytes = self.memory.as_mut();
+        let (mut slots, _) = bytes[begin..].as_chunks_mut::<ENTRY_BYTES>();
         for entry in entries {
             let (slot, behind) = slots.split_first_mut().expect("the buckets' entries fit in the set");
             let [low, high] = entry.prio.to_le_bytes();
@@ -171,14 +175,24 @@ impl PrioWriter {
             slots = behind;
             self.end += ENTRY_BYTES;
         }
-        self.sum.add(&self.bytes[begin..self.end]);
+        self.sum.add(&bytes[begin..self.end]);
+    }
+
+    /// No entries come any more: sums so many bytes at most of the rest, which is zero, and says how many; 0 when all is summed.
+    pub fn pass(&mut self, max: usize) -> usize {
+        self.is_over = true;
+        let rest = &self.memory.as_mut()[self.end..];
+        let piece = &rest[..rest.len().min(max)];
+        self.sum.add(piece);
+        self.end += piece.len();
+        piece.len()
     }
 
     /// The sealed set. What the entries do not fill is zero.
     #[must_use]
-    pub fn seal(mut self) -> Vec<u8> {
-        self.sum.add(&self.bytes[self.end..]);
-        CSUM.set_u64(&mut self.bytes, self.sum.value());
-        self.bytes
+    pub fn seal(mut self) -> M {
+        self.pass(usize::MAX);
+        CSUM.set_u64(self.memory.as_mut(), self.sum.value());
+        self.memory
     }
 }

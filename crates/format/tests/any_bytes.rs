@@ -13,7 +13,7 @@ use bcached_format::checksum::{checksum, checksum_seeded};
 use bcached_format::error::BsetError;
 use bcached_format::key_check::{check_child_key, check_leaf_key, check_leaf_order};
 use bcached_format::node_log::NodeLogReader;
-use bcached_format::prio::PrioWriter;
+use bcached_format::prio::{BucketPrio, PrioWriter};
 use bcached_format::{
     Bset, BsetPlace, DeviceFacts, Geometry, Jset, KeyList, NodeLog, Pointer, PrioSet, RawSuperblock,
     Superblock, uuid,
@@ -167,14 +167,20 @@ proptest! {
     }
 
     #[test]
-    fn priorities_in_pieces(pieces in prop::collection::vec(0..400_usize, 0..4)) {
+    fn priorities_in_pieces(pieces in prop::collection::vec(0..400_usize, 0..4), kept in 0..1353_usize, passed in 0..5000_usize) {
         let bytes = golden("prio-0.bin");
         let set = PrioSet::parse(&bytes, geometry().magic).unwrap();
-        let mut writer = PrioWriter::new(bytes.len(), geometry().magic, set.seq, set.next_bucket);
-        let mut entries = set.entries();
-        pieces.into_iter().for_each(|piece| writer.push(entries.by_ref().take(piece)));
-        writer.push(entries);
-        prop_assert_eq!(writer.seal(), bytes);
+        let writer = || PrioWriter::new(vec![0; bytes.len()], geometry().magic, set.seq, set.next_bucket);
+        let (mut whole, mut entries) = (writer(), set.entries());
+        pieces.into_iter().for_each(|piece| whole.push(entries.by_ref().take(piece)));
+        whole.push(entries);
+        prop_assert_eq!(whole.seal(), &bytes[..]);
+        // Those that are left out are zero, as they are if they are written.
+        let (mut short, mut long) = (writer(), writer());
+        short.push(set.entries().take(kept));
+        while short.pass(1 + passed) > 0 {}
+        long.push(set.entries().enumerate().map(|(at, entry)| if at < kept { entry } else { BucketPrio::default() }));
+        prop_assert_eq!(short.seal(), long.seal());
     }
 
     #[test]

@@ -199,7 +199,7 @@ impl Drop for EndsLane {
 
 /// The exports, as offered to one client.
 struct PeerCatalog<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
     caller: &'a Caller,
     /// When the last offer was made: what the client reads is at least as new.
     since: Cell<Moment>,
@@ -211,6 +211,7 @@ impl Catalog for PeerCatalog<'_> {
     }
 
     fn offer(&self, name: &str) -> Result<Offer, String> {
+        self.shared.go_on();
         let export = self.shared.exports.find(name).map_err(|error| error.to_string())?;
         let (now, taken) = self.shared.exports.writing().look(export.uuid, self.caller.peer);
         self.since.set(now);

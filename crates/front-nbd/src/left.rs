@@ -9,14 +9,14 @@ use crate::endpoint::Bound;
 use crate::newcomer::Newcomer;
 use crate::proto::handshake::{Agreed, Offer};
 use crate::proto::request::Session;
-use crate::server::{Connections, Live, NbdServer, Served, Shared};
+use crate::server::{Client, Connections, Live, NbdServer, Served, Shared};
 use crate::socket::Socket;
 use bcached_port::{Claim, ExportTable, Moment, NoExport};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A connection between two requests.
@@ -69,7 +69,7 @@ pub struct Leaving {
     /// Connections that wait for who goes on with them.
     pub connections: Vec<Left>,
     /// Those that had to be ended.
-    pub ended: usize,
+    pub ended: Vec<Client>,
 }
 
 /// A socket that has been listened on.
@@ -88,8 +88,8 @@ pub struct LeftSocket {
 pub(crate) struct Leavers {
     /// Those that another server is to go on with, so far.
     left: Vec<Left>,
-    /// How many end instead.
-    ended: usize,
+    /// Those that end instead.
+    ended: Vec<Client>,
 }
 
 /// A connection that is gone on with.
@@ -114,12 +114,16 @@ impl NbdServer {
         // First, so that no connection ends only because this server does.
         shared.recall_all();
         let listening = self.stop_accepting();
-        let mut cut = 0;
+        let mut cut = Vec::new();
         if !shared.wait_all_ended(deadline.min(Instant::now() + HANDSHAKES)) {
             shared.end_handshakes();
             cut = shared.end_all(deadline);
         }
-        let Leavers { left: connections, ended } = shared.take_left();
+        let Leavers { left: mut connections, mut ended } = shared.take_left();
+        connections.append(&mut shared.lock_kept());
+        // Who was told to end may not have.
+        cut.retain(|client| ended.iter().all(|told| told.number != client.number));
+        ended.append(&mut cut);
         let sockets = listening.into_iter().filter_map(|socket| match socket.leave() {
             Ok(left) => Some(left),
             Err(error) => {
@@ -127,28 +131,31 @@ impl NbdServer {
                 None
             }
         });
-        Leaving { sockets: sockets.collect(), ended: ended + cut, connections }
+        Leaving { sockets: sockets.collect(), ended, connections }
     }
 
-    /// Goes on with connections that another server has left, whose volumes are served. They are let in whatever the limit of connections
-    /// is, before anybody else if the server is closed.
-    pub fn resume(&self, left: Vec<Left>) {
-        for Left { socket, state } in left {
-            let address = rustix::net::getpeername(&*socket).ok().flatten();
-            let address = address.and_then(|address| SocketAddr::try_from(address).ok());
-            let newcomer = Newcomer {
-                process: if address.is_some() { None } else { socket.peer_process() },
-                socket,
-                address,
-                read_only: state.only_looks,
-                tls: None,
-                export: None,
-                left: Some(state),
-            };
-            if let Err(error) = self.shared().begin(newcomer) {
-                tracing::warn!(event = "nbd-not-accepted", %error, "an NBD connection is not gone on with");
-            }
-        }
+    /// Keeps connections that another server has left for when their volumes are served: see [`NbdServer::go_on`].
+    pub fn keep(&self, left: Vec<Left>) {
+        self.shared().lock_kept().extend(left);
+    }
+
+    /// Goes on with those that are kept whose volumes are served by now. They are let in whatever the limit of connections is, and if the server
+    /// is closed. Before anybody else is offered a volume the server does so by itself: who has written to it may go on to.
+    pub fn go_on(&self) {
+        self.shared().go_on();
+    }
+
+    /// The UUIDs of the volumes that are waited for, one for each connection that is kept.
+    #[must_use]
+    pub fn awaited(&self) -> Vec<String> {
+        self.shared().lock_kept().iter().map(|left| left.state.volume.clone()).collect()
+    }
+
+    /// Ends those that are kept for such volumes, by their UUIDs; one for each connection.
+    pub fn give_up(&self, is_in_vain: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut kept = self.shared().lock_kept();
+        let ended = kept.extract_if(.., |left| is_in_vain(&left.state.volume));
+        ended.map(|left| left.state.volume).collect()
     }
 }
 
@@ -181,7 +188,7 @@ impl State {
             Right::Has => exports.writing().claim(export.uuid, caller.peer, now),
             Right::MayBegin | Right::Lost => None,
         };
-        // Nobody has written since: else it had lost the right.
+        // Nobody has written since, or it had lost the right: nobody is offered the volume before this (`Shared::go_on`).
         let since = (self.right != Right::Lost).then_some(now);
         let offer = Offer { export, read_only: self.read_only, multi_conn: self.multi_conn };
         let agreed = Agreed { offer, structured: self.structured, block_status: self.block_status };
@@ -238,6 +245,39 @@ impl Shared {
         live.values().filter(|live| !live.done).for_each(|live| leavers.recall(live));
     }
 
+    /// Goes on with one whose volume is served.
+    fn resume(self: &Arc<Self>, Left { socket, state }: Left) {
+        let address = rustix::net::getpeername(&*socket).ok().flatten();
+        let address = address.and_then(|address| SocketAddr::try_from(address).ok());
+        let newcomer = Newcomer {
+            process: if address.is_some() { None } else { socket.peer_process() },
+            socket,
+            address,
+            read_only: state.only_looks,
+            tls: None,
+            export: None,
+            left: Some(state),
+        };
+        if let Err(error) = self.begin(newcomer) {
+            tracing::warn!(event = "nbd-not-accepted", %error, "an NBD connection is not gone on with");
+        }
+    }
+
+    /// See [`NbdServer::go_on`].
+    pub(crate) fn go_on(self: &Arc<Self>) {
+        // Held until they have the right to write: nobody is offered their volumes before that.
+        let mut kept = self.lock_kept();
+        if !kept.is_empty() {
+            let served: Vec<_> =
+                kept.extract_if(.., |left| self.exports.find(&left.state.volume).is_ok()).collect();
+            served.into_iter().for_each(|left| self.resume(left));
+        }
+    }
+
+    fn lock_kept(&self) -> MutexGuard<'_, Vec<Left>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn end_handshakes(&self) {
         let connections = self.lock();
         let idle = connections.live.values().filter(|live| live.client.export.is_none());
@@ -255,7 +295,7 @@ impl Leavers {
             Served::OnRing(lane) => lane.recall(),
             Served::ByThreads => {
                 live.socket.end_receiving();
-                self.ended += 1;
+                self.ended.push(live.client.clone());
             }
             Served::NotYet => {}
         }

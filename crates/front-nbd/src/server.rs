@@ -11,7 +11,7 @@
 use crate::connection::Broken;
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
 use crate::lane::Lane;
-use crate::left::Leavers;
+use crate::left::{Leavers, Left};
 use crate::limits::{Limits, memory, stock_of};
 use crate::newcomer::Newcomer;
 use crate::pace::InTheWay;
@@ -106,6 +106,8 @@ pub(crate) struct Shared {
     /// Memory of requests that have been answered, for the next ones.
     stock: Mutex<Stock>,
     connections: Mutex<Connections>,
+    /// Those that another server has left, whose volumes are not served yet. Locked before `connections`.
+    pub(crate) kept: Mutex<Vec<Left>>,
     /// A connection has ended.
     ended: Condvar,
     /// Wakes the accepting thread.
@@ -200,6 +202,7 @@ impl NbdServer {
             limits: options.limits,
             tls: Mutex::new(options.tls),
             connections: Mutex::default(),
+            kept: Mutex::default(),
             ended: Condvar::new(),
             wake,
             stopping: AtomicBool::new(false),
@@ -504,13 +507,13 @@ impl Shared {
         self.lock().live.values().filter(|live| !live.done).for_each(|live| act(&live.socket));
     }
 
-    /// Waits until the deadline for connections to end, and cuts off those that have not: how many of them have chosen a volume.
-    pub(crate) fn end_all(&self, deadline: Instant) -> usize {
+    /// Waits until the deadline for connections to end, and cuts off those that have not: of them, those that have chosen a volume.
+    pub(crate) fn end_all(&self, deadline: Instant) -> Vec<Client> {
         if self.wait_all_ended(deadline) {
-            return 0;
+            return Vec::new();
         }
         let is_here = |live: &&Live| !live.done && live.client.export.is_some();
-        let cut = self.lock().live.values().filter(is_here).count();
+        let cut = self.lock().live.values().filter(is_here).map(|live| live.client.clone()).collect();
         self.for_each_socket(Socket::end);
         self.wait_all_ended(Instant::now() + CUT_GRACE);
         cut

@@ -70,6 +70,33 @@ fn clients_at_work_notice_nothing() {
     });
 }
 
+/// Who came newly could have the right to write of a client that had written, and waited for its volume to be served again.
+#[test]
+fn who_is_kept_goes_on_before_anybody_else_is_offered_the_volume() {
+    let Some(mut served) = serve_on_a_ring() else { return };
+    let mut kept = served.unix();
+    kept.enter_plainly("tank");
+    kept.write(0, 1, 0, &[7; 512]);
+    assert_eq!(kept.simple(), (0, 1));
+    let (ended, tank) = served.go_over_but_for(Some("tank"), LIMIT);
+    assert_eq!((ended, served.server().awaited().len(), served.server().clients().len()), (0, 1, 0));
+    served.exports.insert(tank.expect("it was served"));
+    let mut newcomer = served.tcp();
+    newcomer.enter_plainly("tank");
+    assert!(served.server().awaited().is_empty(), "it has gone on");
+    newcomer.write(0, 2, 512, &[8; 512]);
+    assert_eq!(newcomer.simple(), (EPERM, 2));
+    kept.write(0, 3, 0, &[9; 512]);
+    assert_eq!(kept.simple(), (0, 3));
+
+    let (_, tank) = served.go_over_but_for(Some("tank"), LIMIT);
+    let uuid = tank.expect("it was served").uuid.to_string();
+    assert!(served.server().give_up(|volume| volume != uuid).is_empty());
+    assert_eq!(served.server().give_up(|volume| volume == uuid).len(), 2);
+    kept.assert_closed();
+    newcomer.assert_closed();
+}
+
 /// A part of a request that has come goes along.
 #[test]
 fn a_request_in_two_pieces_is_one() {

@@ -75,13 +75,17 @@ fn full_node() -> Node {
     fresh(&keys).0
 }
 
+fn zeroed(bytes: usize) -> Vec<u8> {
+    vec![0; bytes]
+}
+
 /// A node that begins with `keys`, and its first set.
-fn fresh(keys: &[Key]) -> (Node, SetWrite) {
+fn fresh(keys: &[Key]) -> (Node, SetWrite<Vec<u8>>) {
     fresh_of(own(40), keys)
 }
 
-fn fresh_of(own: Key, keys: &[Key]) -> (Node, SetWrite) {
-    let mut node = NodeBuilder::new(own, 0, 1, &GEOMETRY, keys.iter().map(Key::words).sum());
+fn fresh_of(own: Key, keys: &[Key]) -> (Node, SetWrite<Vec<u8>>) {
+    let mut node = NodeBuilder::new(own, 0, 1, &GEOMETRY, keys.iter().map(Key::words).sum(), zeroed);
     node.push(keys);
     node.seal()
 }
@@ -197,7 +201,7 @@ fn written(sets_max: usize, keys: usize, seed: &mut u64) -> (Vec<u8>, usize) {
     let mut bytes = vec![0; usize::from(NODE_SECTORS) * 512];
     let (mut sets, mut next) = (0, Some(set));
     while node.fits(3 * keys) && sets < sets_max {
-        if let Some(set) = next.take().or_else(|| node.seal_pending()) {
+        if let Some(set) = next.take().or_else(|| node.seal_pending(zeroed)) {
             let start = set.block as usize * 4096;
             bytes[start..start + set.bytes.len()].copy_from_slice(&set.bytes);
             sets += 1;

@@ -4,12 +4,13 @@
 //! surely find room there, on the device and in memory: [`Node::late_keys_max`]. And as few leaves as possible should be full before
 //! their place is taken: [`Node::is_nearly_full`].
 
+use bcached_format::bset::set_bytes;
 use bcached_format::key::MAX_POINTERS;
 use bcached_format::units::WORD_BYTES;
 use bcached_format::{Key, Position};
 
 use crate::extents::{self, is_hole};
-use crate::node::{Node, set_bytes};
+use crate::node::Node;
 use crate::sorted_keys::SortedKeys;
 
 /// As many as the usual nodes of 256 KiB have room for: enough for a millisecond of the fastest devices.
@@ -74,7 +75,7 @@ impl Node {
         if !self.is_leaf() || self.total_blocks < BLOCKS_OF_A_ROOMY_NODE {
             return false;
         }
-        let next = self.geometry.whole_blocks(set_bytes(self.pending_words())) / self.geometry.block_bytes();
+        let next = self.set_blocks(self.pending_words());
         let spare = self.total_blocks / BLOCKS_OF_A_ROOMY_NODE;
         let is_log_full = self.written_blocks as usize + next + spare as usize > self.total_blocks as usize;
         let room = (self.memory_limit as usize).saturating_sub(self.memory_bytes());

@@ -11,7 +11,7 @@
 use alloc::vec::Vec;
 use core::mem::size_of;
 
-use bcached_format::bset::{BSET_HEADER_BYTES, BsetPlace};
+use bcached_format::bset::{BsetPlace, set_bytes};
 use bcached_format::units::{WORD_BYTES, bytes_of};
 use bcached_format::{Geometry, Inode, Key, Pointer, Position};
 
@@ -295,9 +295,4 @@ impl Node {
 /// The pointer that a node's key is read from and its sums are seeded with.
 pub(crate) fn pointer_of(own: &Key) -> Pointer {
     *own.pointers.as_slice().first().expect("a node has a place")
-}
-
-/// Bytes of a set of `words`, without the rest of its last block.
-pub(crate) const fn set_bytes(words: usize) -> usize {
-    BSET_HEADER_BYTES + words * WORD_BYTES
 }

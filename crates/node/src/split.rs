@@ -9,12 +9,13 @@
 
 use alloc::vec::Vec;
 
+use bcached_format::bset::set_bytes;
 use bcached_format::units::WORD_BYTES;
 use bcached_format::{Geometry, Key, Position};
 
 use crate::extents::{is_hole, push_merged};
 use crate::late::behind;
-use crate::node::{Node, set_bytes};
+use crate::node::Node;
 
 /// The keys that fresh nodes in the place of old ones start with, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

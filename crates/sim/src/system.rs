@@ -3,6 +3,7 @@
 //! The engine is one implementation; [`passthrough`] is the smallest, and [`mutant`] are faulty forms of it that prove
 //! that the simulator would notice.
 
+pub mod asking;
 mod berth;
 pub mod engine;
 mod lending;
@@ -177,6 +178,9 @@ pub struct Reply {
     pub buffer: Option<Buffer>,
 }
 
+/// Who hears of the end of a request.
+pub type Told = Box<dyn FnOnce(&Reply)>;
+
 /// Why the system did not do what it was asked, in its own words.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
@@ -259,6 +263,16 @@ pub trait Running {
 
     /// Carries out a request.
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply>;
+
+    /// The same; `told` hears of its end at the moment in which whoever asked may: a task that waits for the reply comes to it later.
+    fn serve_and_tell(&self, volume: u32, request: Request, told: Told) -> Soon<Reply> {
+        let served = self.serve(volume, request);
+        Box::pin(async move {
+            let reply = served.await;
+            told(&reply);
+            reply
+        })
+    }
 
     /// Changes a volume's cache mode.
     fn set_mode(&self, volume: u32, mode: Mode) -> Soon<Result<(), Refusal>>;

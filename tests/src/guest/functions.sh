@@ -15,7 +15,10 @@ wait_for() {
 
 # register DEVICE..: give devices to the kernel's bcache; returns when each is up.
 register() {
-	for device in "$@"; do echo "$device" > $bcache/register; done
+	for device in "$@"; do
+		# A set that was stopped is known for longer than it is seen on a busy machine: one with its UUID is refused until it has gone.
+		{ echo "$device" > $bcache/register; } 2> /dev/null || { sleep 1; echo "$device" > $bcache/register; }
+	done
 }
 
 # set_directory: the one registered set.

@@ -18,8 +18,8 @@ use crate::requires;
 /// Memory of a guest, which also holds its initramfs, in MiB.
 const MEMORY: u32 = 768;
 /// The console, and silence of every watchdog that judges time: an emulated machine on a busy host may stand still for long, and what hangs is
-/// ended by the job's limit.
-const COMMAND_LINE: &str = "console=ttyS0 panic=-1 loglevel=0 mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1 \
+/// ended by the job's limit. What the kernel has to say at its own end is all that it says here by itself.
+const COMMAND_LINE: &str = "console=ttyS0 oops=panic panic=-1 loglevel=1 mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1 \
     workqueue.cpu_intensive_thresh_us=0 sysctl.kernel.hung_task_timeout_secs=0";
 
 /// qemu as it is installed here, with the downloaded kernel.

@@ -34,6 +34,14 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
         Err(failure) if failure.kind == Kind::TimeLimit => under_way(&socket, until)?,
         // It has died since; the other one may be there.
         Err(failure) if failure.kind == Kind::NoDaemon && !asked.dry_run => under_way(&socket, until)?,
+        // It was asked again while it was busy, and the last time may have been heard.
+        Err(failure) if failure.kind == Kind::Busy && !asked.dry_run => {
+            let now = under_way(&socket, until)?;
+            if now.progress != Progress::UnderWay {
+                return Err(failure);
+            }
+            now
+        }
         Err(failure) => return Err(failure),
     };
     while now.progress == Progress::UnderWay {

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::panic, reason = "helpers of tests fail like tests")]
 
+pub mod served;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -345,7 +347,8 @@ pub fn control(images: &Images) -> String {
 /// The process that answers, if one does.
 pub fn pid(images: &Images) -> Option<i32> {
     let status = bcached(&["status", "--json", "--control", &control(images)]);
-    let status = (status.exit == 0).then(|| json(&status.out))?;
+    // 1: not all is as it should be.
+    let status = matches!(status.exit, 0 | 1).then(|| json(&status.out))?;
     status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok())
 }
 

@@ -22,23 +22,27 @@ pub fn configured() -> Images {
     images
 }
 
-/// A client of `tank` that can do no more than it must.
+/// A client that can do no more than it must, of `tank` as a rule.
 pub struct Client(UnixStream);
 
 impl Client {
     pub fn connect(images: &Images) -> io::Result<Self> {
+        Self::connect_to(images, "tank")
+    }
+
+    pub fn connect_to(images: &Images, volume: &str) -> io::Result<Self> {
         let stream = UnixStream::connect(images.path("run/nbd.sock"))?;
         stream.set_read_timeout(Some(LIMIT))?;
         stream.set_write_timeout(Some(LIMIT))?;
         let mut client = Self(stream);
         client.receive(18)?;
-        let name = b"tank";
-        let length = u32::try_from(name.len() + 6).expect("short");
+        let name = volume.as_bytes();
+        let length = u32::try_from(name.len()).expect("short");
         let mut hello = 3_u32.to_be_bytes().to_vec();
         hello.extend(0x4948_4156_454F_5054_u64.to_be_bytes());
         hello.extend(7_u32.to_be_bytes());
+        hello.extend((length + 6).to_be_bytes());
         hello.extend(length.to_be_bytes());
-        hello.extend(4_u32.to_be_bytes());
         hello.extend(name);
         hello.extend([0, 0]);
         client.0.write_all(&hello)?;

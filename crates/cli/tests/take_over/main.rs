@@ -3,6 +3,7 @@
 mod clients;
 #[path = "../common/mod.rs"]
 mod common;
+mod ill;
 mod steps;
 
 use clients::{BLOCKS, CLIENTS, Client, LIMIT, MIB, Model, at_work, check_all, configured, take_over};

@@ -29,7 +29,7 @@ const GOES_ON: Duration = Duration::from_secs(30);
 const ENDS: Duration = Duration::from_secs(1);
 
 /// A program that is to take over, with this one in between.
-fn between(images: &Images, (victim, when, message, count): (&str, &str, &str, usize)) -> String {
+pub fn between(images: &Images, (victim, when, message, count): (&str, &str, &str, usize)) -> String {
     let this = std::env::current_exe().expect("it runs");
     let done = images.path("killed");
     let _of_before = std::fs::remove_file(&done);
@@ -40,6 +40,14 @@ fn between(images: &Images, (victim, when, message, count): (&str, &str, &str, u
         this.display()
     );
     wrapped(images, &words)
+}
+
+/// What a file is called then, behind what it was called.
+pub const AWAY: &str = ".away";
+
+/// When one of the two is killed, this file is not found any more.
+pub fn loses_its_name(images: &Images, file: &str) {
+    std::fs::write(images.path("killed-with"), file).expect("a file");
 }
 
 /// It is no test: see above.
@@ -100,8 +108,11 @@ impl Between {
         (!bytes.is_empty()).then_some((from_new, bytes, descriptors))
     }
 
-    /// Kills one of the two, and stands for it to the other one: it ends.
+    /// Kills one of the two, and stands for it to the other one: it ends. Before that a file may lose its name (see [`loses_its_name`]).
     fn kill(&mut self, victim: &str, done: &str) -> ! {
+        if let Ok(file) = std::fs::read_to_string(format!("{done}-with")) {
+            std::fs::rename(&file, format!("{file}{AWAY}")).expect("ours");
+        }
         std::fs::write(done, victim).expect("a file");
         if victim == "new" {
             self.process.kill().expect("ours");

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 pub struct TakeOver {
     /// The program that it is to run, an absolute path.
     pub program: PathBuf,
-    /// Nothing is done: the answer says what would be.
+    /// Nothing is handed over: the answer says what would be.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -24,7 +24,7 @@ pub enum Progress {
     /// This process has taken over from nobody, and nobody is taking over from it.
     #[default]
     None,
-    /// Nothing is done: it is what would be.
+    /// Nothing is handed over: it is what would be.
     WouldBe,
     /// Another process is being started, or takes over.
     UnderWay,

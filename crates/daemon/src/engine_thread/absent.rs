@@ -4,8 +4,8 @@
 //! and has changed nothing that counts; by the volume's policy it is asked again when the device is back. While that is exchanged no request
 //! of the volume is in the set: those that wait are not, and those that come wait for the moment. So nobody waits for who waits for him.
 
-use super::keeper::Keeper;
-use bcached_engine::{Error, OnError, VolumeId};
+use super::keeper::{Keeper, Sets};
+use bcached_engine::{CacheSet, Error, OnError, VolumeId};
 use bcached_env::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct Absences {
     missed: BTreeMap<VolumeId, Missed>,
     /// Volumes whose devices are being exchanged.
     exchanged: BTreeSet<VolumeId>,
-    /// How many requests the sets have.
+    /// How many requests the sets have, of volumes that they have had any of.
     inside: BTreeMap<VolumeId, usize>,
 }
 
@@ -32,17 +32,16 @@ struct Missed {
 }
 
 /// A request that a set has.
-pub struct Inside<'a>(&'a Keeper, VolumeId);
+pub struct Inside(Keeper, VolumeId);
 
-impl Drop for Inside<'_> {
+impl Drop for Inside {
     fn drop(&mut self) {
-        let is_last = self.0.with(|sets| {
-            let inside = &mut sets.absences.inside;
-            let count = inside.get_mut(&self.1)?;
+        let is_awaited = self.0.with(|sets| {
+            let Some(count) = sets.absences.inside.get_mut(&self.1) else { return false };
             *count -= 1;
-            (*count == 0).then(|| inside.remove(&self.1))
+            *count == 0 && sets.absences.holds_off(self.1)
         });
-        if is_last.is_some() {
+        if is_awaited {
             self.0.look_again();
         }
     }
@@ -53,18 +52,36 @@ impl Absences {
         self.exchanged.contains(&volume)
     }
 
+    fn is_empty(&self, volume: VolumeId) -> bool {
+        self.inside.get(&volume).is_none_or(|count| *count == 0)
+    }
+
     /// The volume is served no more.
     pub fn forget(&mut self, volume: VolumeId) {
         self.missed.remove(&volume);
+        if self.is_empty(volume) {
+            self.inside.remove(&volume);
+        }
     }
 }
 
 impl Keeper {
-    /// A request goes to the set of the volume, as soon as no device is being exchanged under that.
-    pub async fn enters(&self, volume: VolumeId) -> Inside<'_> {
+    /// A request goes to the set of the volume, as soon as no device is being exchanged under that: the set, and the [`Keeper::turn`] in which that
+    /// has the volume. `None`: nobody has it.
+    pub async fn enters(&self, volume: VolumeId) -> Option<(Inside, CacheSet, u64)> {
         self.until(|sets| sets.is_stopping || !sets.absences.holds_off(volume)).await;
-        self.with(|sets| *sets.absences.inside.entry(volume).or_insert(0) += 1);
-        Inside(self, volume)
+        self.with(|sets| self.enter(sets, volume))
+    }
+
+    /// The same, `None` also if it had to wait.
+    pub fn enters_at_once(&self, volume: VolumeId) -> Option<(Inside, CacheSet, u64)> {
+        self.with(|sets| if sets.absences.holds_off(volume) { None } else { self.enter(sets, volume) })
+    }
+
+    fn enter(&self, sets: &mut Sets, volume: VolumeId) -> Option<(Inside, CacheSet, u64)> {
+        let set = sets.home(volume)?;
+        *sets.absences.inside.entry(volume).or_insert(0) += 1;
+        Some((Inside(self.clone(), volume), set, sets.turn()))
     }
 
     /// Until when a request waits that needs a backing device that is gone; `None`: it does not wait, or not any more.
@@ -116,7 +133,7 @@ impl Keeper {
     pub async fn begin_exchange(&self, volume: VolumeId) -> bool {
         self.with(|sets| sets.absences.exchanged.insert(volume));
         let until = self.inner().env.now() + EXCHANGE_LIMIT;
-        let is_empty = |keeper: &Self| !keeper.with(|sets| sets.absences.inside.contains_key(&volume));
+        let is_empty = |keeper: &Self| keeper.with(|sets| sets.absences.is_empty(volume));
         while !is_empty(self) && self.inner().env.now() < until {
             self.changes_until(until).await;
         }

@@ -6,13 +6,14 @@
 //! carried out, so whether some of it was makes no difference. So those that wait are carried out after those that need not wait, also
 //! where both write to one place; no client can count on anything else while neither is answered.
 
+use super::absent::Inside;
 use super::keeper::Keeper;
 use crate::translate::{self, Work};
-use bcached_engine::{Client, Error, OnError, Reply as EngineReply, Request, VolumeId};
+use bcached_engine::{CacheSet, Client, Error, OnError, Reply as EngineReply, Request, Rest, VolumeId};
 use bcached_env::sync::{Notify, Permit, Semaphore};
 use bcached_env::{Buffer, DiskId, Time};
 use bcached_port::{ErrorKind, Operation, Reply};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -29,9 +30,29 @@ pub struct Desk {
     pub keeper: Keeper,
     /// Bounds the requests in flight; what does not fit waits in the port.
     pub room: Semaphore,
-    /// There is more room.
+    /// There is more room, for who has found none.
     pub freed: Notify,
+    /// Somebody has.
+    is_wanted: Cell<bool>,
     places: Places,
+}
+
+/// How far a request has come.
+pub enum Stage {
+    /// No set has it.
+    New(Operation),
+    /// This set has begun it, and wants a task for the rest.
+    Begun(Attempt, CacheSet, Rest),
+    /// The set needed a device that does not work. A read's memory has come back.
+    Trouble(Attempt, Error, Option<Buffer>),
+}
+
+/// An attempt at a request, which a set has or had.
+pub struct Attempt {
+    pub again: Again,
+    /// [`Keeper::turn`] when it began.
+    pub turn: u64,
+    pub inside: Inside,
 }
 
 /// How many requests wait, by volume.
@@ -39,7 +60,7 @@ pub struct Desk {
 struct Places(RefCell<BTreeMap<VolumeId, usize>>);
 
 /// What came of an attempt to carry a request out.
-enum Came {
+pub enum Came {
     Answered(Reply),
     /// It needs a device that does not work. A read's memory comes back.
     Trouble(Error, Option<Buffer>),
@@ -76,25 +97,47 @@ impl Drop for Place<'_> {
 impl Desk {
     /// For whoever is in the care of `keeper`; as many requests at once as there is `room` for.
     pub fn new(keeper: Keeper, room: Semaphore) -> Self {
-        Self { keeper, room, freed: Notify::new(), places: Places::default() }
+        let (freed, is_wanted) = (Notify::new(), Cell::new(false));
+        Self { keeper, room, freed, is_wanted, places: Places::default() }
     }
 
-    /// Carries `operation` out, if need be when its volume has the device again that it needs. Who waits for that is not in flight, and gives
-    /// back its `permit` until then.
-    pub async fn answer(
+    /// Room for one more, or whoever asks is told when there is some.
+    pub fn find_room(&self) -> Option<Permit> {
+        let permit = self.room.try_acquire(1);
+        self.is_wanted.set(permit.is_none());
+        permit
+    }
+
+    /// That is given back, if whoever had it still has it.
+    pub fn give_back(&self, permit: Option<Permit>) {
+        drop(permit);
+        if self.is_wanted.take() {
+            self.freed.notify_all();
+        }
+    }
+
+    /// Carries a request out that has come so far, if need be when its volume has the device again that it needs. Who waits for that is not in
+    /// flight, and gives back its `permit` until then.
+    pub async fn answer(&self, client: Client, volume: VolumeId, stage: Stage, permit: Permit) -> Reply {
+        let mut permit = Some(permit);
+        let reply = self.answer_with(client, volume, stage, &mut permit).await;
+        self.give_back(permit);
+        reply
+    }
+
+    async fn answer_with(
         &self,
         client: Client,
         volume: VolumeId,
-        operation: Operation,
-        permit: Permit,
+        stage: Stage,
+        permit: &mut Option<Permit>,
     ) -> Reply {
-        let (mut permit, mut operation) = (Some(permit), operation);
+        let mut stage = stage;
         // Who has a place keeps it until the answer: nobody who comes later takes it from him.
         let (mut since, mut place) = (None, None);
         loop {
-            let turn = self.keeper.turn();
-            let again = Again::of(&operation);
-            let (error, buffer) = match self.try_once(client, volume, operation).await {
+            let (again, turn, came) = self.go_on(client, volume, stage).await;
+            let (error, buffer) = match came {
                 Came::Answered(reply) => return reply,
                 Came::Trouble(error, buffer) => (error, buffer),
             };
@@ -104,7 +147,7 @@ impl Desk {
             }
             if self.keeper.turn() != turn && self.keeper.home(volume).is_some() {
                 // It has moved meanwhile.
-                operation = again.with(buffer);
+                stage = Stage::New(again.with(buffer));
                 continue;
             }
             let until = match misses_backing {
@@ -115,8 +158,7 @@ impl Desk {
             let Some(until) = until.filter(|_| place.is_some()) else {
                 return self.refusal(volume, &error, again.changes_content(), buffer);
             };
-            drop(permit.take());
-            self.freed.notify_all();
+            self.give_back(permit.take());
             let works = self.keeper.home(volume).is_some_and(|set| set.failure().is_none());
             let look = if works && !misses_backing { until.min(self.now() + TRY_AGAIN) } else { until };
             self.keeper.turns_until(turn, look).await;
@@ -126,8 +168,26 @@ impl Desk {
                 }
                 return self.refusal(volume, &error, again.changes_content(), buffer);
             }
-            permit = Some(self.room.acquire(1).await);
-            operation = again.with(buffer);
+            *permit = Some(self.room.acquire(1).await);
+            stage = Stage::New(again.with(buffer));
+        }
+    }
+
+    /// What comes of an attempt, which may have begun: how to make another one, and in which turn it began.
+    async fn go_on(&self, client: Client, volume: VolumeId, stage: Stage) -> (Again, u64, Came) {
+        match stage {
+            Stage::New(operation) => {
+                let (turn, again) = (self.keeper.turn(), Again::of(&operation));
+                (again, turn, self.try_once(client, volume, operation).await)
+            }
+            Stage::Begun(Attempt { again, turn, inside }, set, rest) => {
+                let reply = set.serve_rest(rest).await;
+                drop((set, inside));
+                (again, turn, self.came_of(turn, reply))
+            }
+            Stage::Trouble(Attempt { again, turn, .. }, error, buffer) => {
+                (again, turn, Came::Trouble(error, buffer))
+            }
         }
     }
 
@@ -195,14 +255,17 @@ impl Desk {
     }
 
     async fn serve(&self, client: Client, volume: VolumeId, work: Request) -> Came {
-        let _inside = self.keeper.enters(volume).await;
-        let Some(set) = self.keeper.home(volume) else {
+        let Some((_inside, set, turn)) = self.keeper.enters(volume).await else {
             let buffer = if let Request::Read { buffer, .. } = work { Some(buffer) } else { None };
             return Came::Trouble(self.keeper.reason(), buffer);
         };
-        let turn = self.keeper.turn();
-        let reply = set.serve_for(client, volume, work).await;
+        let reply = set.serve_in_steps(client, volume, work).await;
         drop(set);
+        self.came_of(turn, reply)
+    }
+
+    /// What a set's answer to a request that it got in that turn comes to.
+    pub fn came_of(&self, turn: u64, reply: EngineReply) -> Came {
         match reply.result {
             Err(error)
                 if is_of_cache(&error, self.keeper.inner().recipe.cache.get())
@@ -239,14 +302,14 @@ fn is_durable(operation: &Operation) -> bool {
 }
 
 /// A request that can be asked once more.
-enum Again {
+pub enum Again {
     /// A read from this sector, when its memory has come back.
     Read(u64),
     Other(Operation),
 }
 
 impl Again {
-    fn of(operation: &Operation) -> Self {
+    pub fn of(operation: &Operation) -> Self {
         Self::Other(match operation {
             Operation::Read { sector, .. } => return Self::Read(*sector),
             Operation::Write { sector, payload, fua } => {

@@ -107,6 +107,20 @@ pub struct Away {
 }
 
 impl Sets {
+    /// Who serves the volume now, if anybody does.
+    pub(super) fn home(&self, volume: VolumeId) -> Option<CacheSet> {
+        match self.away.get(&volume) {
+            Some(away) if away.is_aboard => self.boat.as_ref().map(|(boat, _)| boat.clone()),
+            Some(_) => None,
+            None => self.main.clone(),
+        }
+    }
+
+    /// Counts every change of where a volume is.
+    pub(super) const fn turn(&self) -> u64 {
+        self.turn
+    }
+
     /// What a volume was when it left the set, or when the set was let go of under it; whoever has it next has it so.
     pub(super) fn left(&mut self, volume: VolumeId) -> Option<&mut VolumeInfo> {
         let Self { main, away, before, .. } = self;
@@ -203,11 +217,7 @@ impl Keeper {
 
     /// Who serves the volume now, if anybody does.
     pub fn home(&self, volume: VolumeId) -> Option<CacheSet> {
-        self.with(|sets| match sets.away.get(&volume) {
-            Some(away) if away.is_aboard => sets.boat.as_ref().map(|(boat, _)| boat.clone()),
-            Some(_) => None,
-            None => sets.main.clone(),
-        })
+        self.with(|sets| sets.home(volume))
     }
 
     /// The set that a volume is to be added to, or that knows it; why not, if it has been let go of.
@@ -404,6 +414,13 @@ impl Keeper {
             }
             status
         })
+    }
+
+    /// Nobody runs the sets any more. A request that is under way without a task is kept by its set, and keeps who has asked, who knows the keeper:
+    /// only when that has no set any more all of them go with the executor, and each request is answered that whoever serves it is gone.
+    pub fn is_over(&self) {
+        let sets = self.with(|sets| (sets.main.take(), sets.boat.take()));
+        drop(sets);
     }
 
     /// Stops whoever serves, when nobody tries to bring volumes home any more.

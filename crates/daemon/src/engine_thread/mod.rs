@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `pump` | takes requests and commands |
-//! | `workers` | the tasks that carry requests out |
+//! | `workers` | how requests are carried out, with a task or without |
 //! | `keeper` | which set serves which volume |
 //! | `revival` | a set that has failed is opened again |
 //! | `returned` | a backing device comes back as another one |
@@ -12,7 +12,7 @@
 //! | `frozen` | requests that wait for a device |
 //!
 //! Everybody else talks to the set through an [`Engine`]: requests through the port, the few things that are not
-//! requests through commands. Both ring the same bell; the pump takes until there is nothing left, then waits for it.
+//! requests through commands. Both ring the same bell; the pump takes until there is nothing left, letting others run in between, then waits for it.
 //! A bell that rings while the pump is taking is delivered at the next wait, so none is lost.
 
 mod absent;
@@ -321,6 +321,13 @@ impl EngineThread {
     }
 }
 
+impl Drop for EngineThread {
+    /// However it ends, also by a panic.
+    fn drop(&mut self) {
+        self.keeper.is_over();
+    }
+}
+
 fn open_note(place: &Path, set: Uuid) -> Result<(Box<dyn Note>, LeftNote), NoteError> {
     let identity = NoteIdentity::of_this_boot(set.0)?;
     let note = MappedNote::open(place, &identity, bcached_uring::note::NOTE_BYTES)?;
@@ -428,6 +435,16 @@ impl Engine {
                 answer((explained, set.volumes().into_iter().find(|info| info.id == volume)));
             });
         })));
+    }
+
+    /// Has the set see whether its cache device still takes what is written, and fail if not, which is news by itself.
+    pub fn prove_cache(&self, answer: Answer<Result<(), Error>>) {
+        self.attempt(|set| async move { set.prove_cache().await }, answer);
+    }
+
+    /// Has every device of the set answer; what becomes of the set is news by itself.
+    pub fn prove_devices(&self, answer: Answer<Result<(), Error>>) {
+        self.attempt(|set| async move { set.prove_devices().await }, answer);
     }
 
     /// Changes all of a volume's options.

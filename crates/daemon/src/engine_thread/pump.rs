@@ -1,4 +1,5 @@
-//! The pump between port and engine: takes requests and commands until there is nothing left, then waits for their bell.
+//! The pump between port and engine: takes requests and commands until there is nothing left, letting others run in between, then waits for
+//! their bell.
 
 use super::cache_back;
 use super::frozen::Desk;
@@ -24,7 +25,10 @@ use std::sync::mpsc::Receiver;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Takes from port and channel, starts tasks.
+/// Requests that are begun before others run, whether they are carried out or refused.
+const AT_ONCE_MAX: usize = 256;
+
+/// Takes from port and channel; begins requests, and tasks for commands.
 pub struct Pump {
     keeper: Keeper,
     workers: Rc<Workers>,
@@ -34,7 +38,8 @@ pub struct Pump {
 
 impl Pump {
     pub fn new(keeper: Keeper) -> Self {
-        let workers = Workers::new(Desk::new(keeper.clone(), Semaphore::new(IN_FLIGHT_MAX)));
+        let desk = Desk::new(keeper.clone(), Semaphore::new(IN_FLIGHT_MAX));
+        let workers = Workers::new(keeper.inner().env.clone(), desk);
         Self { keeper, workers, jobs: Rc::default() }
     }
 
@@ -42,11 +47,9 @@ impl Pump {
         let env = self.env();
         env.spawn(revival::run(self.keeper.clone()));
         loop {
-            // Commands are obeyed also while every place is taken, perhaps by requests to a device that hangs.
-            while let Some(permit) = self.workers.desk().room.try_acquire(1) {
-                let Some(request) = server.take() else { break };
-                self.workers.begin(&env, request, permit);
-            }
+            // Commands are obeyed also while every place is taken, perhaps by requests to a device that hangs, and while there is no end of
+            // requests.
+            let is_all = self.begin_requests(&mut server);
             let mut stop = None;
             while let Ok(command) = commands.try_recv() {
                 match command {
@@ -57,8 +60,26 @@ impl Pump {
             if let Some(answer) = stop {
                 return self.stop(server, answer).await;
             }
-            self.bell_or_freed().await;
+            match is_all {
+                true => self.bell_or_freed().await,
+                false => env.yield_now().await,
+            }
         }
+    }
+
+    /// Begins what has come, as far as there is room for it; false if others are to run before the rest of it. A bell that rings meanwhile need not be
+    /// heard: what rang it is looked for again.
+    fn begin_requests(&self, server: &mut Server) -> bool {
+        for _ in 0..AT_ONCE_MAX {
+            let Some(permit) = self.workers.desk().find_room() else { return true };
+            let Some(request) = server.take() else { return true };
+            self.workers.begin(request, permit);
+            // Those that wait for a task would have the ones behind them wait for one, too.
+            if !self.keeper.inner().env.has_breath() || self.workers.has_given() {
+                return false;
+            }
+        }
+        false
     }
 
     fn env(&self) -> Env {
@@ -282,4 +303,42 @@ async fn add_backing(set: CacheSet, disks: Disks, adding: Adding) -> Result<Adde
     // An index that cannot be read is told of by whoever needs it.
     let cut_short = set.give_up_behind_end(id).await.unwrap_or(false);
     Ok(Added { volume, cut_short })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::revival::tests::{backing, served_through};
+    use super::*;
+    use bcached_env::{Buffer, Outcome};
+    use bcached_port::Operation;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Mutex, mpsc};
+
+    /// What is refused takes no time that anybody charges, and no place.
+    #[test]
+    fn commands_are_obeyed_between_requests_without_an_end() {
+        const REQUESTS: usize = 1000;
+        let (mut executor, keeper, _) = served_through(&backing(7), |driver| driver);
+        let (connector, server) = bcached_port::open(REQUESTS, Arc::new(|| ()));
+        let (requests, mut replies) = connector.connect(REQUESTS);
+        for number in 0..REQUESTS {
+            let operation = Operation::Read { sector: 0, buffer: Buffer::zeroed(512) };
+            requests.submit(number, bcached_port::VolumeId(77), operation);
+        }
+        let (commands, receiver) = mpsc::channel();
+        let (answered, told_at) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::new(Mutex::new(move || {
+            let came = std::iter::from_fn(|| replies.try_next()).count();
+            answered.fetch_add(came, Ordering::Relaxed) + came
+        }));
+        let (tells, counts) = (Arc::clone(&told_at), Arc::clone(&count));
+        let look = move |_status| tells.store(counts.lock().expect("one thread")(), Ordering::Relaxed);
+        commands.send(Command::Status(Box::new(look))).expect("the pump is there");
+        executor.env().spawn(async move {
+            let _stays = Pump::new(keeper).run(server, receiver).await;
+        });
+        assert_eq!(executor.run_until(|| count.lock().expect("one thread")() == REQUESTS), Outcome::Done);
+        let told_at = told_at.load(Ordering::Relaxed);
+        assert!((1..REQUESTS).contains(&told_at), "the command was obeyed after {told_at} of {REQUESTS}");
+    }
 }

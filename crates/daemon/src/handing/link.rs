@@ -9,6 +9,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -57,6 +58,9 @@ pub enum Of {
 pub struct Yours {
     /// Names of volumes that were served.
     pub served: Vec<String>,
+    /// What all volumes were called, by their UUIDs.
+    #[serde(default)]
+    pub names: BTreeMap<String, String>,
     /// What holds until the daemon stops.
     #[serde(default)]
     pub said: Vec<Said>,

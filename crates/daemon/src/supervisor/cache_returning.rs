@@ -12,7 +12,7 @@ use crate::failure::{Failure, Kind};
 use bcached_engine::{Error, Status};
 use bcached_format::Uuid;
 use bcached_uring::Presence;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// What the loop knows of cache devices whose sets have failed.
@@ -20,6 +20,8 @@ use std::path::PathBuf;
 pub struct CacheReturns {
     /// By cache, those that are looked for.
     absent: BTreeMap<usize, Absent>,
+    /// Those that are gone, whose sets do not know it yet and are about to find out.
+    proving: BTreeSet<usize>,
     /// Those that their engines are about to take up.
     returning: BTreeMap<usize, (Presence, PathBuf)>,
     /// Looks that hang.
@@ -58,6 +60,9 @@ impl Supervisor {
         }
         let Some(known) = self.shared().table.caches.get(cache).and_then(Known::of) else { return };
         let is_gone = known.presence.is_gone();
+        if is_gone && status.failed.is_none() {
+            self.prove_cache(cache, &known.engine);
+        }
         if status.failed.is_none() || !is_gone && !fails(&status.cache_health) {
             if self.cache_returns.absent.remove(&cache).is_some() {
                 self.shared().table.caches[cache].absent = None;
@@ -86,6 +91,19 @@ impl Supervisor {
             Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound => {}
             Err(Unopened::Failed(failure)) => self.cache_not_taken(cache, failure),
         }
+    }
+
+    /// The device is gone, and its set will only find out by a write: the next may be half a minute away, or never come.
+    fn prove_cache(&mut self, cache: usize, engine: &Engine) {
+        if self.cache_returns.proving.insert(cache) {
+            let sender = self.sender.clone();
+            engine.prove_cache(Box::new(move |_has_failed| drop(sender.send(Event::CacheProved(cache)))));
+        }
+    }
+
+    /// It knows by now; if not, it is asked again at the next look.
+    pub(super) fn cache_proved(&mut self, cache: usize) {
+        self.cache_returns.proving.remove(&cache);
     }
 
     /// Its engine has it.
@@ -137,6 +155,7 @@ impl Supervisor {
     pub(super) fn look_after_cache_returns(&mut self) {
         let open: Vec<_> = self.shared().table.open_engines().into_iter().map(|(index, _)| index).collect();
         self.cache_returns.absent.retain(|cache, _| open.contains(cache));
+        self.cache_returns.proving.retain(|cache| open.contains(cache));
         self.cache_returns.returning.retain(|cache, _| open.contains(cache));
     }
 

@@ -64,6 +64,8 @@ impl Supervisor {
         let ways = self.fronts.decide(name, entry.ways, (&self.config, &self.exports));
         self.fronts.ask_number(name, entry.asked_number());
         self.fronts.reserve((name, Uuid(info.uuid.0), entry.shared), ways, &self.exports);
+        // Who finds it is served where it is from the first request on.
+        self.fronts.lead(Uuid(info.uuid.0), &engine.guests);
         self.exports.insert(Export {
             name: name.clone(),
             uuid: Uuid(info.uuid.0),

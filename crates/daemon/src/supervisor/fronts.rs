@@ -50,7 +50,7 @@ pub struct Fronts {
     sockets: Arc<[Arc<Passed>]>,
     /// The control files that stand beside volumes in a FUSE mount.
     control_files: Arc<OnceLock<Arc<dyn fuse::Tree>>>,
-    /// Clients of another process, which are gone on with.
+    /// Clients of another process, or of this one before, until NBD has them.
     left: Arc<Mutex<Vec<nbd::Left>>>,
     /// That process.
     former: Option<u32>,
@@ -78,6 +78,8 @@ struct Running {
     retiring: BTreeSet<(String, Way)>,
     /// What was to be served is, or has its reason.
     is_ready: bool,
+    /// So many clients of another process, or of this one before, have been gone on with, or wait for that.
+    resumed: usize,
     /// The daemon ends: nothing begins any more.
     has_ended: bool,
 }
@@ -188,7 +190,9 @@ impl Fronts {
                 let is_waited_for = self.has_sockets() || self.has_left() || self.former.is_some();
                 let closed = is_waited_for && !running.is_ready;
                 let rings = self.rings.clone();
-                running.nbd = Some(start_nbd(places, (&self.sockets, closed), exports, memory, rings)?);
+                let nbd = start_nbd(places, (&self.sockets, closed), exports, memory, rings)?;
+                nbd.keep(self.take_left());
+                running.nbd = Some(nbd);
             }
             Way::VhostUser if running.vhost.is_none() => {
                 running.vhost = Some(Arc::new(start_vhost(places, exports, self.rings.clone())?));
@@ -212,15 +216,27 @@ impl Fronts {
         Ok(())
     }
 
-    /// All is served that will be by itself: who has waited for that is let in. Of clients whom another process has left, how many.
-    pub fn open(&self) -> usize {
+    /// All is served that will be by itself, or has been waited for: who has waited for that is let in.
+    pub fn open(&self) {
         let mut running = self.lock();
         running.is_ready = true;
-        let resumed = self.resume(&running);
-        if let Some(nbd) = &running.nbd {
-            nbd.open();
-        }
-        resumed
+        let Some(nbd) = &running.nbd else {
+            let left = self.take_left().len();
+            if left > 0 {
+                running.resumed -= left;
+                tracing::warn!(
+                    event = "clients-cut",
+                    "NBD is not served any more: {left} connections are ended"
+                );
+            }
+            return;
+        };
+        nbd.open();
+    }
+
+    /// That has been done.
+    pub fn is_open(&self) -> bool {
+        self.lock().is_ready
     }
 
     /// From now on clients on TCP are shown another certificate, if NBD is served in TLS.
@@ -264,11 +280,13 @@ impl Fronts {
         }
     }
 
+    /// Connections to this volume can be served there.
+    pub fn lead(&self, volume: Uuid, guests: &Guests) {
+        self.rings.insert(volume.0, guests.clone());
+    }
+
     /// A volume is served, or what is known of it has changed.
     pub fn publish(&self, name: &str, ways: Ways, (exports, guests): (&ExportTable, &Guests)) {
-        if let Some(export) = exports.by_name(name) {
-            self.rings.insert(export.uuid.0, guests.clone());
-        }
         self.publish_device(name, exports, guests);
         if !ways.has(Way::VhostUser) {
             return;

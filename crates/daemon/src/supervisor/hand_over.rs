@@ -4,7 +4,7 @@ use super::fronts::Fronts;
 use super::jobs::user;
 use super::stop::REPLIES_LIMIT;
 use super::table::{VolumeEntry, VolumeState};
-use super::{Event, Phase, Shared, Start, Supervisor, health};
+use super::{Event, Phase, Shared, Start, Supervisor, answering};
 use crate::config::Config;
 use crate::control::take_over::{Progress, TakeOver, TakingOver};
 use crate::control::{AskTakeOver, AskTakenOver, Control};
@@ -24,9 +24,6 @@ const CHECK_LIMIT: Duration = Duration::from_secs(8);
 
 /// How long block devices may take to be let go of, after their engines have ended.
 const DEVICES_LIMIT: Duration = Duration::from_secs(5);
-
-/// How long clients are kept for a volume that this process served, and that is not to be had at once when it goes on.
-const CLIENTS_LIMIT: Duration = Duration::from_secs(60);
 
 /// How far a hand-over is. Clones are the same one.
 #[derive(Clone)]
@@ -75,10 +72,13 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
             ..TakingOver::default()
         };
         if asked.dry_run {
+            let until = Instant::now() + CHECK_LIMIT;
+            answering::prove(&shared)?;
             let (answer, answered) = mpsc::channel();
             let _refused_below = events.send(Event::HandOver(Box::new(Wish::Checked(answer))));
             let late = |_| Err(super::late("the daemon does not come to it").next("ask again later"));
-            return answered.recv_timeout(CHECK_LIMIT).unwrap_or_else(late).map(|()| now(Progress::WouldBe));
+            let checked = answered.recv_timeout(until.saturating_duration_since(Instant::now()));
+            return checked.unwrap_or_else(late).map(|()| now(Progress::WouldBe));
         }
         {
             let mut course = course.lock();
@@ -88,8 +88,11 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
             *course = now(Progress::UnderWay);
         }
         tracing::info!(event = "take-over-asked", uid = user(uid), "take over: {}", asked.program.display());
-        let successor = Successor::start(&asked.program);
+        // Nobody is started for nothing.
+        let successor = answering::check(&shared).and_then(|()| Successor::start(&asked.program));
         let begun = successor.and_then(|successor| {
+            // As late as can be: from here on clients wait.
+            answering::prove(&shared)?;
             let gone =
                 |_| Failure::new(Kind::NotFound, "the daemon stops").next("start the other one when it has");
             events.send(Event::HandOver(Box::new(Wish::By(successor)))).map_err(gone)
@@ -142,7 +145,7 @@ fn check_unused(fronts: &Fronts) -> Result<(), Failure> {
         .next("unmount or close that first: a FUSE mount, and a device that is not of ublk, do not survive the daemon"))
 }
 
-fn cannot(kind: Kind, why: String) -> Failure {
+pub(super) fn cannot(kind: Kind, why: String) -> Failure {
     Failure::new(kind, "nobody can take over from this daemon now").why(why)
 }
 
@@ -152,7 +155,7 @@ pub(super) fn told_to_end() -> Failure {
 }
 
 /// The names of those that are.
-fn served(volumes: &[VolumeEntry]) -> Vec<String> {
+pub(super) fn served(volumes: &[VolumeEntry]) -> Vec<String> {
     let are = volumes.iter().filter(|entry| matches!(entry.state, VolumeState::Served(_)));
     are.map(|entry| entry.display_name().to_owned()).collect()
 }
@@ -190,7 +193,7 @@ impl Supervisor {
 
     fn check_to_hand_over(&self, files: Option<&Config>) -> Result<(), Failure> {
         check_unused(&self.fronts)?;
-        self.check_answers()?;
+        answering::check(&self.shared)?;
         self.check_comes_again(files)
     }
 
@@ -205,18 +208,6 @@ impl Supervisor {
             self.course.set(Course::failed(failure));
         }
         checked.is_ok()
-    }
-
-    /// Every device answers: what one has not answered keeps its engine from ending, and both processes from the device.
-    fn check_answers(&self) -> Result<(), Failure> {
-        let engines = self.shared().table.open_engines();
-        let asked = engines.into_iter().filter_map(|(index, engine)| Some((index, engine.status()?)));
-        let stuck = asked.flat_map(|(index, status)| health::stuck_of(&self.shared().table, index, &status));
-        let stuck: Vec<_> = stuck.collect();
-        if stuck.is_empty() {
-            return Ok(());
-        }
-        Err(cannot(Kind::Busy, stuck.join("; ")).next("ask again when it does; `bcached status` tells"))
     }
 
     /// What is served is found by who opens it next, which may be this process again: in the files, and where they say.
@@ -307,22 +298,22 @@ impl Supervisor {
             closed = closed.and(Err(Failure::new(Kind::Io, "a block device is not let go of")));
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let yours = Yours { served, said, version, reconnect, paused_seconds: 0.0 };
+        let name = |entry: &VolumeEntry| Some((entry.uuid?.to_string(), entry.display_name().to_owned()));
+        let names = entries.iter().filter_map(name).collect();
+        let yours = Yours { served, names, said, version, reconnect, paused_seconds: 0.0 };
         (Heritage { claims, control, nbd: fronts.nbd, yours, since }, closed)
     }
 
-    /// Everything is served that is going to be: then the process before is told so, and this one goes on with its clients. False if
-    /// clients of this one itself, whom nobody has taken over, wait for something that may still come.
+    /// Everything is served that is going to be: then the process before is told so, and this one goes on with its clients.
     ///
     /// # Errors
     /// What the process before served is not all served here.
-    pub(super) fn confirm(&mut self) -> Result<bool, Failure> {
+    pub(super) fn confirm(&mut self) -> Result<(), Failure> {
         let served = served(&self.shared().table.volumes);
         let missing: Vec<_> =
             self.yours.served.iter().filter(|name| !served.contains(name)).cloned().collect();
         let died = self.predecessor.as_ref().is_some_and(Predecessor::has_died);
-        let may_give_back = self.predecessor.is_some() && !died;
-        if may_give_back && !missing.is_empty() {
+        if self.predecessor.is_some() && !died && !missing.is_empty() {
             let mut told = self.shared().table.not_served();
             if told.is_empty() {
                 told.push("the configuration does not name them any more".to_owned());
@@ -330,14 +321,14 @@ impl Supervisor {
             let what = format!("not all is served that was: {}", missing.join(", "));
             return Err(Failure::new(Kind::Io, what).why(told.join("; ")));
         }
-        if !may_give_back && !missing.is_empty() && self.started.elapsed() < CLIENTS_LIMIT {
-            return Ok(false);
-        }
         let former = self.predecessor.take();
         former.iter().for_each(Predecessor::ready);
-        let connections = self.fronts.open();
+        self.kept.ready = Some(Instant::now());
+        self.look_after_kept();
+        self.fronts.open();
+        let connections = self.fronts.resumed();
         if let Some(Predecessor { pid, .. }) = former {
-            let Yours { version, paused_seconds, reconnect, .. } = std::mem::take(&mut self.yours);
+            let Yours { version, paused_seconds, reconnect, .. } = self.yours.clone();
             let paused_seconds = paused_seconds + self.started.elapsed().as_secs_f64();
             let of_version = if version.is_empty() { String::new() } else { format!(" (bcached {version})") };
             tracing::info!(
@@ -355,8 +346,7 @@ impl Supervisor {
                 ..TakingOver::default()
             });
         }
-        claim::settle();
         bcached_port::socket::inherited::settle();
-        Ok(true)
+        Ok(())
     }
 }

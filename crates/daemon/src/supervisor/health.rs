@@ -12,7 +12,7 @@ use bcached_env::IoErrorKind;
 use std::time::Duration;
 
 /// A device that has not answered for so long is worth a word.
-const SLOW: Duration = Duration::from_secs(5);
+pub const SLOW: Duration = Duration::from_secs(5);
 
 /// A device that has done everything for so long is trusted again, if it has done enough meanwhile: as many operations as
 /// had failed, of which so many are enough.
@@ -76,15 +76,25 @@ fn is_full(health: &DiskHealth) -> bool {
 
 /// Since when `device` does not answer, if it does not.
 pub fn stuck(device: &str, health: &DiskHealth) -> Option<String> {
+    silent(device, health, SLOW)
+}
+
+/// The same if that is for so long.
+fn silent(device: &str, health: &DiskHealth, least: Duration) -> Option<String> {
     let (seconds, waiting) = (health.longest_wait.as_secs(), health.waiting);
-    (health.longest_wait >= SLOW)
+    (health.longest_wait >= least)
         .then(|| format!("{device} has not answered for {seconds} s; operations that wait for it: {waiting}"))
 }
 
 /// The same of all devices of a cache, its own first.
-pub fn stuck_of(table: &Table, cache: usize, status: &Status) -> Vec<String> {
+pub fn silent_of(table: &Table, cache: usize, status: &Status, least: Duration) -> Vec<String> {
     let devices = table.devices_of(cache, status);
-    devices.iter().filter_map(|(device, found)| stuck(device, found)).collect()
+    devices.iter().filter_map(|(device, found)| silent(device, found, least)).collect()
+}
+
+/// As [`stuck`].
+pub fn stuck_of(table: &Table, cache: usize, status: &Status) -> Vec<String> {
+    silent_of(table, cache, status, SLOW)
 }
 
 /// Why a set has stopped writing, and what that means. `given_up` says what is void because its device may have lost it.

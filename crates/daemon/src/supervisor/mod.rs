@@ -5,6 +5,7 @@
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
 mod ailing;
+mod answering;
 mod arriving;
 mod asking;
 mod blockers;
@@ -30,6 +31,7 @@ mod hand_over;
 mod health;
 mod import;
 mod jobs;
+mod kept;
 mod label;
 mod links;
 mod looking;
@@ -96,9 +98,6 @@ const RETRY: Duration = Duration::from_secs(2);
 /// How often the sets are looked at when nothing else happens.
 const HEALTH: Duration = Duration::from_secs(5);
 
-/// How often the log hears what a command line still waits for.
-const WAITS_TOLD: Duration = Duration::from_secs(30);
-
 /// What the loop waits for.
 enum Event {
     /// A front end has something new to say of a volume.
@@ -141,6 +140,8 @@ enum Event {
     Returned(usize, Box<Result<Option<Error>, NotTaken>>),
     /// The same of a cache device; whether something that was not flushed may be gone.
     CacheReturned(usize, Box<Result<bool, Error>>),
+    /// The set of a cache whose device is gone has tried to write to it.
+    CacheProved(usize),
     /// Another process is to take over, or somebody asks whether one could.
     HandOver(Box<hand_over::Wish>),
     /// The engine of this cache has so much memory for nodes from now on, or as much as before.
@@ -206,6 +207,8 @@ struct Supervisor {
     predecessor: Option<Predecessor>,
     /// What that has left, or this process itself.
     yours: Yours,
+    /// Clients that were here before it.
+    kept: kept::Kept,
     /// How far it is that another one takes over, or how it was.
     course: Course,
     /// Nobody has been told yet that it is ready.
@@ -388,6 +391,7 @@ impl Supervisor {
                 .succeeding(connections, predecessor.as_ref().map(|former| former.pid)),
             predecessor,
             yours,
+            kept: kept::Kept::default(),
             course: Course::begin(known),
             is_first,
             events,
@@ -480,6 +484,7 @@ impl Supervisor {
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
                 Ok(Event::Returned(volume, taken)) => self.returned(volume, *taken),
                 Ok(Event::CacheReturned(cache, taken)) => self.cache_returned(cache, *taken),
+                Ok(Event::CacheProved(cache)) => self.cache_proved(cache),
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
@@ -505,6 +510,7 @@ impl Supervisor {
         self.look_after_arrivals();
         self.divide_memory();
         self.try_ways_again();
+        self.look_after_kept();
         self.fronts.look_after_numbers(&self.exports);
     }
 
@@ -550,9 +556,7 @@ impl Supervisor {
             return Ok(());
         }
         drop(shared);
-        if !self.confirm()? {
-            return Ok(());
-        }
+        self.confirm()?;
         self.shared().phase = Phase::Ready;
         self.tell_not_served();
         let engines = self.shared().table.open_engines();
@@ -569,24 +573,6 @@ impl Supervisor {
         }
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         Ok(())
-    }
-
-    /// Logs, now and then, for what a command line is not `ready` yet: it may be for hours. True if it did.
-    fn tell_waits(&mut self, since_start: Duration) -> bool {
-        let is_due = since_start >= self.waits_told + WAITS_TOLD;
-        if !self.strict || !is_due || self.shared().phase != Phase::Starting {
-            return false;
-        }
-        self.waits_told = since_start;
-        self.tell_not_served();
-        true
-    }
-
-    fn tell_not_served(&self) {
-        let missing = self.shared().table.not_served_yet();
-        for told in missing {
-            tracing::warn!(event = "not-served-yet", "{told}");
-        }
     }
 }
 

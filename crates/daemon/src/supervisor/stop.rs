@@ -6,7 +6,7 @@ use crate::control::Signal;
 use crate::engine_failure;
 use crate::engine_thread::News;
 use crate::failure::{Failure, Kind};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// How often the users are looked at while a stop waits for them.
@@ -17,6 +17,9 @@ pub(super) const REPLIES_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long an engine may take to write what a stop writes: leaves and one journal entry, no dirty data.
 const ENGINE_LIMIT: Duration = Duration::from_secs(30);
+
+/// A device that owes an answer of this age when a stop begins may be why that takes too long.
+const SILENT: Duration = Duration::from_secs(1);
 
 /// What it has of that however many signals come: two in quick succession should not cost a recovery.
 const ENGINE_GRACE: Duration = Duration::from_secs(1);
@@ -82,7 +85,9 @@ impl Supervisor {
         let mut deadline = began + ENGINE_LIMIT;
         let mut hurried = false;
         let caches = self.shared().table.caches.len();
-        let mut pending: BTreeSet<usize> = (0..caches).filter(|index| self.begin_stop(*index)).collect();
+        let begun = (0..caches).filter_map(|index| Some((index, self.begin_stop(index)?)));
+        let (mut pending, silent): (BTreeSet<_>, BTreeMap<_, _>) =
+            begun.map(|(index, silent)| (index, (index, silent))).unzip();
         let mut outcome = Ok(());
         while !pending.is_empty() {
             match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -91,7 +96,7 @@ impl Supervisor {
                 }
                 Ok(Event::Cache(index, News::Opened(result))) => {
                     self.cache_opened(index, result);
-                    if !self.begin_stop(index) {
+                    if self.begin_stop(index).is_none() {
                         pending.remove(&index);
                     }
                 }
@@ -119,7 +124,11 @@ impl Supervisor {
         let signal = if hurried { ", and another signal came" } else { "" };
         let why = format!("no answer for {} s{signal}", began.elapsed().as_secs());
         for index in pending {
-            outcome = outcome.and(Err(self.recovers(index, &why)));
+            // What is ending does not say any more how its devices are.
+            let then = silent.get(&index).filter(|silent| !silent.is_empty());
+            let then =
+                then.map_or_else(String::new, |silent| format!("; when it began: {}", silent.join("; ")));
+            outcome = outcome.and(Err(self.recovers(index, &format!("{why}{then}"))));
         }
         match self.shared().table.first_failure() {
             Some(failure) if self.strict => outcome.and(Err(failure)),
@@ -127,25 +136,27 @@ impl Supervisor {
         }
     }
 
-    /// Tells an engine to stop. True if its cache must be waited for.
-    fn begin_stop(&self, index: usize) -> bool {
+    /// Tells an engine to stop. If its cache must be waited for, the devices that owe an answer, in sentences.
+    fn begin_stop(&self, index: usize) -> Option<Vec<String>> {
         let shared = self.shared();
         let engine = match shared.table.caches.get(index).map(|cache| &cache.state) {
             Some(CacheState::Open { engine, .. }) => engine.clone(),
-            Some(CacheState::Opening { .. } | CacheState::Ending { .. }) => return true,
-            _ => return false,
+            Some(CacheState::Opening { .. } | CacheState::Ending { .. }) => return Some(Vec::new()),
+            _ => return None,
         };
         drop(shared);
+        let mut silent = Vec::new();
         if let Some(status) = engine.status() {
             // It may have been opened a moment ago.
             self.tell_given_up(index, &status, true);
             let shared = self.shared();
             name_dirty_data(&shared.table, index, &status);
             name_stuck_devices(&shared.table, index, &status);
+            silent = health::silent_of(&shared.table, index, &status, SILENT);
         }
         let sender = self.sender.clone();
         engine.stop(Box::new(move |stopped| drop(sender.send(Event::Stopped(index, stopped)))));
-        true
+        Some(silent)
     }
 
     /// It was being stopped before everything was.

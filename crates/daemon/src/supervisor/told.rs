@@ -1,12 +1,17 @@
-//! What the log has been told of a cache, so that it hears of each thing once.
+//! What the log has been told of a cache, and of what is waited for, so that it hears of each thing once.
 
 use super::called::{self, name_of};
 use super::table::{Table, VolumeEntry, VolumeState};
+use super::{Phase, Supervisor};
 use crate::sizes::human;
 use crate::supervisor::{health, report};
 use bcached_engine::{GivenUp, Status, UnreadableNode, VolumeInfo};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How often the log hears what a command line still waits for.
+const WAITS_TOLD: Duration = Duration::from_secs(30);
 
 impl Table {
     /// That the set has failed, if it has and the log has not heard of it: a sentence.
@@ -93,5 +98,25 @@ impl Table {
         let told = std::mem::replace(&mut cache.unreadable_logged, all);
         let news = nodes.iter().filter(|node| !told.contains(&node.sector));
         news.map(|node| health::unreadable(node, name)).collect()
+    }
+}
+
+impl Supervisor {
+    /// Logs, now and then, for what a command line is not `ready` yet: it may be for hours. True if it did.
+    pub(super) fn tell_waits(&mut self, since_start: Duration) -> bool {
+        let is_due = since_start >= self.waits_told + WAITS_TOLD;
+        if !self.strict || !is_due || self.shared().phase != Phase::Starting {
+            return false;
+        }
+        self.waits_told = since_start;
+        self.tell_not_served();
+        true
+    }
+
+    pub(super) fn tell_not_served(&self) {
+        let missing = self.shared().table.not_served_yet();
+        for told in missing {
+            tracing::warn!(event = "not-served-yet", "{told}");
+        }
     }
 }

@@ -1,10 +1,12 @@
 //! A set newly made on devices in memory, its volume, and clients.
 
 use super::devices::{Asked, BLOCK_BYTES, DATA, InlineDriver, World};
-use bcached_engine::{CacheSet, Options, Request, Status, VolumeId, VolumeOptions};
+use bcached_engine::{
+    Asker, Begun, CacheSet, Client, Options, Reply, Request, Status, VolumeId, VolumeOptions,
+};
 use bcached_env::rng::Rng;
 use bcached_env::sync::Notify;
-use bcached_env::{Buffer, DiskId, Executor, Order, Payload};
+use bcached_env::{Buffer, DiskId, Env, Executor, Order, Payload};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{
     BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, Uuid,
@@ -35,13 +37,17 @@ pub enum Kind {
     Write,
 }
 
-/// Requests, one after the other, and who takes the next.
-struct Work {
+/// Clients, each of which asks for the next as soon as it has its answer, and has memory of its own, which is used again and again.
+struct Clients {
+    env: Env,
+    set: CacheSet,
+    volume: VolumeId,
     kind: Kind,
     blocks: Vec<u32>,
     next: Cell<usize>,
     running: Cell<usize>,
     ended: Notify,
+    payload: Payload,
 }
 
 impl Stage {
@@ -93,15 +99,23 @@ impl Stage {
 
     /// Asks for all `blocks` of the volume, with `depth` requests in flight, and waits for the last.
     pub fn run(&mut self, kind: Kind, blocks: Vec<u32>, depth: usize) {
-        let (next, running, ended) = (Cell::new(0), Cell::new(depth), Notify::new());
-        let work = Rc::new(Work { kind, blocks, next, running, ended });
-        let (set, volume, env) = (self.set.clone(), self.volume, self.executor.env());
+        let clients = Rc::new(Clients {
+            env: self.executor.env(),
+            set: self.set.clone(),
+            volume: self.volume,
+            kind,
+            blocks,
+            next: Cell::new(0),
+            running: Cell::new(depth),
+            ended: Notify::new(),
+            payload: block().freeze(),
+        });
         let ran = self.executor.block_on(async move {
-            for _ in 0..depth {
-                env.spawn(client(set.clone(), volume, Rc::clone(&work)));
+            for number in 0..depth {
+                Rc::clone(&clients).go_on(number, block());
             }
-            while work.running.get() > 0 {
-                work.ended.wait().await;
+            while clients.running.get() > 0 {
+                clients.ended.wait().await;
             }
         });
         ran.expect("somebody waits for ever");
@@ -118,28 +132,36 @@ impl Stage {
     }
 }
 
-/// One of several clients; it has memory of its own, which is used again and again.
-async fn client(set: CacheSet, volume: VolumeId, work: Rc<Work>) {
-    let mut buffer = block();
-    let payload: Payload = block().freeze();
-    while let Some(block) = work.blocks.get(work.next.get()) {
-        work.next.set(work.next.get() + 1);
+impl Clients {
+    /// The next one of client `number`.
+    fn go_on(self: Rc<Self>, number: usize, buffer: Buffer) {
+        let Some(block) = self.blocks.get(self.next.get()) else {
+            self.running.set(self.running.get() - 1);
+            return self.ended.notify_all();
+        };
+        self.next.set(self.next.get() + 1);
         let sector = u64::from(*block) * u64::from(BLOCK_SECTORS);
-        match work.kind {
-            Kind::Read => {
-                let reply = set.serve(volume, Request::Read { sector, buffer }).await;
-                assert!(reply.result.is_ok(), "{:?}", reply.result);
-                buffer = reply.buffer.expect("a read gives its memory back");
-            }
-            Kind::Write => {
-                let request = Request::Write { sector, payload: payload.clone(), fua: false };
-                let reply = set.serve(volume, request).await;
-                assert!(reply.result.is_ok(), "{:?}", reply.result);
+        let request = match self.kind {
+            Kind::Read => Request::Read { sector, buffer },
+            Kind::Write => Request::Write { sector, payload: self.payload.clone(), fua: false },
+        };
+        let asker: Rc<dyn Asker> = Rc::<Self>::clone(&self);
+        match self.set.ask(Client::default(), self.volume, request, &asker, number) {
+            Begun::UnderWay => {}
+            Begun::Refused(reply) => self.answered(number, reply),
+            Begun::InSteps(rest) => {
+                let (set, env) = (self.set.clone(), self.env.clone());
+                env.spawn(async move { self.answered(number, set.serve_rest(rest).await) });
             }
         }
     }
-    work.running.set(work.running.get() - 1);
-    work.ended.notify_all();
+}
+
+impl Asker for Clients {
+    fn answered(self: Rc<Self>, number: usize, reply: Reply) {
+        assert!(reply.result.is_ok(), "{:?}", reply.result);
+        self.go_on(number, reply.buffer.unwrap_or_default());
+    }
 }
 
 fn block() -> Buffer {

@@ -14,15 +14,16 @@
 //! roots, at a time when the journal has little room, takes no entry for them.
 
 use crate::btree::cache::{Gate, Reserved};
-use crate::btree::{Child, late, write};
+use crate::btree::write::{self, Sealed};
+use crate::btree::{Child, late};
 use crate::error::Error;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::work::PIECE_KEYS;
 use alloc::vec::Vec;
-use bcached_env::join_all;
+use bcached_env::{Buffer, join_all};
 use bcached_format::{BucketId, Geometry, Key, Pointer, Pointers, Position};
-use bcached_node::{Living, Node, NodeBuilder, SetWrite};
+use bcached_node::{Living, Node, NodeBuilder};
 
 /// Words of the key of a child, or of the freeing key of one.
 const CHILD_WORDS: usize = 3;
@@ -40,7 +41,7 @@ pub struct FreshNode {
     /// In memory it counts as written.
     pub node: Node,
     /// Its first set, which is not written yet.
-    pub first: SetWrite,
+    pub first: Sealed,
     /// The memory that it takes.
     pub memory: Reserved,
 }
@@ -158,11 +159,11 @@ fn enter(s: &mut State, nodes: Vec<FreshNode>, since: Option<u64>) -> (Vec<usize
 
 /// Puts `new` in the place of `old` in the node in `parent`, which may grow by the memory set aside for that. What is to be appended to
 /// it, and where.
-fn name(s: &mut State, (parent, memory): (usize, Reserved), old: &[Key], new: &[Key]) -> (u64, SetWrite) {
+fn name(s: &mut State, (parent, memory): (usize, Reserved), old: &[Key], new: &[Key]) -> (u64, Sealed) {
     s.nodes.get_mut(parent).writing = true;
     drop(memory);
     s.nodes.change(parent, |node| node.replace_children(old, new));
-    let append = s.nodes.change(parent, Node::seal_pending).expect("children were just replaced");
+    let append = s.nodes.change(parent, write::seal_pending).expect("children were just replaced");
     let start = write::first_sector(s.nodes.get(parent).node());
     (start + u64::from(append.block) * s.geometry.block_sectors, append)
 }
@@ -209,15 +210,16 @@ pub async fn in_pieces(
 }
 
 /// A fresh node with `keys`, which have so many `words`, and its first set. Others run between the pieces.
-pub async fn make(set: &CacheSet, own: Key, level: u8, (keys, words): (&[Key], usize)) -> (Node, SetWrite) {
+pub async fn make(set: &CacheSet, own: Key, level: u8, (keys, words): (&[Key], usize)) -> (Node, Sealed) {
     let seq = set.env().random();
-    let mut node = set.with(|s| NodeBuilder::new(own, level, seq, &s.geometry, words));
+    let mut node = set.with(|s| NodeBuilder::new(own, level, seq, &s.geometry, words, Buffer::zeroed));
     for keys in keys.chunks(PIECE_KEYS) {
         set.env().breathe().await;
         set.with(|s| s.work.make(keys.len()));
         node.push(keys);
     }
-    node.seal()
+    let (node, first) = node.seal();
+    (node, first.map(Buffer::freeze))
 }
 
 /// Blocks of a whole node.

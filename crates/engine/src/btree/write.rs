@@ -22,10 +22,13 @@ const BATCH: usize = 16;
 /// Pending keys of a leaf are written when they pass this, or a quarter of the node.
 const PENDING_BYTES_MAX: usize = 16 << 10;
 
+/// A set in the memory that it is written from.
+pub type Sealed = SetWrite<Payload>;
+
 struct Write {
     slot: usize,
     sector: u64,
-    set: SetWrite,
+    set: Sealed,
 }
 
 /// The task: writes leaves that are due, until the set stops.
@@ -147,8 +150,13 @@ fn begin(s: &mut State, slot: usize) -> Option<Write> {
     cached.writing_since = since;
     let start = first_sector(cached.node());
     s.work.seal(s.nodes.get(slot).node().pending_bytes());
-    let set = s.nodes.change(slot, Node::seal_pending).expect("chosen because it has pending keys");
+    let set = s.nodes.change(slot, seal_pending).expect("chosen because it has pending keys");
     Some(Write { slot, sector: start + u64::from(set.block) * s.geometry.block_sectors, set })
+}
+
+/// [`Node::seal_pending`] in memory to be written from.
+pub fn seal_pending(node: &mut Node) -> Option<Sealed> {
+    Some(node.seal_pending(Buffer::zeroed)?.map(Buffer::freeze))
 }
 
 /// Where a node starts on the cache device.
@@ -171,7 +179,7 @@ async fn append(set: &CacheSet, write: Write) -> Result<(), Error> {
 /// Appends a set to a node that can be reached, durably. A set longer than a logical block could be torn by a power
 /// cut, and a torn set makes the node unreadable (for a kernel too). So what follows its first block is made durable
 /// first; without the header it is not there.
-pub async fn append_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
+pub async fn append_set(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
     write_tail(set, sector, write).await?;
     flush_cache(set).await?;
     write_head(set, sector, write).await
@@ -182,26 +190,27 @@ fn head_bytes(set: &CacheSet) -> usize {
     usize::try_from(set.cache().info().logical_block_sectors * 512).expect("a block is small")
 }
 
-async fn write_tail(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
+async fn write_tail(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
     let head = head_bytes(set);
     if write.bytes.len() <= head {
         return Ok(());
     }
     set.check_alive()?;
-    let payload = Buffer::copied_from(&write.bytes[head..]).freeze();
-    let written = set.write_cache(Cause::Btree, sector + head as u64 / 512, payload).await;
+    // Of the same memory: a device that wants more than its block as alignment has the driver copy it.
+    let tail = write.bytes.slice(head..write.bytes.len());
+    let written = set.write_cache(Cause::Btree, sector + head as u64 / 512, tail).await;
     written.map_err(|source| set.fail(Error::Io { doing: Doing::Node, source }))
 }
 
-async fn write_head(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
+async fn write_head(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
     let head = head_bytes(set).min(write.bytes.len());
-    write_durably(set, Cause::Btree, sector, &write.bytes[..head]).await?;
+    write_durably(set, Cause::Btree, sector, write.bytes.slice(0..head)).await?;
     is_durable(set, sector, write);
     Ok(())
 }
 
 /// A set of a node is durable, and so is what stands before it.
-fn is_durable(set: &CacheSet, sector: u64, write: &SetWrite) {
+fn is_durable(set: &CacheSet, sector: u64, write: &Sealed) {
     set.with(|s| {
         let blocks = write.bytes.len() / s.geometry.block_bytes();
         let blocks = write.block + u32::try_from(blocks).expect("a set is smaller than its node");
@@ -212,24 +221,14 @@ fn is_durable(set: &CacheSet, sector: u64, write: &SetWrite) {
 
 /// Writes the first set of a node that nothing points to yet, durably. A failure latches: the tree on the device is
 /// behind what was promised.
-pub async fn write_set(set: &CacheSet, sector: u64, write: &SetWrite) -> Result<(), Error> {
-    write_durably(set, Cause::Btree, sector, &write.bytes).await?;
+pub async fn write_set(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
+    write_durably(set, Cause::Btree, sector, write.bytes.clone()).await?;
     is_durable(set, sector, write);
     Ok(())
 }
 
 /// Writes metadata that is durable when this returns; on a device without FUA by the one flush that may run. A failure latches.
-pub async fn write_durably(set: &CacheSet, cause: Cause, sector: u64, bytes: &[u8]) -> Result<(), Error> {
-    write_payload_durably(set, cause, sector, Buffer::copied_from(bytes).freeze()).await
-}
-
-/// The same of memory that is ready for it.
-pub async fn write_payload_durably(
-    set: &CacheSet,
-    cause: Cause,
-    sector: u64,
-    payload: Payload,
-) -> Result<(), Error> {
+pub async fn write_durably(set: &CacheSet, cause: Cause, sector: u64, payload: Payload) -> Result<(), Error> {
     set.check_alive()?;
     let has_fua = set.cache().info().fua;
     let written = match has_fua {

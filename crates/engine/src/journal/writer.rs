@@ -8,6 +8,7 @@ use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::written::Cause;
+use alloc::boxed::Box;
 use bcached_env::{Payload, Time};
 use bcached_format::jset::{JSET_BYTES_MAX, JsetHeader, seal_into};
 
@@ -63,7 +64,7 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     set.signals().journal_progress.notify_all();
     // What the keys name is durable before they are.
     write::flush_cache(set).await?;
-    write::write_payload_durably(set, Cause::Journal, closed.sector, memory.slice(0..bytes)).await?;
+    write::write_durably(set, Cause::Journal, closed.sector, memory.slice(0..bytes)).await?;
     set.with(|s| {
         s.journal.completed(closed.sequence, closed.last_sequence);
         if !s.note_held {
@@ -157,7 +158,7 @@ pub async fn let_go_through(set: &CacheSet, sequence: u64) -> Result<(), Error> 
 /// Waits until entry `sequence` is durable.
 pub async fn commit_through(set: &CacheSet, sequence: u64) -> Result<(), Error> {
     loop {
-        set.check_alive()?;
+        check_writes(set)?;
         if set.with(|s| s.journal.durable() >= sequence) {
             return Ok(());
         }
@@ -167,11 +168,20 @@ pub async fn commit_through(set: &CacheSet, sequence: u64) -> Result<(), Error> 
     }
 }
 
+/// Refuses when no entry is written any more: nobody is to wait for one.
+fn check_writes(set: &CacheSet) -> Result<(), Error> {
+    set.with(|s| match &s.failed {
+        Some(error) => Err(Error::Failed(Box::new(error.clone()))),
+        None if s.stopped => Err(Error::Stopping),
+        None => Ok(()),
+    })
+}
+
 /// Writes an entry like [`commit_now`], for what can wait: room for it is claimed before what it names is written, so that
 /// what cannot wait (a new root, while the leaf that pins the oldest entry is closed) always finds some.
 pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
     loop {
-        set.check_alive()?;
+        check_writes(set)?;
         let claimed = set.with(|s| {
             relieve(s);
             s.journal.try_claim()

@@ -104,7 +104,7 @@ async fn begin(set: &CacheSet, root: Child) -> Result<(), Error> {
 /// The empty table and the empty root.
 async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
     let mut node = Node::create(root.key, 0, set.env().random(), &set.with(|s| s.geometry));
-    let first = node.seal_pending().expect("a fresh node has a first set");
+    let first = write::seal_pending(&mut node).expect("a fresh node has a first set");
     write::write_set(set, root.pointer().sector(), &first).await?;
     let (sector, bytes) = set.with(|s| {
         let pointer = crate::btree::pointer_to_read(&s.uuid_key.pointers).expect("just made");

@@ -21,6 +21,7 @@ use crate::gc::{self, moving::Rounds};
 use crate::given_up::{self, Losses};
 use crate::journal::{Journal, overlay::Overlay, writer};
 use crate::options::Options;
+use crate::phases::Phases;
 use crate::policy::{Congestion, Wear};
 use crate::set::{CacheSet, Duty, Inner, Signals};
 use crate::space::{
@@ -101,7 +102,7 @@ fn assemble(
     options: Options,
     mut parts: Parts,
 ) -> CacheSet {
-    let signals = Signals::default();
+    let signals = Signals::of_a_set();
     let replacement = options.replacement.unwrap_or(superblock.replacement());
     parts.buckets.set_replacement(replacement, env.random());
     let phases = Arc::clone(&options.phases);
@@ -155,19 +156,31 @@ fn assemble(
         work: Work::default(),
         stats: Stats::default(),
     };
+    around(env, cache, state, (signals, phases), parts.shares)
+}
+
+/// The set with that state.
+fn around(
+    env: Env,
+    cache: Disk,
+    state: State,
+    (signals, phases): (Signals, Arc<Phases>),
+    shares: Shares,
+) -> CacheSet {
     let inner = Inner {
         env,
         cache,
         state: RefCell::new(state),
         signals,
-        tickets: Semaphore::new(parts.shares.tickets),
-        shares: Cell::new(parts.shares),
+        tickets: Semaphore::new(shares.tickets),
+        shares: Cell::new(shares),
         resizing: Semaphore::new(1),
         structure: Semaphore::new(1),
         metadata: Semaphore::new(1),
         orphans: Semaphore::new(1),
         phases,
         stock: RefCell::new(Stock::new(STOCK_BYTES)),
+        under_way: RefCell::default(),
         running: Default::default(),
     };
     CacheSet { inner: Rc::new(inner) }

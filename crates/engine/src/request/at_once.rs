@@ -1,64 +1,114 @@
-//! A read of what is one piece, in the cache or not: most reads are. It begins in one transition, and ends in another. What is more, or wants
-//! something that is not in memory, is read step by step (`read`).
+//! A read of what is one piece, in the cache or not: most reads are. What is more, or wants something that is not in memory, is read step by
+//! step (`read`).
 
 use crate::btree::Content;
+use crate::btree::cache::Leaf;
+use crate::request::miss_at_once::Missing;
 use crate::request::read::{self, Cached, Ended, Sources};
-use crate::request::{AtOnce, Reply, Request, Target};
+use crate::request::under_way::{Asks, Begun, Kept, Whom};
+use crate::request::{Range, Reply, Request, Target};
 use crate::set::CacheSet;
 use crate::state::State;
-use alloc::boxed::Box;
-use bcached_env::{Buffer, Time};
+use crate::volume::epoch::Asked;
+use bcached_env::{Buffer, IoError, Time};
+
+/// A read of what is in the cache, which is being read there.
+pub struct Hit {
+    pub(super) target: Target,
+    pub(super) cached: Cached,
+    pub(super) began: Time,
+    pub(super) whom: Whom,
+}
+
+/// How a read of one piece has begun.
+enum Started {
+    /// This is to be read from the cache device, from that sector on.
+    Hit(usize, u64),
+    /// This from the backing device.
+    Miss(usize),
+    /// With counting it alone.
+    InSteps(Target, Option<Asked>),
+}
 
 impl State {
-    /// Begins a read, if it is of one piece; else nothing has changed.
-    pub(super) fn plan_at_once(&mut self, target: &Target, request: &Request) -> Option<AtOnce> {
-        let Request::Read { sector, buffer } = request else { return None };
+    /// What a read is of, if that is one piece; else nothing has changed.
+    fn piece(&mut self, target: &Target, request: &Request) -> Option<(Range, Content, Leaf)> {
         let inode = target.inode?;
-        let range = target.range(*sector, buffer.len() as u64 / 512).ok()?;
+        let (sector, sectors) = request.place()?;
+        let range = target.range(sector, sectors).ok()?;
         if target.blocks_around(range) != Some(range) {
             return None;
         }
         let (content, leaf) = self.whole(inode, range.start, range.end)?;
-        match content {
-            Content::Cached { pointers, dirty } => {
-                self.begin_to_read(&pointers);
-                Some(AtOnce::Hit(Cached::new(range, pointers, dirty)))
-            }
-            Content::Hole => self.begin_miss(target, range, leaf).map(AtOnce::Miss),
-        }
+        Some((range, content, leaf))
     }
 }
 
 impl CacheSet {
-    /// The rest of a read of what is `cached`, which `began` then.
-    pub(super) async fn serve_hit(
-        &self,
-        target: &Target,
-        cached: &Cached,
-        buffer: Buffer,
-        began: Time,
-    ) -> Reply {
-        let (read, buffer) = self.cache().read(cached.sector(), buffer).await;
+    /// Begins a read.
+    pub(super) fn ask_to_read(&self, asks: Asks, request: Request, whom: impl FnOnce() -> Whom) -> Begun {
+        let Asks { client, volume, began } = asks;
+        let started = self.with(|s| {
+            let (target, asked) = s.begin_request(client, volume, &request)?;
+            let mut under_way = self.inner.under_way.borrow_mut();
+            Ok(match s.piece(&target, &request) {
+                Some((range, Content::Cached { pointers, dirty }, _)) => {
+                    s.begin_to_read(&pointers);
+                    let cached = Cached::new(range, pointers, dirty);
+                    let sector = cached.sector();
+                    Started::Hit(under_way.hits.insert(Hit { target, cached, began, whom: whom() }), sector)
+                }
+                Some((range, Content::Hole, leaf)) => match s.begin_miss(&target, range, leaf) {
+                    Some(miss) => {
+                        let missing = Missing { target, miss, began, lent: None, whom: whom() };
+                        Started::Miss(under_way.misses.insert(missing))
+                    }
+                    None => Started::InSteps(target, asked),
+                },
+                None => Started::InSteps(target, asked),
+            })
+        });
+        match (started, request) {
+            (Ok(Started::Hit(place, sector)), Request::Read { buffer, .. }) => {
+                self.read_for(self.cache(), sector, buffer, Kept::Hit(place));
+            }
+            (Ok(Started::Miss(place)), Request::Read { buffer, .. }) => self.begin_to_miss(place, buffer),
+            (Ok(Started::InSteps(target, asked)), request) => {
+                return asks.rest(request, Ok((target, asked))).into();
+            }
+            (Err(error), request) => return asks.rest(request, Err(error)).into(),
+            (Ok(Started::Hit(..) | Started::Miss(_)), _) => unreachable!("it is a read"),
+        }
+        Begun::UnderWay
+    }
+
+    /// The device has read what is kept there, or not.
+    pub(super) fn hit_ended(&self, place: usize, read: Result<(), IoError>, buffer: Buffer) {
+        let hit = self.inner.under_way.borrow_mut().hits.remove(place);
         let ended = self.with(|s| {
-            let ended = s.read_ended(cached, began, &read);
+            let ended = s.read_ended(&hit.cached, hit.began, &read);
             if matches!(ended, Ended::Fine) {
-                s.end_hit(target, cached, began);
+                s.end_hit(&hit.target, &hit.cached, hit.began);
             }
             ended
         });
-        let (result, buffer) = match ended {
-            Ended::Fine => (Ok(()), buffer),
-            _ => {
-                let doubted = Box::pin(read::in_doubt(self, target, *cached, ended, read, buffer)).await;
-                self.with(|s| match doubted.0 {
-                    Ok(()) => s.end_hit(target, cached, began),
-                    Err(_) => s.end_read(target, began, false),
-                });
-                doubted
-            }
-        };
+        if !matches!(ended, Ended::Fine) {
+            let set = self.clone();
+            return self.env().spawn(async move { set.hit_in_doubt(hit, ended, read, buffer).await });
+        }
         self.signals().ranges.notify_all();
-        Reply { result, buffer: Some(buffer) }
+        hit.whom.tell(Reply { result: Ok(()), buffer: Some(buffer) });
+    }
+
+    async fn hit_in_doubt(&self, hit: Hit, ended: Ended, read: Result<(), IoError>, buffer: Buffer) {
+        let Hit { target, cached, began, whom } = hit;
+        let (result, buffer) = read::in_doubt(self, &target, cached, ended, read, buffer).await;
+        self.with(|s| match result {
+            Ok(()) => s.end_hit(&target, &cached, began),
+            Err(_) => s.end_read(&target, began, false),
+        });
+        self.signals().ranges.notify_all();
+        whom.tell(Reply { result, buffer: Some(buffer) });
     }
 }
 

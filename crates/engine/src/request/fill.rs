@@ -1,4 +1,4 @@
-//! A fill: what was read from the backing device for somebody, who has his answer, goes into the cache. It is a favour: nobody waits for it,
+//! A fill: what was read from the backing device for somebody goes into the cache. It is a favour: nobody waits for it, its reader either,
 //! it waits for nothing itself but for its place on the device, and if it fails it is forgotten.
 //!
 //! Most are of one piece, for which there is space: these begin in one transition and end in another. What wants more than that is done step
@@ -9,6 +9,7 @@ use crate::btree::{Attempt, Need, Record};
 use crate::request::insert::{self, Chunk, Left};
 use crate::request::parked::{self, Clean};
 use crate::request::ranges::Claim;
+use crate::request::under_way::Kept;
 use crate::request::{REQUESTS_MAX, Range, Target};
 use crate::set::CacheSet;
 use crate::space::Class;
@@ -16,13 +17,12 @@ use crate::state::State;
 use crate::volume::VolumeId;
 use crate::volume::epoch::Stamp;
 use crate::written::Cause;
-use alloc::boxed::Box;
 use bcached_env::{Buffer, IoError, Payload, Time};
 use bcached_format::Key;
 
 /// Memory for fills in flight, for all volumes, in bytes; beyond, a miss just does not fill.
 const FILL_BYTES_MAX: u64 = 64 << 20;
-/// Fills in flight, for all volumes: each is a task. As many as requests, whose misses they are; beyond, a miss just does not fill.
+/// Fills in flight, for all volumes: each may want a task. As many as requests, whose misses they are; beyond, a miss just does not fill.
 pub const FILLS_MAX: usize = REQUESTS_MAX;
 
 /// A fill that has begun.
@@ -47,8 +47,22 @@ impl Fill {
     }
 }
 
+/// One with what goes into the cache.
+pub(super) struct FillOf {
+    target: Target,
+    fill: Fill,
+    payload: Payload,
+}
+
+/// One whose data is being written.
+pub struct Filling {
+    of: FillOf,
+    chunk: Chunk,
+    began: Time,
+}
+
 /// What is left of a fill whose data has been written, or not.
-enum Rest {
+enum Undone {
     /// Nothing.
     None,
     /// Nothing, but that it waits for a flush.
@@ -99,7 +113,7 @@ impl State {
     /// Space for a fill, if that is there as a whole and at once.
     fn take_fill_space(&mut self, fill: &Fill) -> Option<(Chunk, Left)> {
         let sectors = fill.range.sectors();
-        if self.open.left(Class::Clean) < sectors {
+        if !self.open.fits(Class::Clean, sectors) {
             return None;
         }
         let space = self.take_space(Class::Clean, None, sectors)?;
@@ -113,8 +127,7 @@ impl State {
         target: &Target,
         (fill, chunk): (&Fill, &Chunk),
         (begun, written): (Time, &Result<(), IoError>),
-        may_go_on: bool,
-    ) -> Rest {
+    ) -> Undone {
         for pointer in chunk.space.pointers.as_slice() {
             self.cache_has_done(pointer.sector(), fill.bytes(), written.is_ok());
             self.buckets.written(*pointer);
@@ -123,14 +136,14 @@ impl State {
         self.buckets.age(fill.range.sectors());
         let fate = if written.is_ok() { self.fate(target, chunk, fill) } else { Clean::Void };
         let rest = match fate {
-            Clean::Ready => self.index(target, (fill, chunk), may_go_on),
-            Clean::Parked => Rest::Parked,
-            Clean::Void => Rest::None,
+            Clean::Ready => self.index(target, (fill, chunk)),
+            Clean::Parked => Undone::Parked,
+            Clean::Void => Undone::None,
         };
-        if matches!(fate, Clean::Void) || matches!((fate, &rest), (Clean::Ready, Rest::None)) {
+        if matches!(fate, Clean::Void) || matches!((fate, &rest), (Clean::Ready, Undone::None)) {
             self.unpin(&chunk.space.pointers);
         }
-        if !matches!(rest, Rest::Key(_)) {
+        if !matches!(rest, Undone::Key(_)) {
             self.release_fill(target, fill.claim);
             self.end_favour(target.id, fill.bytes() as u64);
         }
@@ -149,16 +162,16 @@ impl State {
     }
 
     /// Puts the key of a fill into the tree; what is left of it.
-    fn index(&mut self, target: &Target, (fill, chunk): (&Fill, &Chunk), may_go_on: bool) -> Rest {
+    fn index(&mut self, target: &Target, (fill, chunk): (&Fill, &Chunk)) -> Undone {
         let key = chunk.key(target.inode.expect("only attached volumes are cached"), false);
-        if !may_go_on || self.failed.is_some() {
-            return Rest::Key(key);
+        if self.failed.is_some() {
+            return Undone::Key(key);
         }
         match self.insert_in(fill.leaf, &key, Record::Fill) {
-            Attempt::Done(upto) => key.cut(upto, key.end).map_or(Rest::None, Rest::Key),
+            Attempt::Done(upto) => key.cut(upto, key.end).map_or(Undone::None, Undone::Key),
             // A favour does not make the tree's caller wait for the journal: nothing of it is recorded.
             Attempt::Needs(Need::Journal) => unreachable!("a fill is not journalled"),
-            Attempt::Needs(_) => Rest::Key(key),
+            Attempt::Needs(_) => Undone::Key(key),
         }
     }
 }
@@ -183,67 +196,76 @@ pub(super) fn give_back(set: &CacheSet, lent: Option<Buffer>, landed: Buffer, is
     lent
 }
 
-/// Starts putting what was read into the cache. The caller has its answer first.
-pub(super) fn spawn(set: &CacheSet, target: Target, fill: Fill, data: &Buffer) {
+/// A fill with what goes into the cache, a copy of `data`.
+pub(super) fn with_data(set: &CacheSet, target: Target, fill: Fill, data: &Buffer) -> FillOf {
     let bytes = fill.bytes();
     let mut copy = set.inner.stock.borrow_mut().take(bytes);
     copy.as_mut_slice().copy_from_slice(&data.as_slice()[..bytes]);
-    let payload = copy.freeze();
-    let set = set.clone();
-    set.env().clone().spawn(async move {
-        put(&set, &target, &fill, &payload).await;
-        set.inner.stock.borrow_mut().put_payload(payload);
-        set.signals().ranges.notify_all();
-    });
+    FillOf { target, fill, payload: copy.freeze() }
 }
 
-async fn put(set: &CacheSet, target: &Target, fill: &Fill, payload: &Payload) {
-    // No waiting for space: a clean insert is a favour, not a duty.
-    let Some((chunk, left)) = set.with(|s| s.take_fill_space(fill)) else {
-        return Box::pin(put_in_steps(set, target, fill, payload)).await;
-    };
-    set.tell_of_space(left);
-    let begun = set.env().now();
-    let sector = chunk.space.pointers.as_slice().first().expect("space is somewhere").sector();
-    let written = set.cache().write(sector, payload.clone()).await;
-    let may_go_on = set.env().has_breath();
-    let (rest, told) = set.with(|s| {
-        let had_failed = s.failed.is_some();
-        let rest = s.end_fill(target, (fill, &chunk), (begun, &written), may_go_on);
-        (rest, s.is_to_be_told(had_failed))
-    });
-    set.tell_if(told);
-    match rest {
-        Rest::None => {}
-        Rest::Parked => set.signals().parked_work.notify_all(),
-        Rest::Key(key) => Box::pin(index_in_steps(set, target, fill, key)).await,
+impl CacheSet {
+    /// Puts what was read into the cache, for which its reader does not wait.
+    pub(super) fn begin_to_fill(&self, fill: FillOf) {
+        // No waiting for space: a clean insert is a favour, not a duty.
+        let Some((chunk, left)) = self.with(|s| s.take_fill_space(&fill.fill)) else {
+            let set = self.clone();
+            return self.env().spawn(async move { set.fill_in_steps(fill).await });
+        };
+        self.tell_of_space(left);
+        let sector = chunk.sector();
+        let payload = fill.payload.clone();
+        let filling = Filling { of: fill, chunk, began: self.env().now() };
+        let place = self.inner.under_way.borrow_mut().fills.insert(filling);
+        self.write_for(sector, payload, Kept::Fill(place));
     }
-}
 
-/// The same for what is not in one piece.
-async fn put_in_steps(set: &CacheSet, target: &Target, fill: &Fill, payload: &Payload) {
-    let chunks = set.take_chunks(Class::Clean, fill.range);
-    for (chunk, written) in set.write_chunks(chunks, fill.range.start, payload, Cause::Fill).await {
-        match written.map(|()| set.with(|s| s.fate(target, &chunk, fill))) {
-            Ok(Clean::Ready) => {
-                let key = chunk.key(target.inode.expect("only attached volumes are cached"), false);
-                insert::insert_clean(set, target, &key, fill.claim).await;
+    /// The device has written it, or not.
+    pub(super) fn fill_ended(&self, place: usize, written: Result<(), IoError>) {
+        let Filling { of, chunk, began } = self.inner.under_way.borrow_mut().fills.remove(place);
+        match self.with_telling(|s| s.end_fill(&of.target, (&of.fill, &chunk), (began, &written))) {
+            Undone::None => {}
+            Undone::Parked => self.signals().parked_work.notify_all(),
+            Undone::Key(key) => {
+                let set = self.clone();
+                return self.env().spawn(async move {
+                    insert::insert_clean(&set, &of.target, &key, of.fill.claim).await;
+                    set.end_fill_in_steps(of);
+                });
             }
-            Ok(Clean::Parked) => set.signals().parked_work.notify_all(),
-            Ok(Clean::Void) | Err(_) => set.release_chunks(&[chunk]),
         }
+        self.put_fill_away(of.payload);
     }
-    end(set, target, fill);
-}
 
-async fn index_in_steps(set: &CacheSet, target: &Target, fill: &Fill, rest: Key) {
-    insert::insert_clean(set, target, &rest, fill.claim).await;
-    end(set, target, fill);
-}
+    /// The same for what is not in one piece.
+    async fn fill_in_steps(&self, of: FillOf) {
+        let FillOf { target, fill, payload } = &of;
+        let chunks = self.take_chunks(Class::Clean, fill.range);
+        for (chunk, written) in self.write_chunks(chunks, fill.range.start, payload, Cause::Fill).await {
+            match written.map(|()| self.with(|s| s.fate(target, &chunk, fill))) {
+                Ok(Clean::Ready) => {
+                    let key = chunk.key(target.inode.expect("only attached volumes are cached"), false);
+                    insert::insert_clean(self, target, &key, fill.claim).await;
+                }
+                Ok(Clean::Parked) => self.signals().parked_work.notify_all(),
+                Ok(Clean::Void) | Err(_) => self.release_chunks(&[chunk]),
+            }
+        }
+        self.end_fill_in_steps(of);
+    }
 
-fn end(set: &CacheSet, target: &Target, fill: &Fill) {
-    set.with(|s| {
-        s.release_fill(target, fill.claim);
-        s.end_favour(target.id, fill.bytes() as u64);
-    });
+    fn end_fill_in_steps(&self, of: FillOf) {
+        let FillOf { target, fill, payload } = of;
+        self.with(|s| {
+            s.release_fill(&target, fill.claim);
+            s.end_favour(target.id, fill.bytes() as u64);
+        });
+        self.put_fill_away(payload);
+    }
+
+    /// Its memory is used again.
+    fn put_fill_away(&self, payload: Payload) {
+        self.inner.stock.borrow_mut().put_payload(payload);
+        self.signals().ranges.notify_all();
+    }
 }

@@ -23,6 +23,12 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// First sector of its first copy on the cache device.
+    #[must_use]
+    pub fn sector(&self) -> u64 {
+        self.space.pointers.as_slice().first().expect("space is somewhere").sector()
+    }
+
     /// End of the part.
     #[must_use]
     pub const fn end(&self) -> u64 {

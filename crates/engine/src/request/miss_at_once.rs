@@ -1,15 +1,16 @@
-//! A read of one piece that the cache does not have: it begins in one transition, and ends in another, in which its fill begins.
+//! A read of one piece that the cache does not have; at its end its fill begins.
 
 use crate::btree::cache::Leaf;
 use crate::btree::{Content, Piece};
 use crate::error::{Doing, Error};
 use crate::request::fill::{self, Fill};
 use crate::request::read::{self, Planned, Sources};
+use crate::request::under_way::{Kept, Whom};
 use crate::request::{Range, Reply, Target};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::epoch::Begun;
-use bcached_env::{Buffer, Time};
+use bcached_env::{Buffer, IoError, Time};
 
 /// A read of the backing device that has begun so.
 pub struct Miss {
@@ -19,6 +20,16 @@ pub struct Miss {
     begun: Option<Begun>,
     /// The device slept.
     wakes: bool,
+}
+
+/// Such a read that is under way.
+pub struct Missing {
+    pub(super) target: Target,
+    pub(super) miss: Miss,
+    pub(super) began: Time,
+    /// The memory of its request, if that is lent and cannot be read to.
+    pub(super) lent: Option<Buffer>,
+    pub(super) whom: Whom,
 }
 
 impl State {
@@ -49,27 +60,35 @@ impl State {
 }
 
 impl CacheSet {
-    /// The rest of such a read, which `began` then.
-    pub(super) async fn serve_miss(
-        &self,
-        target: &Target,
-        miss: &Miss,
-        buffer: Buffer,
-        began: Time,
-    ) -> Reply {
-        if miss.wakes {
+    /// Has the backing device read what is kept there.
+    pub(super) fn begin_to_miss(&self, place: usize, buffer: Buffer) {
+        let (backing, planned, wakes) = {
+            let under_way = self.inner.under_way.borrow();
+            let Missing { target, miss, .. } = &under_way.misses[place];
+            (target.backing.clone().expect("it is read from there"), miss.planned, miss.wakes)
+        };
+        if wakes {
             // What has been gathered goes along.
             self.signals().writeback_work.notify_all();
         }
-        let backing = target.backing.as_ref().expect("it is read from there");
-        let (lent, buffer) = fill::land(self, miss.planned.fill.is_some(), buffer);
-        let (read, buffer) = backing.read(miss.planned.piece.start, buffer).await;
-        let fill = self.with(|s| s.end_such_miss(target, miss, read.is_ok(), began));
-        if let Some(fill) = fill {
-            fill::spawn(self, target.clone(), fill, &buffer);
+        let (lent, buffer) = fill::land(self, planned.fill.is_some(), buffer);
+        if lent.is_some() {
+            self.inner.under_way.borrow_mut().misses[place].lent = lent;
         }
+        self.read_for(&backing, planned.piece.start, buffer, Kept::Miss(place));
+    }
+
+    /// It has, or not.
+    pub(super) fn miss_ended(&self, place: usize, read: Result<(), IoError>, buffer: Buffer) {
+        let missing = self.inner.under_way.borrow_mut().misses.remove(place);
+        let Missing { target, miss, began, lent, whom } = missing;
+        let fill = self.with(|s| s.end_such_miss(&target, &miss, read.is_ok(), began));
+        let fill = fill.map(|fill| fill::with_data(self, target, fill, &buffer));
         self.signals().ranges.notify_all();
         let buffer = fill::give_back(self, lent, buffer, read.is_ok());
-        Reply { result: read.map_err(Error::io(Doing::Backing)), buffer: Some(buffer) }
+        whom.tell(Reply { result: read.map_err(Error::io(Doing::Backing)), buffer: Some(buffer) });
+        if let Some(fill) = fill {
+            self.begin_to_fill(fill);
+        }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `under_way` | those that want no task: how they begin and end |
 //! | `bypass` | whether a request adds to the cache |
 //! | `at_once` | a read that is of one piece |
 //! | `miss_at_once` | the same of what is not in the cache |
@@ -28,6 +29,7 @@ mod put_at_once;
 pub mod ranges;
 pub mod read;
 pub mod uncached;
+pub mod under_way;
 pub mod write;
 
 use crate::error::Error;
@@ -44,16 +46,17 @@ use core::cell::Cell;
 use core::time::Duration;
 use ranges::Claim;
 use uncached::or_uncached;
+use under_way::Rest;
 
 /// Requests in flight at once, at most, for which the engine is made: whoever brings them sees to that.
 ///
-/// Each is a task, may leave a fill behind it, which is one, and each of both may wait for the rewrite of a leaf, which is one as well. All of
-/// them must be let in together, or those that wait keep out what they wait for: that of two sets, of which one gives its
-/// volumes up, and what works in the background.
+/// Each may want a task, may leave a fill behind it, which may want one, and each of both may wait for the rewrite of a leaf, which is one as
+/// well. All of them must be let in together, or those that wait keep out what they wait for: that of two sets, of which one gives its
+/// volumes up, what works in the background, and as many idle tasks as whoever brings requests keeps for them.
 pub const REQUESTS_MAX: usize = 1024;
 const BACKGROUND_TASKS_MAX: usize = 1024;
-const _: () =
-    assert!(2 * (REQUESTS_MAX + 2 * fill::FILLS_MAX) + BACKGROUND_TASKS_MAX <= bcached_env::TASKS_MAX);
+const OF_A_SET_MAX: usize = REQUESTS_MAX + 2 * fill::FILLS_MAX;
+const _: () = assert!(2 * OF_A_SET_MAX + BACKGROUND_TASKS_MAX + REQUESTS_MAX <= bcached_env::TASKS_MAX);
 
 /// One request. Sectors of 512 bytes, relative to the volume; memory is whole sectors.
 #[derive(Debug)]
@@ -220,50 +223,9 @@ pub(crate) fn release(set: &CacheSet, target: &Target, claim: Claim) {
 }
 
 impl CacheSet {
-    /// Carries out one request, for who has one client. Any number may be in flight; overlapping writes take effect in the
-    /// order of the calls.
-    pub fn serve(&self, volume: VolumeId, request: Request) -> impl Future<Output = Reply> {
-        self.serve_for(Client::default(), volume, request)
-    }
-
-    /// As [`CacheSet::serve`], for one client of several: what each of them streams is its own affair.
-    pub async fn serve_for(&self, client: Client, volume: VolumeId, request: Request) -> Reply {
-        let begun = self.env().now();
-        let has_breath = self.env().has_breath();
-        let mut at_once = None;
-        let started = self.with(|s| {
-            let started = s.begin_request(client, volume, &request)?;
-            if has_breath {
-                at_once = s.at_once(&started.0, &request);
-            }
-            Ok(started)
-        });
-        let (target, asked) = match started {
-            Ok(started) => started,
-            Err(error) => return refuse(request, error),
-        };
-        match (&at_once, request) {
-            (Some(AtOnce::Hit(cached)), Request::Read { buffer, .. }) => {
-                self.serve_hit(&target, cached, buffer, begun).await
-            }
-            (Some(AtOnce::Miss(miss)), Request::Read { buffer, .. }) => {
-                self.serve_miss(&target, miss, buffer, begun).await
-            }
-            (Some(AtOnce::Write(put)), Request::Write { payload, .. }) => {
-                self.serve_put(&target, asked, put, payload, begun).await
-            }
-            (_, request) => self.serve_in_steps(target, asked, request, begun).await,
-        }
-    }
-
-    /// The rest of a request that has begun.
-    async fn serve_in_steps(
-        &self,
-        target: Target,
-        asked: Option<Asked>,
-        request: Request,
-        begun: Time,
-    ) -> Reply {
+    /// The rest of a request that has begun and wants a task.
+    pub async fn serve_rest(&self, rest: Rest) -> Reply {
+        let Rest { target, asked, request, began } = rest;
         let changes = request.changes();
         let place = request.place().filter(|_| changes);
         let place = place.and_then(|(sector, sectors)| target.range(sector, sectors).ok());
@@ -274,9 +236,9 @@ impl CacheSet {
         }
         let (mut reply, unproven) = self.dispatch(&target, request).await;
         reply.result = self.with(|s| match changes {
-            true => s.end_change(&target, (asked, unproven), place, reply.result, begun),
+            true => s.end_change(&target, (asked, unproven), place, reply.result, began),
             false => {
-                s.end_read(&target, begun, reply.result.is_ok());
+                s.end_read(&target, began, reply.result.is_ok());
                 reply.result
             }
         });
@@ -322,23 +284,7 @@ impl CacheSet {
     }
 }
 
-/// A request that has begun, with more than counting it.
-enum AtOnce {
-    Hit(read::Cached),
-    Miss(miss_at_once::Miss),
-    Write(put_at_once::Put),
-}
-
 impl State {
-    /// Begins a request that can be carried out at once; else nothing has changed.
-    fn at_once(&mut self, target: &Target, request: &Request) -> Option<AtOnce> {
-        match request {
-            Request::Read { .. } => self.plan_at_once(target, request),
-            Request::Write { .. } => self.put_at_once(target, request).map(AtOnce::Write),
-            _ => None,
-        }
-    }
-
     /// Counts a request; what it must know, and when it was asked for by the backing device's flushes.
     fn begin_request(
         &mut self,

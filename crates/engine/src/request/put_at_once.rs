@@ -1,5 +1,5 @@
-//! A write that goes to the cache alone, in one piece, with nobody else in its range: most writes are. It begins in one transition and ends in
-//! another; between them its data is written. What wants more than that is done step by step (`write`), as is the rest of a write that meets
+//! A write that goes to the cache alone, in one piece, with nobody else in its range: most writes are. Its data is written between its two
+//! transitions. What wants more than that is done step by step (`write`), as is the rest of a write that meets
 //! something on its way.
 
 use crate::btree::cache::Leaf;
@@ -9,6 +9,7 @@ use crate::latency::Path;
 use crate::request::insert::{Chunk, Left};
 use crate::request::ranges::Claim;
 use crate::request::uncached::from_queue;
+use crate::request::under_way::{Asks, Begun, Kept, Whom};
 use crate::request::write::{self, Survey, Way};
 use crate::request::{Range, Reply, Request, Target};
 use crate::set::CacheSet;
@@ -16,7 +17,6 @@ use crate::space::Class;
 use crate::state::State;
 use crate::volume::epoch::Asked;
 use crate::written::Cause;
-use alloc::boxed::Box;
 use bcached_env::{IoError, Payload, Time};
 use bcached_format::{Key, Position};
 use core::cell::Cell;
@@ -34,6 +34,24 @@ pub struct Put {
     left: Left,
 }
 
+/// Such a write that is under way.
+pub struct Putting {
+    pub(super) target: Target,
+    pub(super) asked: Option<Asked>,
+    pub(super) put: Put,
+    pub(super) payload: Payload,
+    pub(super) began: Time,
+    pub(super) whom: Whom,
+}
+
+/// How a write has begun.
+enum Started {
+    /// This is to be written.
+    Put { place: usize, sector: u64, left: Left, is_first: bool },
+    /// With counting it alone.
+    InSteps(Target, Option<Asked>),
+}
+
 /// How one ended, of which the data has been written, or not.
 enum Ended {
     /// As it should.
@@ -44,7 +62,7 @@ enum Ended {
 
 impl State {
     /// Begins a write, if it can go to the cache as a whole and at once; else nothing has changed.
-    pub(super) fn put_at_once(&mut self, target: &Target, request: &Request) -> Option<Put> {
+    fn put_at_once(&mut self, target: &Target, request: &Request) -> Option<(Put, Payload)> {
         let Request::Write { sector, payload, fua: false } = request else { return None };
         let inode = target.inode?;
         let range = target.range(*sector, payload.len() as u64 / 512).ok()?;
@@ -60,7 +78,7 @@ impl State {
         let (survey, leaf) = self.survey_whole(inode, range.start, range.end)?;
         let class = Class::Dirty(inode);
         if write::way(self, target, range, survey, false) != Way::Back
-            || self.open.left(class) < range.sectors()
+            || !self.open.fits(class, range.sectors())
         {
             return None;
         }
@@ -73,15 +91,9 @@ impl State {
         let claim = volume.ranges.begin_write(range.start, range.end);
         let is_first = target.backing.is_some() && volume.begins_dirty(self.now);
         self.stats.written.add(Cause::Data, payload.len());
-        Some(Put {
-            range,
-            claim,
-            chunk: Chunk { start: range.start, space },
-            survey,
-            leaf,
-            is_first,
-            left: self.space_left(),
-        })
+        let chunk = Chunk { start: range.start, space };
+        let put = Put { range, claim, chunk, survey, leaf, is_first, left: self.space_left() };
+        Some((put, payload.clone()))
     }
 
     /// The data of a write has been written, so: its key goes into the tree, if nothing is in the way of that, and it ends.
@@ -91,7 +103,6 @@ impl State {
         put: &Put,
         (asked, began): (Option<Asked>, Time),
         written: &Result<(), IoError>,
-        may_go_on: bool,
     ) -> Ended {
         let Put { range, claim, chunk, leaf, .. } = put;
         for pointer in chunk.space.pointers.as_slice() {
@@ -105,7 +116,7 @@ impl State {
         let volume = self.volumes.get(target.id).filter(|volume| volume.may_cache(target.inode));
         let is_ready = volume.is_some_and(|volume| volume.dirty_marked);
         // A failed write is never indexed.
-        if written.is_err() || !may_go_on || !is_ready || self.failed.is_some() {
+        if written.is_err() || !is_ready || self.failed.is_some() {
             return Ended::Without(key);
         }
         match self.insert_in(Some(*leaf), &key, Record::Journal) {
@@ -127,54 +138,63 @@ impl State {
 }
 
 impl CacheSet {
-    /// The rest of such a write, which `began` then.
-    pub(super) async fn serve_put(
-        &self,
-        target: &Target,
-        asked: Option<Asked>,
-        put: &Put,
-        payload: Payload,
-        began: Time,
-    ) -> Reply {
-        self.tell_of_space(put.left);
-        if put.is_first {
-            self.signals().writeback_work.notify_all();
-        }
-        let sector = put.chunk.space.pointers.as_slice().first().expect("space is somewhere").sector();
-        let written = self.cache().write(sector, payload.clone()).await;
-        let may_go_on = self.env().has_breath();
-        let (ended, told) = self.with(|s| {
-            let had_failed = s.failed.is_some();
-            let ended = s.end_put(target, put, (asked, began), &written, may_go_on);
-            (ended, s.is_to_be_told(had_failed))
+    /// Begins a write.
+    pub(super) fn ask_to_write(&self, asks: Asks, request: Request, whom: impl FnOnce() -> Whom) -> Begun {
+        let Asks { client, volume, began } = asks;
+        let started = self.with(|s| {
+            let (target, asked) = s.begin_request(client, volume, &request)?;
+            let Some((put, payload)) = s.put_at_once(&target, &request) else {
+                return Ok(Started::InSteps(target, asked));
+            };
+            let (left, is_first, sector) = (put.left, put.is_first, put.chunk.sector());
+            let putting = Putting { target, asked, put, payload, began, whom: whom() };
+            let place = self.inner.under_way.borrow_mut().puts.insert(putting);
+            Ok(Started::Put { place, sector, left, is_first })
         });
-        self.tell_if(told);
-        let result = match ended {
+        match (started, request) {
+            (Ok(Started::Put { place, sector, left, is_first }), Request::Write { payload, .. }) => {
+                self.tell_of_space(left);
+                if is_first {
+                    self.signals().writeback_work.notify_all();
+                }
+                self.write_for(sector, payload, Kept::Put(place));
+            }
+            (Ok(Started::InSteps(target, asked)), request) => {
+                return asks.rest(request, Ok((target, asked))).into();
+            }
+            (Err(error), request) => return asks.rest(request, Err(error)).into(),
+            (Ok(Started::Put { .. }), _) => unreachable!("it is a write"),
+        }
+        Begun::UnderWay
+    }
+
+    /// The device has written what is kept there, or not.
+    pub(super) fn put_ended(&self, place: usize, written: Result<(), IoError>) {
+        let putting = self.inner.under_way.borrow_mut().puts.remove(place);
+        let Putting { target, put, asked, began, .. } = &putting;
+        let ended = self.with_telling(|s| s.end_put(target, put, (*asked, *began), &written));
+        match ended {
             Ended::Well(result) => {
                 self.signals().ranges.notify_all();
-                result
+                let Putting { payload, whom, .. } = putting;
+                // Whoever asked may use its memory again as soon as he has his answer.
+                drop(payload);
+                whom.tell(Reply { result, buffer: None });
             }
             Ended::Without(rest) => {
-                Box::pin(self.put_in_steps(target, (asked, began), put, payload, written, rest)).await
+                let set = self.clone();
+                self.env().spawn(async move { set.put_in_steps(putting, written, rest).await });
             }
-        };
-        Reply { result, buffer: None }
+        }
     }
 
     /// The same step by step, from where `rest` of its key is not in the tree.
-    async fn put_in_steps(
-        &self,
-        target: &Target,
-        (asked, began): (Option<Asked>, Time),
-        put: &Put,
-        payload: Payload,
-        written: Result<(), IoError>,
-        rest: Key,
-    ) -> Result<(), Error> {
-        let Put { range, claim, chunk, survey, .. } = *put;
+    async fn put_in_steps(&self, putting: Putting, written: Result<(), IoError>, rest: Key) {
+        let Putting { target, asked, put, payload, began, whom } = putting;
+        let Put { range, claim, chunk, survey, .. } = put;
         target.goes(Path::WriteBack);
         let stored = match written {
-            Ok(()) => self.put_dirty(target, rest).await,
+            Ok(()) => self.put_dirty(&target, rest).await,
             Err(source) => Err(Error::Io { doing: Doing::Data, source }),
         };
         self.release_chunks(&[chunk]);
@@ -190,7 +210,7 @@ impl CacheSet {
             Some(error) if target.inode.is_some() => Err(error),
             None | Some(_) => write::write_anywhere(self, target, range, payload.clone(), false).await,
         };
-        let written = from_queue(self, target, claim, flow).await;
+        let written = from_queue(self, &target, claim, flow).await;
         if written.is_ok() {
             self.with(|s| s.stats.write_bytes += range.sectors() * 512);
         }
@@ -198,8 +218,9 @@ impl CacheSet {
             Ok(unproven) => (Ok(()), unproven),
             Err(error) => (Err(error), None),
         };
-        let result = self.with(|s| s.end_change(target, (asked, unproven), Some(range), result, began));
+        let result = self.with(|s| s.end_change(&target, (asked, unproven), Some(range), result, began));
         self.signals().ranges.notify_all();
-        result
+        drop(payload);
+        whom.tell(Reply { result, buffer: None });
     }
 }

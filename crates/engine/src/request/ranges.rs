@@ -15,12 +15,15 @@ use crate::volume::epoch::Stamp;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key, Pointers};
+use slab::Slab;
 
 /// Names an entry of the table, and says where it stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim {
     number: u64,
     start: u64,
+    /// Its place among the entries, if it is not of a cleaning.
+    place: u32,
     /// Which of the table's lists it is in; those of cleanings follow the others.
     class: u8,
 }
@@ -31,6 +34,9 @@ pub struct Moment(u64);
 
 /// The longest entries of each of the table's lists, in sectors: few overlap among the shorter, and there are few of the longest.
 const LENGTHS: [u64; 3] = [256, 8192, u64::MAX];
+
+/// The place of a cleaning among the entries.
+const NOWHERE: u32 = u32::MAX;
 
 /// The class of the first list of cleanings.
 const CLEANINGS: u8 = 3;
@@ -55,6 +61,14 @@ struct Entry {
     number: u64,
     end: u64,
     kind: Kind,
+}
+
+/// An entry in a list: what those who look for what overlaps must know of it.
+#[derive(Clone, Copy, Debug)]
+struct Listed {
+    start: u64,
+    end: u64,
+    place: u32,
 }
 
 /// Clean data that waits for the backing device's flush.
@@ -93,10 +107,12 @@ pub struct Claims {
 /// The table of one volume. Sectors of the key space.
 #[derive(Default)]
 pub struct Ranges {
-    /// By where they start, and then by number; those apart that are longer than others: who looks for what overlaps goes over all that start
-    /// so far before, and one long discard would have him go over everything. A request has one entry as a rule, and a list of what is in flight
-    /// is short: in one piece of memory that grows once, it takes less than a tree.
-    lists: [Vec<Entry>; LENGTHS.len()],
+    /// All but cleanings, where nothing is moved: who has a claim finds its entry at once.
+    entries: Slab<Entry>,
+    /// The same by where they start, and then by number; those apart that are longer than others: who looks for what overlaps goes over all that
+    /// start so far before, and one long discard would have him go over everything. A request has one entry as a rule, and a list of what is in
+    /// flight is short: in one piece of memory that grows once, it takes less than a tree.
+    lists: [Vec<Listed>; LENGTHS.len()],
     /// The same of cleanings, by start and number: their ends. A batch has thousands, which those who are in flight for clients would be moved
     /// past one by one; and it may ask for memory, as nothing of a request does.
     cleanings: [BTreeMap<(u64, u64), u64>; LENGTHS.len()],
@@ -111,11 +127,12 @@ impl Ranges {
         let (number, class) = self.claim(start, end);
         let entry = Entry { start, number, end, kind };
         self.writes += usize::from(entry.is_write());
+        let place = u32::try_from(self.entries.insert(entry)).expect("fewer than that are in flight");
         let list = &mut self.lists[usize::from(class)];
         // Nothing there has a higher number.
-        let place = list.partition_point(|other| other.start <= start);
-        list.insert(place, entry);
-        Claim { number, start, class }
+        let at = list.partition_point(|other| other.start <= start);
+        list.insert(at, Listed { start, end, place });
+        Claim { number, start, place, class }
     }
 
     /// A number for what is entered next, and the class of its length.
@@ -126,26 +143,20 @@ impl Ranges {
         (number, LENGTHS.iter().map(|longest| u8::from(*longest < end - start)).sum())
     }
 
-    /// Where the entry of a claim stands in its list, if that is not of a cleaning and has not been released.
-    fn place(&self, claim: Claim) -> Option<usize> {
-        let list = self.lists.get(usize::from(claim.class))?;
-        list.binary_search_by_key(&(claim.start, claim.number), |entry| (entry.start, entry.number)).ok()
-    }
-
+    /// The entry of a claim, if that is not of a cleaning and has not been released.
     fn entry(&self, claim: Claim) -> Option<&Entry> {
-        self.place(claim).map(|place| &self.lists[usize::from(claim.class)][place])
+        self.entries.get(claim.place as usize).filter(|entry| entry.is_of(claim))
     }
 
     fn entry_mut(&mut self, claim: Claim) -> Option<&mut Entry> {
-        self.place(claim).map(|place| &mut self.lists[usize::from(claim.class)][place])
+        self.entries.get_mut(claim.place as usize).filter(|entry| entry.is_of(claim))
     }
 
     /// What overlaps `[start, end)`, but for cleanings, in no order. The volume may have thousands of claims, most of them elsewhere.
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = &Entry> + '_ {
-        let near = LENGTHS.iter().zip(&self.lists).flat_map(move |(longest, list)| {
-            near(list, *longest, start).iter().take_while(move |entry| entry.start < end)
-        });
-        near.filter(move |entry| entry.end > start)
+        let lists = LENGTHS.iter().zip(&self.lists);
+        let near = lists.flat_map(move |(longest, list)| overlapping_of(list, *longest, (start, end)));
+        near.map(|listed| &self.entries[listed.place as usize])
     }
 
     /// Whether `[start, end)` or a part of it is being written back.
@@ -160,8 +171,8 @@ impl Ranges {
     /// Whether anything that `counts` overlaps `[start, end)`, but for cleanings.
     fn is_busy(&self, start: u64, end: u64, counts: impl Fn(Kind) -> bool) -> bool {
         LENGTHS.iter().zip(&self.lists).any(|(longest, list)| {
-            let mut near = near(list, *longest, start).iter().take_while(|entry| entry.start < end);
-            near.any(|entry| entry.end > start && counts(entry.kind))
+            overlapping_of(list, *longest, (start, end))
+                .any(|listed| counts(self.entries[listed.place as usize].kind))
         })
     }
 
@@ -190,11 +201,9 @@ impl Ranges {
         if self.overlapping(start, end).any(is_earlier_write) {
             return false;
         }
-        for (longest, list) in LENGTHS.iter().zip(&mut self.lists) {
-            let first = first_near(list, *longest, start);
-            let near = list[first..].iter_mut().take_while(|entry| entry.start < end);
-            for entry in near.filter(|entry| entry.end > start) {
-                if let Kind::Fill { dropped, .. } = &mut entry.kind {
+        for (longest, list) in LENGTHS.iter().zip(&self.lists) {
+            for listed in overlapping_of(list, *longest, (start, end)) {
+                if let Kind::Fill { dropped, .. } = &mut self.entries[listed.place as usize].kind {
                     *dropped = true;
                 }
             }
@@ -248,7 +257,7 @@ impl Ranges {
         }
         let (number, class) = self.claim(start, end);
         self.cleanings[usize::from(class)].insert((start, number), end);
-        Some(Claim { number, start, class: class + CLEANINGS })
+        Some(Claim { number, start, place: NOWHERE, class: class + CLEANINGS })
     }
 
     /// True if writes in progress cover all of `[start, end)`: whatever stands there is older than what comes.
@@ -319,9 +328,13 @@ impl Ranges {
             assert!(ended.is_some(), "a claim is released once");
             return;
         }
-        let place = self.place(claim).expect("a claim is released once");
-        let entry = self.lists[usize::from(claim.class)].remove(place);
-        self.writes -= usize::from(entry.is_write());
+        let is_write = self.entry(claim).expect("a claim is released once").is_write();
+        self.writes -= usize::from(is_write);
+        self.entries.remove(claim.place as usize);
+        let list = &mut self.lists[usize::from(claim.class)];
+        let first = list.partition_point(|listed| listed.start < claim.start);
+        let behind = list[first..].iter().position(|listed| listed.place == claim.place);
+        list.remove(first + behind.expect("each entry is listed"));
     }
 
     /// Parks clean data. The range has no parked piece: its writer or fill held it.
@@ -399,6 +412,11 @@ pub struct Cut {
 }
 
 impl Entry {
+    /// Not of another that had the place before, or has it since.
+    fn is_of(&self, claim: Claim) -> bool {
+        self.number == claim.number
+    }
+
     const fn is_write(&self) -> bool {
         matches!(self.kind, Kind::Write { .. })
     }
@@ -409,15 +427,16 @@ impl Entry {
     }
 }
 
-/// The first of a list, in order of their starts, whose entries are not longer than `longest`, that may reach behind `start`.
-fn first_near(list: &[Entry], longest: u64, start: u64) -> usize {
+/// From the first of a list, in order of their starts, whose entries are not longer than `longest`, that may reach behind `start`.
+fn near(list: &[Listed], longest: u64, start: u64) -> &[Listed] {
     let first = start.saturating_sub(longest);
-    list.partition_point(|entry| entry.start < first)
+    &list[list.partition_point(|listed| listed.start < first)..]
 }
 
-/// The list from there on.
-fn near(list: &[Entry], longest: u64, start: u64) -> &[Entry] {
-    &list[first_near(list, longest, start)..]
+/// What of such a list overlaps `[start, end)`.
+fn overlapping_of(list: &[Listed], longest: u64, (start, end): (u64, u64)) -> impl Iterator<Item = &Listed> {
+    let near = near(list, longest, start).iter().take_while(move |listed| listed.start < end);
+    near.filter(move |listed| listed.end > start)
 }
 
 #[cfg(test)]

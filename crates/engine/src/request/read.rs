@@ -1,5 +1,5 @@
 //! A read, top to bottom: what the cache holds comes from there, the rest from the backing device, and what was
-//! missing is put in the cache after the caller has its answer.
+//! missing is put in the cache, for which the caller does not wait.
 
 use crate::btree::{Attempt, Content, Piece, pointer_to_read};
 use crate::error::{Doing, Error};
@@ -495,7 +495,8 @@ async fn read_hole(
     let (lent, buffer) = fill::land(set, planned.fill.is_some(), buffer);
     let (result, buffer) = beside(set, target, backing.read(planned.piece.start, buffer)).await;
     if let Some(fill) = set.with(|s| s.end_miss(target, &planned, begun.filter(|_| result.is_ok()))) {
-        fill::spawn(set, target.clone(), fill, &buffer);
+        let fill = fill::with_data(set, target.clone(), fill, &buffer);
+        set.begin_to_fill(fill);
     }
     set.signals().ranges.notify_all();
     let buffer = fill::give_back(set, lent, buffer, result.is_ok());

@@ -78,15 +78,25 @@ impl OpenBuckets {
         let sectors = summary::sectors(bucket_sectors, geometry.block_sectors);
         let is_small = summary_share > 0 && sectors * summary_share <= bucket_sectors;
         let summary_sectors = if is_small { sectors } else { 0 };
-        let open = Sorted::with_room_for(0);
-        Self { open, closed: VecDeque::new(), spare: Vec::new(), bucket_sectors, summary_sectors }
+        Self {
+            open: Sorted::default(),
+            closed: VecDeque::new(),
+            spare: Vec::new(),
+            bucket_sectors,
+            summary_sectors,
+        }
     }
 
-    /// Sectors that are left in the open bucket of `class`; 0: there is none.
+    /// Whether so many sectors are taken for `class` as a whole, in its open bucket or in a new one if that can be had.
     #[must_use]
-    pub fn left(&self, class: Class) -> u64 {
-        let end = if class.is_summed() { self.data_sectors() } else { self.bucket_sectors };
-        self.open.get(class).map_or(0, |open| end - open.used)
+    pub fn fits(&self, class: Class, sectors: u64) -> bool {
+        let used = self.open.get(class).map_or(0, |open| open.used);
+        used + sectors <= self.end(class)
+    }
+
+    /// Where data ends in a bucket of `class`, in sectors.
+    const fn end(&self, class: Class) -> u64 {
+        if class.is_summed() { self.data_sectors() } else { self.bucket_sectors }
     }
 
     /// Takes up to `wanted` sectors (whole blocks) for `class`, pinned; fewer if the open bucket ends there. `None`
@@ -100,7 +110,7 @@ impl OpenBuckets {
         keep: usize,
     ) -> Option<Space> {
         assert!(wanted > 0, "space for nothing");
-        let end = if class.is_summed() { self.data_sectors() } else { self.bucket_sectors };
+        let end = self.end(class);
         let place = match self.open.place(class) {
             Ok(place) => place,
             Err(_) => {

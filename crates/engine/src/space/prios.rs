@@ -24,10 +24,9 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let chain = set.begin(Phase::PriorityChain);
     let sets = set.with(|s| s.prios.spare.len());
     for index in (0..sets).rev() {
-        let bytes = build(set, index).await;
+        let block = build(set, index).await;
         let sector = set.with(|s| s.buckets.sector(s.prios.spare[index]));
-        let payload = Buffer::copied_from(&bytes).freeze();
-        let written = set.write_cache(Cause::Priorities, sector, payload).await;
+        let written = set.write_cache(Cause::Priorities, sector, block.freeze()).await;
         written.map_err(|source| set.fail(Error::Io { doing: Doing::Priorities, source }))?;
     }
     let former = set.with(|s| {
@@ -56,27 +55,32 @@ const SUM_BYTES: usize = 128 << 10;
 
 /// What block `index` of the chain says. Others run between its pieces, and may change generations: what is pending when a
 /// store begins is in it, and what comes to be pending later waits for the next.
-async fn build(set: &CacheSet, index: usize) -> Vec<u8> {
-    let (mut block, mut at, block_end, end) = set.with(|s| {
+async fn build(set: &CacheSet, index: usize) -> Buffer {
+    let (mut block, mut at, end) = set.with(|s| {
         let chain = &s.prios.spare;
         // The last one's successor is junk by definition; zero is as good as any.
         let next = chain.get(index + 1).map_or(0, |bucket| bucket.index);
         let first = index as u64 * s.geometry.prios_per_set();
-        let block = PrioWriter::new(s.geometry.meta_bytes(), s.geometry.magic, s.prios.sequence + 1, next);
-        (block, first, first + s.geometry.prios_per_set(), s.geometry.buckets)
+        let memory = Buffer::zeroed(s.geometry.meta_bytes());
+        let block = PrioWriter::new(memory, s.geometry.magic, s.prios.sequence + 1, next);
+        (block, first, s.geometry.buckets.min(first + s.geometry.prios_per_set()))
     });
-    while at < block_end {
+    while at < end {
         set.env().breathe().await;
-        let piece = at..block_end.min(at + u64::from(PIECE));
+        let piece = at..end.min(at + u64::from(PIECE));
         at = piece.end;
         set.with(|s| {
             s.work.priorities(piece.end - piece.start);
-            block.push(
-                piece.map(|bucket| if bucket < end { stored(s, bucket) } else { BucketPrio::default() }),
-            );
+            block.push(piece.map(|bucket| stored(s, bucket)));
         });
     }
-    block.seal()
+    loop {
+        set.env().breathe().await;
+        match block.pass(SUM_BYTES) {
+            0 => return block.seal(),
+            passed => set.env().charge(sum_ns(passed)),
+        }
+    }
 }
 
 /// What is stored of a bucket. One priority is the reserve's alone.

@@ -20,6 +20,7 @@ use crate::latency::Latencies;
 use crate::options::VolumeOptions;
 use crate::policy::Streams;
 use crate::request::ranges::Ranges;
+use crate::sorted::Sorted;
 use crate::stats::VolumeStats;
 use crate::writeback::age::DirtyAge;
 use crate::writeback::company::Company;
@@ -29,7 +30,6 @@ use crate::writeback::rate::RateInfo;
 use crate::writeback::stripes::Cursor;
 use crate::writeback::trouble::WritebackTrouble;
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use bcached_env::{Disk, DiskHealth, Time, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
 use epoch::Epoch;
@@ -252,7 +252,7 @@ impl Volume {
 /// The volumes of a set.
 #[derive(Default)]
 pub struct Volumes {
-    table: BTreeMap<VolumeId, Volume>,
+    table: Sorted<VolumeId, Box<Volume>>,
     next: u32,
 }
 
@@ -261,8 +261,8 @@ impl Volumes {
     pub fn add(&mut self, wanted: Option<VolumeId>, volume: Volume) -> VolumeId {
         let id = wanted.unwrap_or(VolumeId(self.next));
         self.number_from(VolumeId(id.0 + 1));
-        let former = self.table.insert(id, volume);
-        assert!(former.is_none(), "a volume has a number of its own");
+        // A volume has a number of its own.
+        self.table.insert(id, Box::new(volume));
         id
     }
 
@@ -280,22 +280,22 @@ impl Volumes {
     /// One volume.
     #[must_use]
     pub fn get(&self, id: VolumeId) -> Option<&Volume> {
-        self.table.get(&id)
+        self.table.get(id).map(|volume| &**volume)
     }
 
     /// One volume, to change.
     pub fn get_mut(&mut self, id: VolumeId) -> Option<&mut Volume> {
-        self.table.get_mut(&id)
+        self.table.get_mut(id).map(|volume| &mut **volume)
     }
 
     /// Takes one out.
     pub fn remove(&mut self, id: VolumeId) -> Option<Volume> {
-        self.table.remove(&id)
+        self.table.remove(id).map(|volume| *volume)
     }
 
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (VolumeId, &Volume)> {
-        self.table.iter().map(|(id, volume)| (*id, volume))
+        self.table.iter().map(|(id, volume)| (*id, &**volume))
     }
 }
 

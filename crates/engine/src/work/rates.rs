@@ -57,7 +57,7 @@ fn what_buckets_cost() {
     });
     assert_eq!(stale, 0);
     let magic = SetMagic::of(Uuid([7; 16]));
-    let mut block = PrioWriter::new(1 << 20, magic, 1, 0);
+    let mut block = PrioWriter::new(alloc::vec![0; 1 << 20], magic, 1, 0);
     measure("put a bucket into a block of priorities", PRIORITY_NS, BLOCK, || {
         block.push((0..BLOCK).map(|index| {
             let id = buckets.id(index);

@@ -1,5 +1,6 @@
 //! Buckets that hold nothing are discarded on the cache device: in the background, when nothing can bring back what stood there.
 
+use crate::beside::Beside;
 use crate::memory::{DISCARDED, Mishap};
 use crate::resume::Kept;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
@@ -153,17 +154,13 @@ fn nobody_waits_for_a_discard_but_a_stop() {
         let status = set.status();
         assert_eq!((status.discards.count, status.discard), (0, DiscardState::On));
         assert_eq!(status.stats.bypassed.total().requests, 0, "all of it was cached");
-        let (stopping, ended) = (set.clone(), Rc::new(Cell::new(false)));
-        let has_ended = Rc::clone(&ended);
-        env.spawn(async move {
-            stopping.stop().await.expect("it stops");
-            has_ended.set(true);
-        });
+        let stopping = Beside::start(&env, async move { set.stop().await });
         env.sleep(Duration::from_secs(10)).await;
-        assert!(!ended.get(), "a discard is under way");
+        assert!(!stopping.is_over(), "a discard is under way");
         holds.set(false);
         env.sleep(Duration::from_secs(10)).await;
-        assert!(ended.get());
+        assert!(stopping.is_over());
+        stopping.result(&env).await.expect("it stops");
     });
     assert_eq!(world.borrow().beside_discards, Vec::<String>::new());
 }

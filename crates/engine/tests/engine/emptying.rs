@@ -43,10 +43,13 @@ const fn place(n: u64, buckets: u64) -> u64 {
     n * 7919 % places * EXTENT * 2
 }
 
-/// Writes extents until buckets are scarce, so that sparse ones are emptied; returns how many.
+/// Buckets that nodes may give back soon after.
+const GIVEN_BACK: u64 = 8;
+
+/// Writes extents until buckets are scarce, so that sparse ones are emptied, and stay so when a few nodes give theirs back; returns how many.
 async fn fill(set: &CacheSet, volume: VolumeId, buckets: u64) -> u64 {
     let mut written = 0;
-    while set.status().buckets_available >= buckets / 8 {
+    while set.status().buckets_available >= buckets / 8 - GIVEN_BACK {
         for _ in 0..16 {
             ask(set, volume, write(place(written, buckets), LENGTH, byte(written))).await;
             written += 1;

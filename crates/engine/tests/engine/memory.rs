@@ -22,6 +22,9 @@ const STEP_NS: u64 = 1_000;
 /// Waits in a row with nothing under way (only timers fire) after which nobody will ever do anything again.
 const IDLE_MAX: u64 = 100_000;
 
+/// Waits in a row in which nothing ended, though something is under way, after which it is taken to wait for what a timer brings.
+const BARREN_MAX: u64 = 1000;
+
 /// Most operations that end in one wait.
 const ENDINGS_MAX: u64 = 16;
 
@@ -56,6 +59,7 @@ pub struct World {
     rng: Rng,
     now: u64,
     idle: u64,
+    barren: u64,
     /// The longest that a task ran in one piece, in nanoseconds of charged work.
     pub longest_ns: u64,
     /// Decides on mishaps.
@@ -99,6 +103,7 @@ impl World {
             rng: Rng::new(seed),
             now: 0,
             idle: 0,
+            barren: 0,
             longest_ns: 0,
             fate: None,
             fua: true,
@@ -262,6 +267,13 @@ impl Driver for MemoryDriver {
             if let Some(completion) = world.end() {
                 events.push(Event::Done(completion));
             }
+        }
+        world.barren = if events.is_empty() { world.barren + 1 } else { 0 };
+        // Whatever is under way waits for what a timer brings, if anything does.
+        match until {
+            Some(until) if world.barren > BARREN_MAX => world.now = world.now.max(until.0),
+            None if world.barren > IDLE_MAX => events.push(Event::Halt),
+            _ => {}
         }
     }
 

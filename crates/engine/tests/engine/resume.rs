@@ -1,12 +1,13 @@
 //! A set that has failed is let go of and opened again, in the same process: nothing that was acknowledged is lost, and nothing of
 //! the former one is left that could write.
 
+use crate::beside::Beside;
 use crate::memory::{Mishap, NoNote, World};
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{CacheSet, Doing, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, Env, IoError, IoErrorKind, Note, NoteRecord, Op};
 use bcached_format::{BackingState, CacheMode};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -169,6 +170,61 @@ fn a_note_names_nothing_that_a_pulled_device_may_have_lost() {
         assert_eq!(set.add_backing_as(VOLUME, BACKING).await, Ok(()));
         assert_eq!(bytes(&set, VOLUME, 0, 8).await, [1; 8], "what was durable is there");
         assert_eq!(bytes(&set, VOLUME, 8, 8).await, [0; 8]);
+        set.stop().await.expect("it stops");
+    });
+}
+
+/// Nobody wants anything of the cache device when it goes, and nothing is to be written for an hour.
+#[test]
+fn a_set_can_be_had_to_find_out_that_its_device_is_gone() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let set = open_with(&env, &Kept::default()).await.expect("sound");
+        let entries = || set.status().stats.journal_entries;
+        let before = entries();
+        set.prove_cache().await.expect("it is there");
+        assert_eq!(entries(), before + 1);
+        world.borrow_mut().fate = Some(Box::new(|disk, _| (disk == CACHE).then_some(Mishap::Gone)));
+        env.sleep(Duration::from_secs(1000)).await;
+        assert_eq!(set.failure(), None, "or it proves nothing");
+        assert!(set.prove_cache().await.is_err());
+        assert!(set.failure().is_some_and(|error| error.is_absence()));
+        // One that is stopped writes nothing.
+        world.borrow_mut().fate = None;
+        let set = opened_again(&env, &Kept::default(), &world, set).await;
+        set.stop().await.expect("it stops");
+        let writes = Rc::new(Cell::new(0));
+        let counted = Rc::clone(&writes);
+        world.borrow_mut().fate = Some(Box::new(move |_, _| {
+            counted.set(counted.get() + 1);
+            None
+        }));
+        set.prove_cache().await.expect("there is nothing to prove");
+        assert_eq!(writes.get(), 0);
+    });
+}
+
+/// Whoever is about to let go of all devices asks each of them for an answer first, also if nobody has wanted anything of it.
+#[test]
+fn a_set_can_be_had_to_find_out_that_a_device_is_silent() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, _) = open(env.clone(), Options::default()).await.expect("sound");
+        set.prove_devices().await.expect("both answer");
+        for silent in [BACKING, CACHE] {
+            world.borrow_mut().fate =
+                Some(Box::new(move |disk, _| (disk == silent).then_some(Mishap::Waits)));
+            let asked = set.clone();
+            let proving = Beside::start(&env, async move { asked.prove_devices().await });
+            env.sleep(Duration::from_secs(100)).await;
+            assert!(!proving.is_over(), "{silent:?} does not answer");
+            world.borrow_mut().fate = None;
+            env.sleep(Duration::from_secs(1)).await;
+            assert!(proving.is_over(), "{silent:?} answers");
+            proving.result(&env).await.expect("both answer at last");
+        }
         set.stop().await.expect("it stops");
     });
 }

@@ -136,6 +136,12 @@ impl Served {
 
     /// Another server goes on with what this one leaves within `limit`. How many connections have ended.
     pub fn go_over(&mut self, limit: Duration) -> usize {
+        self.go_over_but_for(None, limit).0
+    }
+
+    /// The same, and this volume is not served there, which it gives.
+    pub fn go_over_but_for(&mut self, volume: Option<&str>, limit: Duration) -> (usize, Option<Export>) {
+        let mut missing = None;
         let left = self.server.take().expect("it runs").leave(limit);
         let places = [
             Place::Unix { path: self.path.clone(), group: None },
@@ -145,15 +151,20 @@ impl Served {
         for export in former.served() {
             self.ring.iter().for_each(|ring| rings.insert(export.uuid.0, ring.guests.clone()));
             // Another process knows nothing of who has written.
-            self.exports.insert((*export).clone());
+            if volume == Some(&export.name) {
+                missing = Some((*export).clone());
+            } else {
+                self.exports.insert((*export).clone());
+            }
         }
         let endpoints = places.map(Into::into).to_vec();
         let options = Options { endpoints, closed: true, limits: Limits::default(), tls: None, rings };
         let server = start(options, &self.exports, left.sockets);
-        server.resume(left.connections);
+        server.keep(left.connections);
+        server.go_on();
         server.open();
         self.server = Some(server);
-        left.ended
+        (left.ended.len(), missing)
     }
 }
 

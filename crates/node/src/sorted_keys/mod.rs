@@ -254,6 +254,11 @@ impl SortedKeys {
         runs.take_while(|run| !run.is_empty())
     }
 
+    /// All keys, in order, in the runs in which they stand.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = &[Key]> {
+        self.chunks.iter().map(Vec::as_slice)
+    }
+
     /// All keys, in order.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Key> + Clone {
         self.chunks.iter().flatten()

@@ -3,7 +3,7 @@
 use bcached_format::{Gen, Inode, Key, KeyError, Pointer, Pointers, Position};
 use bcached_node::{Node, NodeFault};
 
-use crate::sample::{GEOMETRY, Image, SEQ, own, root};
+use crate::sample::{GEOMETRY, Image, SEQ, own, root, zeroed};
 
 const SECTORS: u16 = 512;
 
@@ -181,7 +181,7 @@ fn a_node_full_of_children_says_so() {
     assert!(replaced.memory_bytes() <= memory, "a freeing key has been counted");
     // 4096 bytes less a header of 32 are 508 words: 169 keys of three, and one word is left.
     assert_eq!(count, 169);
-    let set = node.seal_pending().expect("all of them");
+    let set = node.seal_pending(zeroed).expect("all of them");
     assert_eq!((set.bytes.len(), node.written_blocks()), (4096, 8));
     assert!(!node.fits(0), "not even a header fits behind it");
 }

@@ -5,7 +5,7 @@ use bcached_format::{Inode, Key, Position};
 use bcached_node::{Node, NodeError};
 use proptest::prelude::*;
 
-use crate::sample::{GEOMETRY, Image, SEQ, extent, live_keys, own, place};
+use crate::sample::{GEOMETRY, Image, SEQ, extent, live_keys, own, place, zeroed};
 
 const SECTORS: u16 = 16;
 
@@ -53,7 +53,7 @@ fn use_node(level: u8, bytes: &[u8]) -> Result<Node, NodeError> {
         let _ = (node.child_for(Position::ZERO), live_keys(&node, &mut |_| true));
     }
     if node.has_pending() {
-        assert!(node.seal_pending().is_some());
+        assert!(node.seal_pending(zeroed).is_some());
     }
     Ok(node)
 }

@@ -4,7 +4,7 @@ use bcached_format::bset::{self, BsetPlace};
 use bcached_format::{BsetError, Inode, Key, KeyError, Pointer, Pointers, Position};
 use bcached_node::{Node, NodeFault};
 
-use crate::sample::{GEOMETRY, Image, SEQ, extent, own, place, root};
+use crate::sample::{GEOMETRY, Image, SEQ, extent, own, place, root, zeroed};
 
 fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
@@ -45,11 +45,11 @@ fn the_node_of_the_format_document() {
 fn a_new_root_is_an_empty_set() {
     let mut node = Node::create(root(512), 0, SEQ, &GEOMETRY);
     assert!(node.has_pending());
-    let set = node.seal_pending().expect("the first set is written even if it is empty");
+    let set = node.seal_pending(zeroed).expect("the first set is written even if it is empty");
     assert_eq!((set.block, set.bytes.len()), (0, 512));
     assert_eq!(set.bytes[..32], words(&[0x6D3C_2031_3D17_81B1, 0x6753_B347_F789_BF3F, SEQ, 1]));
     assert!(!node.has_pending());
-    assert_eq!(node.seal_pending(), None, "only the first set may be empty");
+    assert_eq!(node.seal_pending(zeroed), None, "only the first set may be empty");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_hole_hides_older_keys_after_it_was_written() {
 }
 
 fn image_with(image: &mut Image, node: &mut Node, own: &Key) -> Node {
-    let set = node.seal_pending().expect("something is pending");
+    let set = node.seal_pending(zeroed).expect("something is pending");
     let start = set.block as usize * 512;
     image.bytes[start..start + set.bytes.len()].copy_from_slice(&set.bytes);
     Node::read(*own, 0, &GEOMETRY, &image.bytes).expect("we wrote it")

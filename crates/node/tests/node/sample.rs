@@ -60,9 +60,14 @@ pub fn deal(living: &Living, blocks: u32, geometry: &Geometry) -> Vec<Vec<Key>> 
     }
 }
 
+/// Memory for a set.
+pub fn zeroed(bytes: usize) -> Vec<u8> {
+    vec![0; bytes]
+}
+
 /// A node with these keys, and its first set.
-pub fn build(own: Key, seq: u64, keys: &[Key]) -> (Node, SetWrite) {
-    let mut node = NodeBuilder::new(own, 0, seq, &GEOMETRY, keys.iter().map(Key::words).sum());
+pub fn build(own: Key, seq: u64, keys: &[Key]) -> (Node, SetWrite<Vec<u8>>) {
+    let mut node = NodeBuilder::new(own, 0, seq, &GEOMETRY, keys.iter().map(Key::words).sum(), zeroed);
     keys.chunks(7).for_each(|keys| node.push(keys));
     node.seal()
 }
@@ -95,12 +100,12 @@ impl Image {
 
     /// Writes what is pending in `node`.
     pub fn write(&mut self, node: &mut Node) {
-        if let Some(set) = node.seal_pending() {
+        if let Some(set) = node.seal_pending(zeroed) {
             self.append(&set);
         }
     }
 
-    pub fn append(&mut self, set: &SetWrite) {
+    pub fn append(&mut self, set: &SetWrite<Vec<u8>>) {
         assert!(set.bytes.len().is_multiple_of(GEOMETRY.block_bytes()), "a set is written in whole blocks");
         assert_eq!(set.block as usize, self.end_block, "a set goes behind the one before");
         self.put(self.end_block, &set.bytes);

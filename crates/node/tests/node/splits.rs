@@ -4,7 +4,7 @@ use bcached_format::{Geometry, Inode, Key, Position};
 use bcached_node::{Living, Node, belong_together};
 use proptest::prelude::*;
 
-use crate::sample::{GEOMETRY, Image, SEQ, build, deal, extent, live_keys, own, root};
+use crate::sample::{GEOMETRY, Image, SEQ, build, deal, extent, live_keys, own, root, zeroed};
 
 /// Keys of three words that do not merge.
 fn keys(count: u64) -> Vec<Key> {
@@ -95,7 +95,7 @@ fn a_full_leaf_says_so_in_time() {
     node.insert(&Key::hole(Inode(0), 3, 4), &mut |_| ());
     assert_eq!(node.pending_bytes(), 32 + (498 + 2 + 3) * 8, "a hole, and the part behind it");
     assert!(!node.fits(0));
-    assert!(node.seal_pending().is_some());
+    assert!(node.seal_pending(zeroed).is_some());
 }
 
 #[test]

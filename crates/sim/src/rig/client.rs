@@ -8,7 +8,7 @@ mod sizes;
 use crate::driver::World;
 use crate::failure::Fault;
 use crate::note::MemoryNote;
-use crate::oracle::Oracle;
+use crate::oracle::{OpId, Oracle};
 use crate::stamp::{self, SECTOR, Value};
 use crate::system::{Geometry, Refusal, Reply, Request, Running, System, VolumeShape};
 use crate::workload::Step;
@@ -362,20 +362,24 @@ impl Client {
         let bytes = bytes_of(&sectors);
         let id = self.shared.oracle.borrow_mut().begin_read(volume, sectors.clone());
         let request = Request::Read { sector: sectors.start, buffer: used(bytes) };
-        let Reply { result, buffer } = self.shared.running.serve(volume, request).await;
-        if let Err(refusal) = result {
-            self.shared.oracle.borrow_mut().abandon(id);
-            return Err(refusal);
-        }
-        let Some(buffer) = buffer.filter(|buffer| buffer.len() == bytes) else {
-            self.shared.oracle.borrow_mut().abandon(id);
-            return Err(Refusal(format!("a read was answered without its {bytes} bytes of memory")));
-        };
-        let judged = self.shared.oracle.borrow_mut().end_read(id, buffer.as_slice());
+        let judge = self.clone();
+        let told = Box::new(move |reply: &Reply| judge.judge_read(id, bytes, reply));
+        let Reply { result, buffer } = self.shared.running.serve_and_tell(volume, request, told).await;
+        result?;
+        let buffer = buffer.filter(|buffer| buffer.len() == bytes);
+        buffer.ok_or_else(|| Refusal(format!("a read was answered without its {bytes} bytes of memory")))
+    }
+
+    /// A read of so many bytes has been answered.
+    fn judge_read(&self, id: OpId, bytes: usize, reply: &Reply) {
+        let mut oracle = self.shared.oracle.borrow_mut();
+        let buffer = reply.buffer.as_ref().filter(|buffer| reply.result.is_ok() && buffer.len() == bytes);
+        let Some(buffer) = buffer else { return oracle.abandon(id) };
+        let judged = oracle.end_read(id, buffer.as_slice());
+        drop(oracle);
         if let Err(violation) = judged {
             self.notice(Fault::Read(violation));
         }
-        Ok(buffer)
     }
 
     /// A write, zeroing, discard or flush.
@@ -403,9 +407,10 @@ impl Client {
                 other => unreachable!("{other} is no change"),
             }
         };
-        let reply = self.shared.running.serve(volume, request).await;
-        self.shared.oracle.borrow_mut().end(id, reply.result.is_ok());
-        reply.result
+        let judge = self.clone();
+        let told =
+            Box::new(move |reply: &Reply| judge.shared.oracle.borrow_mut().end(id, reply.result.is_ok()));
+        self.shared.running.serve_and_tell(volume, request, told).await.result
     }
 
     /// The first fault noticed, once.

@@ -4,8 +4,8 @@
 use crate::disk::Device;
 use crate::note::MemoryNote;
 use crate::system::engine::{self, Engine};
-use crate::system::work;
-use crate::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
+use crate::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, Told, VolumeShape};
+use crate::system::{asking, work};
 use bcached_engine::{
     BucketCount, CacheSet, Cancel, Options, Phases, Settings, Status, VolumeId, VolumeOptions,
 };
@@ -157,7 +157,11 @@ impl Running for Open {
     }
 
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
-        engine::serve(&self.set, self.id(volume), request)
+        self.serve_and_tell(volume, request, Box::new(|_| ()))
+    }
+
+    fn serve_and_tell(&self, volume: u32, request: Request, told: Told) -> Soon<Reply> {
+        asking::serve(&self.set, self.id(volume), request, told)
     }
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {

@@ -4,12 +4,11 @@
 //! has to be drawn: with small ones some requests are already longer than the cut-off, with the largest none ever is.
 
 use super::berth::Berth;
-use super::lending::Loan;
 use super::policy::Knob;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
-use super::{Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
-use super::{lodger, lost, work};
+use super::{Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, System, Told, VolumeShape};
+use super::{asking, lodger, lost, work};
 use crate::disk::Device;
 use crate::growth;
 use crate::note::MemoryNote;
@@ -350,40 +349,6 @@ fn miscounted(counted: &[BucketCount], recounted: &[bcached_check::Bucket]) -> V
     counted.iter().zip(recounted).enumerate().filter_map(differs).collect()
 }
 
-/// Puts a request to the engine in its words, and its answer in ours.
-#[must_use]
-pub fn serve(set: &CacheSet, id: VolumeId, request: Request) -> Soon<Reply> {
-    let set = set.clone();
-    let mut loan = None;
-    let request = match request {
-        Request::Read { sector, mut buffer } => {
-            if let Some((lender, lent)) = Loan::to_read(sector, &buffer) {
-                (loan, buffer) = (Some(lender), lent);
-            }
-            bcached_engine::Request::Read { sector, buffer }
-        }
-        Request::Write { sector, mut payload, fua } => {
-            if let Some((lender, lent)) = Loan::to_write(sector, &payload) {
-                (loan, payload) = (Some(lender), lent);
-            }
-            bcached_engine::Request::Write { sector, payload, fua }
-        }
-        Request::Flush => bcached_engine::Request::Flush,
-        Request::Discard { sector, sectors } => bcached_engine::Request::Discard { sector, sectors },
-        Request::WriteZeroes { sector, sectors, fua } => {
-            bcached_engine::Request::WriteZeroes { sector, sectors, fua }
-        }
-    };
-    Box::pin(async move {
-        let bcached_engine::Reply { result, buffer } = set.serve(id, request).await;
-        let buffer = match loan.map(|loan| loan.end()) {
-            Some(held) => buffer.map(|_| held),
-            None => buffer,
-        };
-        Reply { result: result.map_err(Refusal::from_error), buffer }
-    })
-}
-
 /// Changes the mode of a volume of an engine; and the cache's replacement policy with it, so that its superblock is written while it
 /// is used.
 #[must_use]
@@ -437,11 +402,19 @@ impl Running for Open {
     }
 
     fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
+        self.serve_and_tell(volume, request, Box::new(|_| ()))
+    }
+
+    fn serve_and_tell(&self, volume: u32, request: Request, told: Told) -> Soon<Reply> {
         let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
         Box::pin(async move {
             match seat.id().await.zip(berth.set()) {
-                Some((id, set)) => serve(&set, id, request).await,
-                None => Reply { result: Err(gone()), buffer: None },
+                Some((id, set)) => asking::serve(&set, id, request, told).await,
+                None => {
+                    let reply = Reply { result: Err(gone()), buffer: None };
+                    told(&reply);
+                    reply
+                }
             }
         })
     }

@@ -122,7 +122,7 @@ impl DeviceError {
             }
             DeviceErrorKind::Twice => "this process has opened it already, perhaps by another path".into(),
             DeviceErrorKind::StillWritten => {
-                "who had it before has not done with it: an operation on it has not ended".into()
+                "who had it before has not done with it: an operation on it, or on a device that was served with it, has not ended".into()
             }
             DeviceErrorKind::Empty => "it is empty".into(),
             DeviceErrorKind::BlockTooLarge { found, wanted } => format!(

@@ -5,7 +5,7 @@ use bcached_front_nbd as nbd;
 use bcached_front_ublk as ublk;
 use bcached_port::Way;
 use std::collections::BTreeSet;
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What has been left.
@@ -17,33 +17,51 @@ pub struct Left {
 }
 
 impl Fronts {
-    /// These clients are gone on with when everything is served. Block devices of the process `former` come here while that lives.
+    /// These clients are gone on with as their volumes come. Block devices of the process `former` come here while that lives.
     pub fn succeeding(mut self, connections: Vec<nbd::Left>, former: Option<u32>) -> Self {
-        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = connections;
+        self.lock().resumed = connections.len();
+        *self.lock_left() = connections;
         self.former = former;
         self
     }
 
-    /// There are clients to go on with.
+    /// There are clients to go on with, which NBD has not been given.
     pub(super) fn has_left(&self) -> bool {
-        !self.left.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !self.lock_left().is_empty()
     }
 
-    /// Goes on with clients that another process has left, or this one. How many that are.
-    pub(super) fn resume(&self, running: &Running) -> usize {
-        let left = std::mem::take(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner));
-        let count = left.len();
-        match &running.nbd {
-            Some(nbd) => nbd.resume(left),
-            None if count > 0 => {
-                tracing::warn!(
-                    event = "clients-cut",
-                    "NBD is not served any more: {count} connections are ended"
-                );
-            }
-            None => {}
+    /// They are the caller's.
+    pub(super) fn take_left(&self) -> Vec<nbd::Left> {
+        std::mem::take(&mut *self.lock_left())
+    }
+
+    /// Goes on with the clients that another process has left, or this one, whose volumes are served by now.
+    pub fn go_on(&self) {
+        if let Some(nbd) = &self.lock().nbd {
+            nbd.go_on();
         }
-        count
+    }
+
+    /// Some of them wait.
+    pub fn is_waited_for(&self) -> bool {
+        self.has_left() || self.lock().nbd.as_ref().is_some_and(|nbd| !nbd.awaited().is_empty())
+    }
+
+    /// Of such clients, how many have been gone on with, or wait.
+    pub fn resumed(&self) -> usize {
+        self.lock().resumed
+    }
+
+    /// Those that wait for such volumes wait in vain: their UUIDs, one for each of them.
+    pub fn give_up(&self, is_in_vain: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut running = self.lock();
+        let ended = running.nbd.as_ref().map_or_else(Vec::new, |nbd| nbd.give_up(is_in_vain));
+        running.resumed -= ended.len();
+        ended
+    }
+
+    fn lock_left(&self) -> MutexGuard<'_, Vec<nbd::Left>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Who has to connect again if another process takes over.
@@ -68,11 +86,30 @@ impl Fronts {
         let ended = Running { has_ended: true, ..Running::default() };
         let Running { nbd, vhost, fuse, ublk, dev, .. } = std::mem::replace(&mut *self.lock(), ended);
         let nbd = nbd.map(|server| server.leave(left()));
-        if let Some(ended) = nbd.as_ref().map(|nbd| nbd.ended).filter(|ended| *ended > 0) {
-            tracing::warn!(event = "clients-cut", "NBD connections that cannot be gone on with: {ended}");
+        if let Some(nbd) = &nbd {
+            tell_ended(&nbd.ended);
         }
         super::end_machines_and_files(vhost, fuse, left);
         dev.shutdown(left());
         Left { nbd, ublk: ublk.map(|ublk| ublk.leave()) }
     }
+}
+
+/// Clients that a log line names; of more it says how many.
+const NAMED_MAX: usize = 8;
+
+fn tell_ended(ended: &[nbd::Client]) {
+    if ended.is_empty() {
+        return;
+    }
+    let uses =
+        ended.iter().filter_map(|client| Some(format!("{} uses {}", client.peer, client.export.as_ref()?)));
+    let uses: BTreeSet<_> = uses.collect();
+    let more = uses.len().saturating_sub(NAMED_MAX);
+    let mut named: Vec<_> = uses.into_iter().take(NAMED_MAX).collect();
+    if more > 0 {
+        named.push(format!("{more} others"));
+    }
+    let (count, named) = (ended.len(), named.join(", "));
+    tracing::warn!(event = "clients-cut", "NBD connections that cannot be gone on with: {count} ({named})");
 }

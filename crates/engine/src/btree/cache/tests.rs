@@ -1,4 +1,5 @@
 use super::*;
+use bcached_env::Buffer;
 use bcached_format::{DeviceIndex, Gen, Geometry, Inode, Pointers, Position, SetMagic, Uuid};
 
 const NODE_BYTES: usize = 64 << 10;
@@ -20,7 +21,7 @@ fn leaf(bucket: u64) -> Node {
     let Position { inode, offset } = Position::MAX;
     let own = Key { inode, size: 16, dirty: false, end: offset, pointers: Pointers::one(pointer(bucket)) };
     let mut node = Node::create(own, 0, 1, &GEOMETRY);
-    let _written = node.seal_pending().expect("a fresh node has a first set");
+    let _written = node.seal_pending(Buffer::zeroed).expect("a fresh node has a first set");
     node
 }
 
@@ -75,7 +76,7 @@ fn only_what_nobody_needs_is_evicted() {
     let _all = cache.reserve(cache.budget() - grown).expect("what is left");
     assert!(refused(&mut cache), "its key is not written");
     let _entry = cache.wrote(slot);
-    let _written = cache.change(slot, Node::seal_pending);
+    let _written = cache.change(slot, |node| node.seal_pending(Buffer::zeroed));
     assert!(cache.reserve(grown).is_some() && cache.find(pointer(100)).is_none(), "now it can go");
     cache.check_invariants();
 }

@@ -1,5 +1,6 @@
 use super::*;
 use alloc::collections::BTreeSet;
+use alloc::vec;
 use bcached_format::{DeviceIndex, Gen, Pointer};
 
 fn grant(ranges: &mut Ranges, claim: Claim) -> bool {
@@ -45,6 +46,44 @@ fn cleanings_and_writes_to_the_backing_device_exclude_each_other() {
     ranges.release(clean);
     assert!(ranges.backing_is_free(50, 60));
     assert_eq!(ranges.begin_clean(0, 51), None);
+}
+
+/// Places are used again; who comes with a claim that was released finds nobody else there.
+#[test]
+fn a_claim_that_was_released_is_not_taken_for_the_next_one_in_its_place() {
+    let mut ranges = Ranges::default();
+    let former = ranges.begin_miss_to_fill(0, 8).expect("nothing in progress");
+    ranges.release(former);
+    assert!(!ranges.fill_is_good(former));
+    let next = ranges.begin_miss_to_fill(0, 8).expect("nothing in progress");
+    assert_eq!(former.place, next.place, "or it proves nothing");
+    assert!(ranges.fill_is_good(next) && !ranges.fill_is_good(former));
+    assert_eq!((ranges.range_of(former), ranges.range_of(next)), (None, Some((0, 8))));
+    ranges.has_read(former);
+    assert!(ranges.claims_at(0).missing, "the next one has not read yet");
+    ranges.has_read(next);
+    assert!(!ranges.claims_at(0).missing);
+    ranges.release(next);
+    assert_eq!(ranges.claims_at(0), Claims::default());
+}
+
+/// In whatever order those end that begin at one sector.
+#[test]
+fn of_those_that_begin_together_each_ends_by_itself() {
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let mut ranges = Ranges::default();
+        let ends = [8, 16, 24];
+        let claims = ends.map(|end| ranges.begin_miss(0, end));
+        let mut left = vec![0, 1, 2];
+        for one in order {
+            ranges.release(claims[one]);
+            left.retain(|other| *other != one);
+            for (sector, end) in [(7, 8), (15, 16), (23, 24)] {
+                let is_covered = left.iter().any(|other| ends[*other] >= end);
+                assert_eq!(ranges.claims_at(sector).missing, is_covered, "{order:?}, {left:?}");
+            }
+        }
+    }
 }
 
 #[test]

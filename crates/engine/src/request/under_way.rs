@@ -1,0 +1,234 @@
+//! Requests without a task. One of one piece begins in a transition, and ends in another; between them a device does something. So nobody need
+//! wait for that: what the second transition must know is kept here, under a number, and who has asked is told what came of it.
+//!
+//! What wants more than that is served step by step, by a task: from its beginning ([`Begun::InSteps`]), or from where something was in its
+//! way.
+
+use crate::error::Error;
+use crate::policy::Client;
+use crate::request::at_once::Hit;
+use crate::request::fill::Filling;
+use crate::request::miss_at_once::Missing;
+use crate::request::put_at_once::Putting;
+use crate::request::{Reply, Request, Target, refuse};
+use crate::set::{CacheSet, Inner};
+use crate::volume::VolumeId;
+use crate::volume::epoch::Asked;
+use alloc::rc::Rc;
+use bcached_env::sync::Coming;
+use bcached_env::{Buffer, Disk, IoError, Listener, Payload, Time};
+use slab::Slab;
+
+/// Who has asked for something, to be told what came of it.
+pub trait Asker {
+    /// The request with that number, the asker's own, is answered. What is done here cannot wait; another request may be begun.
+    fn answered(self: Rc<Self>, number: usize, reply: Reply);
+}
+
+/// What became of a request that was brought.
+#[must_use = "the rest of a request is to be served, and who was refused to be told"]
+pub enum Begun {
+    /// Its asker will be told, once.
+    UnderWay,
+    /// It was refused, and its asker will not be told.
+    Refused(Reply),
+    /// It has begun and wants a task, which serves the rest of it ([`CacheSet::serve_rest`]) and tells whoever asked.
+    InSteps(Rest),
+}
+
+/// A request that has begun, to be served step by step. It must be: the set counts it.
+#[must_use = "the set waits for its end"]
+pub struct Rest {
+    pub(super) target: Target,
+    pub(super) asked: Option<Asked>,
+    pub(super) request: Request,
+    pub(super) began: Time,
+}
+
+impl From<Result<Rest, Reply>> for Begun {
+    fn from(begun: Result<Rest, Reply>) -> Self {
+        begun.map_or_else(Self::Refused, Self::InSteps)
+    }
+}
+
+/// Whom to tell.
+pub(super) struct Whom {
+    asker: Rc<dyn Asker>,
+    number: usize,
+}
+
+impl Whom {
+    pub(super) fn tell(self, reply: Reply) {
+        self.asker.answered(self.number, reply);
+    }
+}
+
+/// Who has asked where, and when.
+#[derive(Clone, Copy)]
+pub(super) struct Asks {
+    pub(super) client: Client,
+    pub(super) volume: VolumeId,
+    pub(super) began: Time,
+}
+
+impl Asks {
+    /// `request` has begun so, with counting it alone, or is refused.
+    pub(super) fn rest(
+        self,
+        request: Request,
+        begun: Result<(Target, Option<Asked>), Error>,
+    ) -> Result<Rest, Reply> {
+        match begun {
+            Ok((target, asked)) => Ok(Rest { target, asked, request, began: self.began }),
+            Err(error) => Err(refuse(request, error)),
+        }
+    }
+}
+
+/// What devices do something for, that no task waits for.
+#[derive(Default)]
+pub(crate) struct UnderWay {
+    pub(super) hits: Slab<Hit>,
+    pub(super) misses: Slab<Missing>,
+    pub(super) puts: Slab<Putting>,
+    pub(super) fills: Slab<Filling>,
+}
+
+/// Where one of those is kept.
+#[derive(Clone, Copy)]
+pub(super) enum Kept {
+    Hit(usize),
+    Miss(usize),
+    Put(usize),
+    Fill(usize),
+}
+
+impl Kept {
+    /// As the listener's number of an operation.
+    #[inline]
+    const fn number(self) -> usize {
+        match self {
+            Self::Hit(place) => 4 * place,
+            Self::Miss(place) => 4 * place + 1,
+            Self::Put(place) => 4 * place + 2,
+            Self::Fill(place) => 4 * place + 3,
+        }
+    }
+
+    #[inline]
+    const fn of(number: usize) -> Self {
+        let place = number / 4;
+        match number % 4 {
+            0 => Self::Hit(place),
+            1 => Self::Miss(place),
+            2 => Self::Put(place),
+            _ => Self::Fill(place),
+        }
+    }
+}
+
+impl CacheSet {
+    /// Begins one request of one client of several: what each of them streams is its own affair. If that is all there is to do for now, `asker` is
+    /// told of its end, under that number.
+    ///
+    /// Any number may be in flight; overlapping writes take effect in the order of the calls, if each that is to be served in steps
+    /// is so before the next call.
+    pub fn ask(
+        &self,
+        client: Client,
+        volume: VolumeId,
+        request: Request,
+        asker: &Rc<dyn Asker>,
+        number: usize,
+    ) -> Begun {
+        let asks = Asks { client, volume, began: self.env().now() };
+        let whom = || Whom { asker: Rc::clone(asker), number };
+        // Who begins many others lets some run between them.
+        let has_breath = self.env().has_breath();
+        match request {
+            Request::Read { .. } if has_breath => self.ask_to_read(asks, request, whom),
+            Request::Write { fua: false, .. } if has_breath => self.ask_to_write(asks, request, whom),
+            request => self.begin_in_steps(asks, request).into(),
+        }
+    }
+
+    /// Carries out one request, for who has one client.
+    pub async fn serve(&self, volume: VolumeId, request: Request) -> Reply {
+        self.serve_for(Client::default(), volume, request).await
+    }
+
+    /// Begins one request, as [`CacheSet::ask`] does, and waits for its end.
+    pub async fn serve_for(&self, client: Client, volume: VolumeId, request: Request) -> Reply {
+        let answer = Rc::<Answer>::default();
+        self.ask_and_serve(client, volume, request, Rc::<Answer>::clone(&answer)).await;
+        answer.0.comes().await
+    }
+
+    /// The same for who has a task: what wants one is served here, and `asker` is told of the end in any case, now or later, under the number 0.
+    pub async fn ask_and_serve(
+        &self,
+        client: Client,
+        volume: VolumeId,
+        request: Request,
+        asker: Rc<dyn Asker>,
+    ) {
+        match self.ask(client, volume, request, &asker, 0) {
+            Begun::UnderWay => {}
+            Begun::Refused(reply) => asker.answered(0, reply),
+            Begun::InSteps(rest) => {
+                let reply = self.serve_rest(rest).await;
+                asker.answered(0, reply);
+            }
+        }
+    }
+
+    /// Carries one request out step by step, for who has a task for it and wants no memory for that.
+    pub async fn serve_in_steps(&self, client: Client, volume: VolumeId, request: Request) -> Reply {
+        let asks = Asks { client, volume, began: self.env().now() };
+        match self.begin_in_steps(asks, request) {
+            Ok(rest) => self.serve_rest(rest).await,
+            Err(refused) => refused,
+        }
+    }
+
+    fn begin_in_steps(&self, asks: Asks, request: Request) -> Result<Rest, Reply> {
+        let begun = self.with(|s| s.begin_request(asks.client, asks.volume, &request));
+        asks.rest(request, begun)
+    }
+
+    /// Has `disk` read for what is kept there.
+    pub(super) fn read_for(&self, disk: &Disk, sector: u64, buffer: Buffer, kept: Kept) {
+        disk.read_for(sector, buffer, self.listener(), kept.number());
+    }
+
+    /// Has the cache device write for what is kept there.
+    pub(super) fn write_for(&self, sector: u64, payload: Payload, kept: Kept) {
+        self.cache().write_for(sector, payload, self.listener(), kept.number());
+    }
+
+    fn listener(&self) -> Rc<dyn Listener> {
+        Rc::<Inner>::clone(&self.inner)
+    }
+}
+
+impl Listener for Inner {
+    fn ended(self: Rc<Self>, number: usize, result: Result<(), IoError>, buffer: Option<Buffer>) {
+        let set = CacheSet { inner: self };
+        match Kept::of(number) {
+            Kept::Hit(place) => set.hit_ended(place, result, buffer.unwrap_or_default()),
+            Kept::Miss(place) => set.miss_ended(place, result, buffer.unwrap_or_default()),
+            Kept::Put(place) => set.put_ended(place, result),
+            Kept::Fill(place) => set.fill_ended(place, result),
+        }
+    }
+}
+
+/// Where a task waits that has asked.
+#[derive(Default)]
+struct Answer(Coming<Reply>);
+
+impl Asker for Answer {
+    fn answered(self: Rc<Self>, _number: usize, reply: Reply) {
+        self.0.bring(reply);
+    }
+}
