@@ -4,6 +4,7 @@ mod common;
 
 use common::{Daemon, Images, ask, bcached, content, done, fill, json, pattern, refused, requires, tool};
 use rustix::process::Signal;
+use std::io::Write as _;
 use std::process::{Child, Stdio};
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -103,6 +104,34 @@ fn a_stop_names_what_stays_dirty_and_says_how_it_has_ended() {
         (Some("bcached.stop"), Some(true), Some("media"), Some(DATA_BYTES as u64)),
         "{object}"
     );
+}
+
+/// What was dirty when somebody asked was said of the end, too, though clients that were waited for went on writing, and write-back went on.
+#[test]
+fn what_stays_is_what_is_dirty_in_the_end() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    site.write(&daemon);
+    let mut client = site.client(&daemon);
+    let begun = done(&daemon, &["stop", "--no-wait"]);
+    assert!(begun.contains("media: 2 MiB dirty stays on fast"), "{begun}");
+    let mut input = client.stdin.take().expect("piped");
+    input.write_all(b"write 4M 1M\n").expect("it reads");
+    daemon.wait_for("the write", |status| status["volumes"][0]["dirty_bytes"] == 3 << 20);
+    let asked = std::thread::scope(|scope| {
+        let asks = scope.spawn(|| done(&daemon, &["stop"]));
+        drop(input);
+        assert!(client.wait().expect("ends").success());
+        asks.join().expect("it is answered")
+    });
+    assert!(asked.starts_with("media: 3 MiB dirty stays on fast"), "{asked}");
+    let (exit, log) = daemon.stop();
+    let said = log.lines().filter(|line| line.contains("event=dirty-stays"));
+    assert_eq!((exit, said.collect::<Vec<_>>().len()), (0, 1), "{log}");
+    assert!(log.contains("media: 3 MiB dirty stays on fast"), "{log}");
 }
 
 /// Who waits no longer leaves the stop going on; who asks again joins it, which is no second signal.

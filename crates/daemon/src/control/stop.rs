@@ -14,7 +14,7 @@ pub struct Stop {
     pub dry_run: bool,
 }
 
-/// A stop: what there was when it was asked for, and whether it has ended.
+/// A stop: what there was when it was asked for, or what is left when it has ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stopping {
     /// The daemon's process, if there is one.
@@ -31,7 +31,7 @@ pub struct Stopping {
     pub stop_timeout_seconds: u64,
     /// Who was connected.
     pub users: Vec<String>,
-    /// Dirty data, which a stop leaves where it is.
+    /// Dirty data, which a stop leaves where it is. Until it has ended it may become less.
     pub dirty: Vec<DirtyStays>,
     /// Who had a file or a block device open that ended with the daemon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

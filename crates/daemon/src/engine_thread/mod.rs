@@ -196,7 +196,15 @@ enum Command {
     ChangeCache(Box<dyn Fn(&mut Options) + Send>),
     Status(Answer<Status>),
     Ages(Answer<Ages>),
-    Stop(Answer<Result<(), Error>>),
+    Stop(Answer<Stopped>),
+}
+
+/// A set that nothing is written to any more.
+pub struct Stopped {
+    /// An error: something that was acknowledged may not have been made durable.
+    pub outcome: Result<(), Error>,
+    /// Its volumes, and what is dirty of them for good: write-back goes on until the stop has begun.
+    pub volumes: Vec<VolumeInfo>,
 }
 
 /// What the thread reports.
@@ -501,7 +509,7 @@ impl Engine {
     }
 
     /// Stops the set; the thread ends after the answer.
-    pub fn stop(&self, answer: Answer<Result<(), Error>>) {
+    pub fn stop(&self, answer: Answer<Stopped>) {
         self.send(Command::Stop(answer));
     }
 

@@ -6,8 +6,8 @@ use super::frozen::Desk;
 use super::keeper::Keeper;
 use super::workers::Workers;
 use super::{
-    Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, NotTaken, Way, resize, returned,
-    revival,
+    Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, NotTaken, Stopped, Way, resize,
+    returned, revival,
 };
 use bcached_engine::{CacheSet, Cancel, Error, Removed, VolumeId};
 use bcached_env::Env;
@@ -209,18 +209,18 @@ impl Pump {
 
     /// What the engine has begun is answered. What still lies in the port, or comes later, is not begun: whoever asked
     /// learns that the engine is gone. So does who waits for a cache that fails.
-    async fn stop(self, mut server: Server, answer: Answer<Result<(), Error>>) {
+    async fn stop(self, mut server: Server, answer: Answer<Stopped>) {
         server.close();
         while let Some(request) = server.take() {
             drop(request.reply_to);
         }
-        let stopped = self.keeper.stop().await;
+        let outcome = self.keeper.stop().await;
         let _all_answered = self.workers.desk().room.acquire(IN_FLIGHT_MAX).await;
-        if stopped.is_ok() {
+        if outcome.is_ok() {
             // Empty now, and of no use to anybody; the device is still ours, so nobody else has opened it.
             let _left_behind = self.keeper.inner().recipe.note.as_ref().map(std::fs::remove_file);
         }
-        answer(stopped);
+        answer(Stopped { outcome, volumes: self.keeper.status().volumes });
     }
 }
 

@@ -150,7 +150,7 @@ impl Supervisor {
                 let flash_only = opened.volumes.iter().filter(|volume| volume.flash_only).cloned().collect();
                 let unwanted = self.shared().table.cache_opened(index, opened);
                 if let Some(engine) = unwanted {
-                    return engine.stop(Box::new(|stopped| match stopped {
+                    return engine.stop(Box::new(|stopped| match stopped.outcome {
                         Ok(()) => {
                             tracing::info!(event = "cache-released", "a cache that is not meant any more");
                         }

@@ -9,7 +9,7 @@ use crate::control::stop::{DirtyStays, Stopping};
 use crate::control::{AskStop, AskStopped, Signal};
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
-use bcached_engine::Status;
+use bcached_engine::VolumeInfo;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,6 +32,8 @@ struct Told {
     ended: Option<Result<(), Failure>>,
     /// Who was cut off.
     cut: Vec<String>,
+    /// What is dirty, since everything has been stopped.
+    stays: Vec<DirtyStays>,
     is_heard: bool,
 }
 
@@ -39,6 +41,11 @@ impl Ending {
     /// Who has open what is about to end, and has not gone.
     pub fn cuts(&self, users: Vec<String>) {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).cut = users;
+    }
+
+    /// What the engines have left dirty: write-back went on while users were waited for.
+    pub fn stays(&self, dirty: Vec<DirtyStays>) {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).stays = dirty;
     }
 
     /// Everything has been stopped, or not. Waits for who asked, so that he hears it.
@@ -106,6 +113,7 @@ pub fn stopped(ending: Ending) -> AskStopped {
             stopping.ended = true;
             stopping.failure = ended.as_ref().err().map(Failure::to_error);
             stopping.cut.clone_from(&told.cut);
+            stopping.dirty.clone_from(&told.stays);
             told.is_heard = true;
             rung.notify_all();
         }
@@ -122,14 +130,14 @@ fn dirty(shared: &Mutex<Shared>) -> Vec<DirtyStays> {
     let statuses = Engine::status_of_all(&engines);
     let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
     let each = statuses.iter().enumerate().filter_map(|(index, status)| Some((index, status.as_ref()?)));
-    each.flat_map(|(index, status)| dirty_of(&shared.table, index, status)).collect()
+    each.flat_map(|(index, status)| dirty_of(&shared.table, index, &status.volumes)).collect()
 }
 
 /// What is dirty in one cache of volumes with backing devices that are served.
-pub fn dirty_of(table: &Table, cache: usize, status: &Status) -> Vec<DirtyStays> {
-    let volumes = status.volumes.iter().filter(|info| info.may_be_dirty() && !info.flash_only);
-    let stays = volumes.map(|info| DirtyStays {
-        volume: called::name_of(&table.volumes, cache, info.id, &status.volumes),
+pub fn dirty_of(table: &Table, cache: usize, volumes: &[VolumeInfo]) -> Vec<DirtyStays> {
+    let dirty = volumes.iter().filter(|info| info.may_be_dirty() && !info.flash_only);
+    let stays = dirty.map(|info| DirtyStays {
+        volume: called::name_of(&table.volumes, cache, info.id, volumes),
         dirty_bytes: info.dirty_sectors * 512,
         at_least: !info.is_counted,
         device: table.caches[cache].device.clone(),

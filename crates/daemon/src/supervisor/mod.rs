@@ -68,7 +68,7 @@ use crate::control::take_over::{Progress, TakingOver};
 use crate::control::{Control, Handlers, Signal, Signals};
 use crate::descriptors;
 use crate::devices::{BackingDevice, CacheDevice};
-use crate::engine_thread::{Added, Given, News, NotTaken};
+use crate::engine_thread::{Added, Given, News, NotTaken, Stopped};
 use crate::events;
 use crate::failure::{Failure, Kind};
 use crate::handing::{self, Predecessor, Successor, Taken, Yours};
@@ -105,7 +105,7 @@ enum Event {
     Signal(Signal),
     Cache(usize, News),
     VolumeAdded(usize, Box<Result<Added, Error>>),
-    Stopped(usize, Result<(), Error>),
+    Stopped(usize, Stopped),
     /// Somebody wants options changed.
     Change(Box<change::Asked>),
     /// An engine has changed the cache mode of a volume as this word says, or refuses it: then that is true.
@@ -466,7 +466,7 @@ impl Supervisor {
                 Ok(Event::Cache(index, News::Ended)) => self.cache_ended(index)?,
                 Ok(Event::Cache(_, News::Failed)) => self.look_after_sets(),
                 Ok(Event::Cache(index, News::Works)) => self.set_works_again(index),
-                Ok(Event::Stopped(index, result)) => self.cache_let_go(index, result),
+                Ok(Event::Stopped(index, stopped)) => self.cache_let_go(index, stopped.outcome),
                 Ok(Event::VolumeAdded(index, result)) => self.volume_added(index, *result),
                 Ok(Event::Change(asked)) => self.change(*asked),
                 Ok(Event::ModeSettled(index, word, refused)) => self.mode_settled(index, &word, refused),

@@ -3,10 +3,12 @@
 use super::table::{CacheState, Table};
 use super::{Event, Phase, Supervisor, ending, health};
 use crate::control::Signal;
+use crate::control::stop::DirtyStays;
 use crate::engine_failure;
 use crate::engine_thread::News;
 use crate::failure::{Failure, Kind};
-use std::collections::{BTreeMap, BTreeSet};
+use bcached_engine::VolumeInfo;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How often the users are looked at while a stop waits for them.
@@ -20,6 +22,15 @@ const ENGINE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A device that owes an answer of this age when a stop begins may be why that takes too long.
 const SILENT: Duration = Duration::from_secs(1);
+
+/// What was there when an engine was told to stop.
+#[derive(Default)]
+struct Begun {
+    /// The devices that owe an answer, in sentences.
+    silent: Vec<String>,
+    /// What was dirty: write-back may have gone on a little.
+    dirty: Vec<DirtyStays>,
+}
 
 /// What it has of that however many signals come: two in quick succession should not cost a recovery.
 const ENGINE_GRACE: Duration = Duration::from_secs(1);
@@ -71,7 +82,7 @@ impl Supervisor {
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
-                Ok(Event::Stopped(index, result)) => self.cache_let_go(index, result),
+                Ok(Event::Stopped(index, stopped)) => self.cache_let_go(index, stopped.outcome),
                 _ => {}
             }
         }
@@ -86,9 +97,8 @@ impl Supervisor {
         let mut hurried = false;
         let caches = self.shared().table.caches.len();
         let begun = (0..caches).filter_map(|index| Some((index, self.begin_stop(index)?)));
-        let (mut pending, silent): (BTreeSet<_>, BTreeMap<_, _>) =
-            begun.map(|(index, silent)| (index, (index, silent))).unzip();
-        let mut outcome = Ok(());
+        let mut pending: BTreeMap<_, _> = begun.collect();
+        let (mut outcome, mut dirty) = (Ok(()), Vec::new());
         while !pending.is_empty() {
             match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(Event::Signal(Signal::Stop)) => {
@@ -96,25 +106,21 @@ impl Supervisor {
                 }
                 Ok(Event::Cache(index, News::Opened(result))) => {
                     self.cache_opened(index, result);
-                    if self.begin_stop(index).is_none() {
-                        pending.remove(&index);
+                    match self.begin_stop(index) {
+                        Some(begun) => drop(pending.insert(index, begun)),
+                        None => drop(pending.remove(&index)),
                     }
                 }
-                Ok(Event::Cache(index, News::Ended)) if pending.remove(&index) => {
-                    outcome = outcome.and(Err(self.recovers(index, "it ended by a panic")));
+                Ok(Event::Cache(index, News::Ended)) => {
+                    if let Some(begun) = pending.remove(&index) {
+                        dirty.extend(begun.dirty);
+                        outcome = outcome.and(Err(self.recovers(index, "it ended by a panic")));
+                    }
                 }
-                Ok(Event::Stopped(index, result)) => {
+                Ok(Event::Stopped(index, stopped)) => {
                     pending.remove(&index);
-                    let stopped = result.clone();
-                    outcome = outcome.and(
-                        stopped.map_err(|error| engine_failure::of_stop(self.not_stopped(index), &error)),
-                    );
-                    if self.is_ending(index) {
-                        // Somebody released or replaced it just before, and that is to be kept.
-                        self.cache_let_go(index, result);
-                    } else {
-                        self.end_cache(index);
-                    }
+                    dirty.extend(self.dirty_of(index, &stopped.volumes));
+                    outcome = outcome.and(self.stopped(index, stopped.outcome));
                 }
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
                 Ok(_) => {}
@@ -123,40 +129,64 @@ impl Supervisor {
         }
         let signal = if hurried { ", and another signal came" } else { "" };
         let why = format!("no answer for {} s{signal}", began.elapsed().as_secs());
-        for index in pending {
+        for (index, Begun { silent, dirty: then }) in pending {
+            dirty.extend(then);
             // What is ending does not say any more how its devices are.
-            let then = silent.get(&index).filter(|silent| !silent.is_empty());
-            let then =
-                then.map_or_else(String::new, |silent| format!("; when it began: {}", silent.join("; ")));
-            outcome = outcome.and(Err(self.recovers(index, &format!("{why}{then}"))));
+            let silent = if silent.is_empty() {
+                String::new()
+            } else {
+                format!("; when it began: {}", silent.join("; "))
+            };
+            outcome = outcome.and(Err(self.recovers(index, &format!("{why}{silent}"))));
         }
+        for stays in &dirty {
+            tracing::info!(event = "dirty-stays", "{}", stays.sentence());
+        }
+        self.ending.stays(dirty);
         match self.shared().table.first_failure() {
             Some(failure) if self.strict => outcome.and(Err(failure)),
             _ => outcome,
         }
     }
 
-    /// Tells an engine to stop. If its cache must be waited for, the devices that owe an answer, in sentences.
-    fn begin_stop(&self, index: usize) -> Option<Vec<String>> {
+    /// Tells an engine to stop. None: its cache need not be waited for.
+    fn begin_stop(&self, index: usize) -> Option<Begun> {
         let shared = self.shared();
         let engine = match shared.table.caches.get(index).map(|cache| &cache.state) {
             Some(CacheState::Open { engine, .. }) => engine.clone(),
-            Some(CacheState::Opening { .. } | CacheState::Ending { .. }) => return Some(Vec::new()),
+            Some(CacheState::Opening { .. } | CacheState::Ending { .. }) => return Some(Begun::default()),
             _ => return None,
         };
         drop(shared);
-        let mut silent = Vec::new();
+        let mut begun = Begun::default();
         if let Some(status) = engine.status() {
             // It may have been opened a moment ago.
             self.tell_given_up(index, &status, true);
             let shared = self.shared();
-            name_dirty_data(&shared.table, index, &status);
             name_stuck_devices(&shared.table, index, &status);
-            silent = health::silent_of(&shared.table, index, &status, SILENT);
+            begun.silent = health::silent_of(&shared.table, index, &status, SILENT);
+            begun.dirty = ending::dirty_of(&shared.table, index, &status.volumes);
         }
         let sender = self.sender.clone();
         engine.stop(Box::new(move |stopped| drop(sender.send(Event::Stopped(index, stopped)))));
-        Some(silent)
+        Some(begun)
+    }
+
+    /// An engine has stopped, in order or not.
+    fn stopped(&mut self, index: usize, outcome: Result<(), bcached_engine::Error>) -> Result<(), Failure> {
+        let failure =
+            outcome.as_ref().err().map(|error| engine_failure::of_stop(self.not_stopped(index), error));
+        if self.is_ending(index) {
+            // Somebody released or replaced it just before, and that is to be kept.
+            self.cache_let_go(index, outcome);
+        } else {
+            self.end_cache(index);
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    fn dirty_of(&self, index: usize, volumes: &[VolumeInfo]) -> Vec<DirtyStays> {
+        ending::dirty_of(&self.shared().table, index, volumes)
     }
 
     /// It was being stopped before everything was.
@@ -191,11 +221,5 @@ fn name_stuck_devices(table: &Table, cache: usize, status: &bcached_engine::Stat
     let limit = ENGINE_LIMIT.as_secs();
     for told in health::stuck_of(table, cache, status) {
         tracing::warn!(event = "stop-waits", "up to {limit} s for a device: {told}");
-    }
-}
-
-fn name_dirty_data(table: &Table, cache: usize, status: &bcached_engine::Status) {
-    for stays in ending::dirty_of(table, cache, status) {
-        tracing::info!(event = "dirty-stays", "{}", stays.sentence());
     }
 }

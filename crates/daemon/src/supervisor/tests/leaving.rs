@@ -2,6 +2,7 @@
 
 use crate::config::{CommandLine, Config};
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
+use crate::engine_thread::Stopped;
 use crate::failure::Failure;
 use crate::supervisor::asking::Looked;
 use crate::supervisor::jobs::{Job, Subject};
@@ -40,7 +41,10 @@ fn kept(folder: &Path) -> String {
 fn a_release_that_ends_in_a_stop_is_kept() {
     let folder = tempfile::tempdir().expect("a folder");
     let (mut supervisor, number) = releasing(folder.path());
-    supervisor.sender.send(Event::Stopped(0, Ok(()))).expect("open");
+    supervisor
+        .sender
+        .send(Event::Stopped(0, Stopped { outcome: Ok(()), volumes: Vec::new() }))
+        .expect("open");
     supervisor.stop_engines().expect("in order");
     assert!(kept(folder.path()).contains("[cache.fast]\nserved = false"), "{}", kept(folder.path()));
     let shown = crate::supervisor::jobs::show(&supervisor.shared, number).expect("it is known");
