@@ -57,7 +57,7 @@ export = \"{way}\"
     write(path("config.toml"), text)?;
     let mut command = Command::new(built_program("counted-requests")?);
     command.env("BCACHED_NOTES", path("run")).env("BCACHED_STATE", path("state"));
-    command.args([path("config.toml"), path("run/control.sock"), path("run").join(place)]);
+    command.args([path("config.toml"), path("run/control.sock"), path("run").join(place)]).arg("2000");
     println!("{}", run(&mut command)?);
     Ok(())
 }

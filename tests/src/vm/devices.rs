@@ -74,10 +74,21 @@ pub fn run_on(vm: &Vm, sizes: &[u64], script: &str) -> Outcome<Vec<String>> {
 /// # Panics
 /// It did not come to its end.
 pub fn all_is_well(vm: &Vm, sizes: &[u64], script: &str) -> Outcome {
-    let said = run_on(vm, sizes, &format!("{DAEMON}{script}\necho all is well"))?;
-    println!("{}", said.join("\n"));
-    assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
+    println!("{}", said_when_all_is_well(vm, sizes, script)?.join("\n"));
     Ok(())
+}
+
+/// The same; returns what it printed.
+///
+/// # Errors
+/// It failed.
+///
+/// # Panics
+/// It did not come to its end.
+pub fn said_when_all_is_well(vm: &Vm, sizes: &[u64], script: &str) -> Outcome<Vec<String>> {
+    let said = run_on(vm, sizes, &format!("{DAEMON}{script}\necho all is well"))?;
+    assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
+    Ok(said)
 }
 
 /// Disks that outlive their guests.

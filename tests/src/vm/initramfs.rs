@@ -23,9 +23,6 @@ const MODULES: [&str; 9] = [
     "drivers/md/bcache/bcache",
 ];
 
-/// What says from where it was called.
-const TELLS_LINES: &str = "counted-requests";
-
 /// Packs it inside `directory`, with the modules of the kernel whose tree is `modules`; returns the file.
 pub(super) fn build(
     directory: &Path,
@@ -94,10 +91,8 @@ fn place(root: &Path, from: &Path, to: &str) -> Result<(), GuestError> {
     // What busybox has of that name is a link to busybox.
     let _ = fs::remove_file(&place);
     copy(from, &place)?;
-    if !from.ends_with(TELLS_LINES) {
-        // Two thirds of a program of ours, which an emulated processor would unpack.
-        let _as_it_is = Command::new("strip").arg("--strip-debug").arg(&place).output();
-    }
+    // Two thirds of a program of ours, which an emulated processor would unpack.
+    let _as_it_is = Command::new("strip").arg("--strip-debug").arg(&place).output();
     // A static program makes ldd fail: it needs nothing.
     let libraries = output(Command::new("ldd").arg(from)).unwrap_or_default();
     for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {

@@ -4,9 +4,13 @@ use bcached_front_ublk::Transfer;
 use bcached_tests::failure::Outcome;
 use bcached_tests::uml::built_program;
 use bcached_tests::vm::Vm;
-use bcached_tests::vm::devices::{all_is_well, new_vm_having, vm_having};
+use bcached_tests::vm::devices::{new_vm_having, said_when_all_is_well, vm_having};
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 
 const PROGRAM: &str = "counted-requests";
+/// Requests of each kind: half as many as on the host, of which each takes an emulated machine some milliseconds.
+const COUNT: &str = "1000";
 const DRIVERS: &[&str] = &["drivers/block/ublk_drv"];
 
 const JOB: &str = r#"
@@ -20,12 +24,13 @@ $uncongested
 backing = "/dev/vdb"
 export = "ublk"
 end
-counted-requests /run/b/config.toml $BCACHED_CONTROL /dev/ublkb0 > /tmp/said 2> /tmp/log &
+counted-requests --told /tmp/told /run/b/config.toml $BCACHED_CONTROL /dev/ublkb0 $count > /tmp/said 2> /tmp/log &
 counting=$!
 is_had() { bcached status | grep "/dev/ublkb0 ($transfer)"; }
 wait_for 90 is_had
 wait $counting || { cat /tmp/said /tmp/log; exit 1; }
-cat /tmp/said
+echo told:
+cat /tmp/told
 "#;
 
 /// Its data is copied.
@@ -44,5 +49,29 @@ fn nor_does_one_whose_memory_is_lent() -> Outcome {
 
 fn counts(vm: Vm, transfer: Transfer) -> Outcome {
     let vm = vm.sized(768, 2).with_files([(built_program("bcached")?, "/bin/bcached".to_owned())]);
-    all_is_well(&vm, &[256, 256], &format!("transfer='{}'\n{JOB}", transfer.word()))
+    let said = said_when_all_is_well(
+        &vm,
+        &[256, 256],
+        &format!("transfer='{}' count={COUNT}\n{JOB}", transfer.word()),
+    )?;
+    let told: Vec<&str> =
+        said.iter().map(String::as_str).skip_while(|line| *line != "told:").skip(1).collect();
+    judge(&told.join("\n"))
+}
+
+/// What was asked for, and by whom, as the guest told it: the program here is the same, and has the names.
+fn judge(told: &str) -> Outcome {
+    let program = built_program(PROGRAM)?;
+    let mut judge = Command::new(program)
+        .args(["--judge", COUNT])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    // It may have seen enough before the end.
+    let _heard = judge.stdin.take().expect("piped").write_all(told.as_bytes());
+    let output = judge.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{told}");
+    println!("{said}");
+    Ok(())
 }
