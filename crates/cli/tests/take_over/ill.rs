@@ -2,7 +2,7 @@
 
 use crate::clients::{Client, MIB, Model, at_work, check_all, take_over};
 use crate::common::served::Served;
-use crate::common::{Daemon, Images, Last, bcached, pid};
+use crate::common::{Daemon, Images, Last, ask, bcached, pid};
 use crate::steps::{AWAY, between, loses_its_name};
 use crate::wait_until;
 use std::io::{Read as _, Write as _};
@@ -147,6 +147,36 @@ fn a_volume_that_does_not_come_back_keeps_no_other_waiting() {
         });
         check_all(&images, &mut models);
     }
+}
+
+/// Nothing was said of those that were still kept when the daemon was stopped.
+#[test]
+fn a_stop_ends_who_is_kept_and_says_so() {
+    let images = Images::new();
+    let slow = images.blank("slow", 20 * MIB);
+    assert_eq!(bcached(&["make", "-B", &slow]).exit, 0);
+    configure(&images, &slow, "wait = \"1h\"\n");
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let mut kept = Client::connect_to(&images, "slow").expect("it is served");
+    loses_its_name(&images, &slow);
+    let program = between(&images, ("new", "before", "Ready", 1));
+    let ran = take_over(&images, &["--program", &program]);
+    assert_eq!(ran.exit, 4, "{}\n{}", ran.err, daemon.log());
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| kept.read(3));
+        wait_until("the others are served", || Client::connect_to(&images, "tank").is_ok());
+        assert!(!reads.is_finished(), "it waits");
+        let stopped = ask(&daemon, &["stop"]);
+        assert_eq!(stopped.exit, 0, "{stopped:?}\n{}", daemon.log());
+        reads.join().expect("no panic").expect_err("nobody answers any more");
+    });
+    let (exit, log) = daemon.stop();
+    assert_eq!(
+        (exit, log.contains("not to be had again: 1 (of slow) [event=clients-cut]")),
+        (0, true),
+        "{log}"
+    );
 }
 
 /// From its end on this file is there, and the device answers: also if the test fails, which would wait for the daemon, and that for the device.

@@ -68,7 +68,8 @@ impl Supervisor {
         }
     }
 
-    fn cut_kept(&self, is_in_vain: impl Fn(&str) -> bool) {
+    /// Ends those that are kept for such volumes, by their UUIDs, and says so.
+    pub(super) fn cut_kept(&self, is_in_vain: impl Fn(&str) -> bool) {
         let cut = self.fronts.give_up(is_in_vain);
         if cut.is_empty() {
             return;

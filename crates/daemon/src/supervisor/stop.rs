@@ -42,6 +42,8 @@ impl Supervisor {
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         self.extension.begin_anew();
         tracing::info!(event = "stopping", "stopping");
+        // What they wait for does not come back before the end.
+        self.cut_kept(|_| true);
         self.wait_for_users();
         self.ending.cuts(self.fronts.users_of_files());
         // Who waits for a volume that moves would wait for ever.
