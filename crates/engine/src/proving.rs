@@ -10,8 +10,8 @@ use bcached_env::{Buffer, join_all, join_two};
 use bcached_format::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 
 impl CacheSet {
-    /// Writes a journal entry without keys, if there is room for one: if the cache device takes no writes any more the set fails now, and not
-    /// when a client has something written the next time.
+    /// Writes a journal entry without keys, when there is room for one: if the cache device takes no writes any more the set fails now, and not
+    /// when a client has something written the next time. Nothing is written while a replay needs what room there is.
     ///
     /// # Errors
     /// The set has failed, by then at the latest, or is being stopped.

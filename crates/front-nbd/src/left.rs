@@ -188,7 +188,7 @@ impl State {
             Right::Has => exports.writing().claim(export.uuid, caller.peer, now),
             Right::MayBegin | Right::Lost => None,
         };
-        // Nobody has written since, or it had lost the right: nobody is offered the volume before this (`Shared::go_on`).
+        // Nobody has written by NBD since, or it had lost the right: nobody is offered the volume before this (`Shared::go_on`).
         let since = (self.right != Right::Lost).then_some(now);
         let offer = Offer { export, read_only: self.read_only, multi_conn: self.multi_conn };
         let agreed = Agreed { offer, structured: self.structured, block_status: self.block_status };

@@ -17,9 +17,10 @@ wait_for() {
 register() {
 	for device in "$@"; do
 		# A set that was stopped is known for longer than it is seen on a busy machine: one with its UUID is refused until it has gone.
-		{ echo "$device" > $bcache/register; } 2> /dev/null || { sleep 1; echo "$device" > $bcache/register; }
+		wait_for 10 registers "$device"
 	done
 }
+registers() { { echo "$1" > $bcache/register; } 2> /dev/null; }
 
 # set_directory: the one registered set.
 set_directory() { echo $bcache/*-*-*-*-*; }

@@ -38,8 +38,13 @@ impl Served {
         Some(served)
     }
 
-    /// An image, by nbdkit, with what a shell is to do before each read and write and for each flush: of a request it has `$3` bytes from `$4` on.
-    pub fn scripted(images: &Images, name: &str, (image, before, flush): (&str, &str, &str)) -> Option<Self> {
+    /// An image, by nbdkit, with what a shell is to do before each read and write, after each write, and for each flush: of a request it has `$3`
+    /// bytes from `$4` on.
+    pub fn scripted(
+        images: &Images,
+        name: &str,
+        (image, before, after, flush): (&str, &str, &str, &str),
+    ) -> Option<Self> {
         let words = [
             "eval".to_owned(),
             format!("get_size=stat -c %s {image}"),
@@ -49,7 +54,7 @@ impl Served {
                 "pread={before}; dd if={image} iflag=skip_bytes,count_bytes skip=$4 count=$3 bs=64k status=none"
             ),
             format!(
-                "pwrite={before}; dd of={image} iflag=fullblock oflag=seek_bytes seek=$4 conv=notrunc bs=64k status=none"
+                "pwrite={before}; dd of={image} iflag=fullblock oflag=seek_bytes seek=$4 conv=notrunc bs=64k status=none && {after}"
             ),
             format!("flush={flush}"),
         ];

@@ -31,7 +31,7 @@ pub struct Stopping {
     pub stop_timeout_seconds: u64,
     /// Who was connected.
     pub users: Vec<String>,
-    /// Dirty data, which a stop leaves where it is. Until it has ended it may become less.
+    /// Dirty data, which a stop leaves where it is. Until it has ended that may change.
     pub dirty: Vec<DirtyStays>,
     /// Who had a file or a block device open that ended with the daemon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

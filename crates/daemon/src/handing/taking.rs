@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_signal};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// The daemon that this process takes over from.
@@ -22,6 +22,8 @@ pub struct Predecessor {
     pub pid: u32,
     /// The same, which tells when all of it has ended; `None`: it has, or the kernel does not give it.
     process: Option<OwnedFd>,
+    /// Whether it has ended since its end of the link was closed: to find out may take long, so it is asked once.
+    has_died: OnceLock<bool>,
 }
 
 /// What it has left.
@@ -54,7 +56,7 @@ pub fn begun() -> Result<Option<Predecessor>, Failure> {
     rustix::stdio::dup2_stdin(nothing).map_err(|error| wrong(error.to_string()))?;
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let process = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
-    Ok(Some(Predecessor { link: Link::of(end), pid, process }))
+    Ok(Some(Predecessor { link: Link::of(end), pid, process, has_died: OnceLock::new() }))
 }
 
 impl Predecessor {
@@ -134,7 +136,10 @@ impl Predecessor {
 
     /// Whether the other one has died since it said what it had: nobody can take that back.
     pub fn has_died(&self) -> bool {
-        matches!(self.link.receive(Instant::now()), Ok(None)) && self.dies()
+        if let Some(known) = self.has_died.get() {
+            return *known;
+        }
+        matches!(self.link.receive(Instant::now()), Ok(None)) && *self.has_died.get_or_init(|| self.dies())
     }
 
     /// Says why this process cannot go on. The other one takes all of it back when it has ended.

@@ -97,7 +97,7 @@ impl Supervisor {
     fn prove_cache(&mut self, cache: usize, engine: &Engine) {
         if self.cache_returns.proving.insert(cache) {
             let sender = self.sender.clone();
-            engine.prove_cache(Box::new(move |_has_failed| drop(sender.send(Event::CacheProved(cache)))));
+            engine.prove_cache(Box::new(move |_set_knows| drop(sender.send(Event::CacheProved(cache)))));
         }
     }
 

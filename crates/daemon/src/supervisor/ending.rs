@@ -43,7 +43,7 @@ impl Ending {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).cut = users;
     }
 
-    /// What the engines have left dirty: write-back went on while users were waited for.
+    /// What the engines have left dirty: write-back went on, and users wrote, while these were waited for.
     pub fn stays(&self, dirty: Vec<DirtyStays>) {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).stays = dirty;
     }

@@ -12,9 +12,12 @@ use std::time::{Duration, Instant};
 /// of a volume that is not there that it is not.
 const DOOR_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long clients are kept, and devices held for this process, when it is ready but for their volumes: a device that is plugged in again is
-/// there by then, and few clients have more patience.
+/// How long clients are kept, and devices held for this process, when it is ready but for their volumes, whose devices have been waited for by
+/// then (`wait`): a device that is plugged in again is there by then, and few clients have more patience.
 const CLIENTS_LIMIT: Duration = Duration::from_secs(60);
+
+/// Why they are ended after that.
+const GONE: &str = "their volumes are not to be had again";
 
 /// What the loop knows of them.
 #[derive(Default)]
@@ -30,22 +33,23 @@ pub struct Kept {
 impl Supervisor {
     /// Lets those go on that can, and gives up what has been kept for long enough.
     pub(super) fn look_after_kept(&mut self) {
-        let is_first = self.is_first && self.predecessor.is_none() && self.kept.ready.is_none();
+        let starts = self.is_first && self.predecessor.is_none() && self.kept.ready.is_none();
         let is_done = self.kept.are_settled && self.fronts.is_open() && !self.fronts.is_waited_for();
         let may_give_back = || self.predecessor.as_ref().is_some_and(|former| !former.has_died());
-        if is_first || is_done || may_give_back() {
+        if starts || is_done || may_give_back() {
             return;
         }
         let alone = *self.kept.alone.get_or_insert_with(Instant::now);
         self.fronts.go_on();
         // By another way they are served, and by NBD they never will be.
         let by_nbd = self.exports.by(Way::Nbd);
-        self.cut_kept(|volume| self.exports.find(volume).is_ok() && by_nbd.find(volume).is_err());
+        let is_elsewhere = |volume: &str| self.exports.find(volume).is_ok() && by_nbd.find(volume).is_err();
+        self.cut_kept("their volumes are not to be had by NBD any more", is_elsewhere);
         if !self.fronts.is_open() && alone.elapsed() >= DOOR_LIMIT {
             self.fronts.open();
         }
         if self.have_waited() {
-            self.cut_kept(|_| true);
+            self.cut_kept(GONE, |_| true);
         }
         self.settle_claims();
     }
@@ -68,8 +72,8 @@ impl Supervisor {
         }
     }
 
-    /// Ends those that are kept for such volumes, by their UUIDs, and says so.
-    pub(super) fn cut_kept(&self, is_in_vain: impl Fn(&str) -> bool) {
+    /// Ends those that are kept for such volumes, by their UUIDs, and says so, and why.
+    pub(super) fn cut_kept(&self, why: &str, is_in_vain: impl Fn(&str) -> bool) {
         let cut = self.fronts.give_up(is_in_vain);
         if cut.is_empty() {
             return;
@@ -79,7 +83,7 @@ impl Supervisor {
         let (count, volumes) = (cut.len(), volumes.into_iter().collect::<Vec<_>>().join(", "));
         tracing::warn!(
             event = "clients-cut",
-            "NBD connections that are ended, because their volumes are not to be had again: {count} (of {volumes})"
+            "NBD connections that are ended, because {why}: {count} (of {volumes})"
         );
     }
 }

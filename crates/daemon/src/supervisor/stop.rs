@@ -28,7 +28,7 @@ const SILENT: Duration = Duration::from_secs(1);
 struct Begun {
     /// The devices that owe an answer, in sentences.
     silent: Vec<String>,
-    /// What was dirty: write-back may have gone on a little.
+    /// What was dirty, which may have changed since: write-back goes on until the engine has heard of it.
     dirty: Vec<DirtyStays>,
 }
 
@@ -43,7 +43,7 @@ impl Supervisor {
         self.extension.begin_anew();
         tracing::info!(event = "stopping", "stopping");
         // What they wait for does not come back before the end.
-        self.cut_kept(|_| true);
+        self.cut_kept("the daemon stops and their volumes are not served", |_| true);
         self.wait_for_users();
         self.ending.cuts(self.fronts.users_of_files());
         // Who waits for a volume that moves would wait for ever.
