@@ -72,10 +72,21 @@ fn goes_from_hand_to_hand(path: &Path) {
     let second = own(path);
     claim::settle();
 
+    // The same twice over while another device is waited for, so that nothing is settled between.
+    let second = (0..2).fold(second, |second, _| {
+        let back = claim::live();
+        drop(second);
+        claim::inherit(back).expect("it is a device");
+        own(path)
+    });
+    assert!(matches!(refused(path), DeviceErrorKind::Twice), "one process has it once");
+    claim::settle();
+
     let [claim] = claim::live().try_into().expect("the claim is the second's");
     claim::inherit(vec![passed(&claim)]).expect("it is a device");
     drop(claim);
     drop(second);
+    assert_eq!(claim::live().len(), 1, "what is not opened yet can be passed on, too");
     let third = own(path);
     claim::settle();
     drop(third);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{GuestError, JOB_EXIT, Job, KernelLog, LOG_PREFIX, Report};
+use super::{GuestError, JOB_BEGINS, JOB_EXIT, Job, KernelLog, LOG_PREFIX, Report};
 
 /// How long a guest may take from its job's end to its own.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
@@ -169,8 +169,8 @@ fn processes_naming(token: &Path) -> Vec<Pid> {
 
 /// Sorts a console's lines into output and kernel log.
 fn report(transcript: Vec<String>) -> Report {
-    let (log, output): (Vec<_>, Vec<_>) =
-        transcript.into_iter().partition(|line| line.starts_with(LOG_PREFIX));
+    let said = transcript.into_iter().filter(|line| line != JOB_BEGINS);
+    let (log, output): (Vec<_>, Vec<_>) = said.partition(|line| line.starts_with(LOG_PREFIX));
     let log = log.iter().map(|line| &line[LOG_PREFIX.len()..]);
     Report { output, kernel_log: KernelLog::from_lines(log) }
 }

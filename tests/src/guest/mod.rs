@@ -19,6 +19,8 @@ pub use kernel_log::KernelLog;
 
 /// Starts a line of the kernel's log on the console.
 const LOG_PREFIX: &str = "kernel> ";
+/// The line before the job's own.
+pub(crate) const JOB_BEGINS: &str = "job begins";
 /// Starts the line with the job's exit status, after which the guest powers off.
 const JOB_EXIT: &str = "job exit: ";
 /// Functions that every job may call.
@@ -180,6 +182,7 @@ relay() {{
 }}
 echo "<6>$start_of_log" > /dev/kmsg
 relay & relay=$!
+echo "{JOB_BEGINS}"
 sh {job_path} 2>&1; status=$?
 # A failed job may leave a device that nobody serves: what waits for that is not waited for.
 sync & [ $status != 0 ] || wait $!

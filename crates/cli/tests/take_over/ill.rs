@@ -149,6 +149,70 @@ fn a_volume_that_does_not_come_back_keeps_no_other_waiting() {
     }
 }
 
+/// One device falls silent when the old one has ended: the new one hangs in it, and cannot even be killed. The old one waited for its end, and
+/// with it did everybody and every command.
+#[test]
+fn who_falls_silent_when_the_new_one_opens_it_keeps_the_old_one_from_nothing() {
+    let images = Images::new();
+    let slow = images.blank("slow", 20 * MIB);
+    assert_eq!(bcached(&["make", "-B", &slow]).exit, 0);
+    let (log, well) = (images.path("errors"), images.path("well"));
+    let has_begun = format!("grep -qs event=handing-over {}", log.display());
+    let waits = format!("while {has_begun} && [ ! -e {} ]; do sleep 0.1; done", well.display());
+    let Some(served) = Served::scripted(&images, "silent", (&slow, &waits, "exit 0", &waits)) else { return };
+    configure(&images, served.file().to_str().expect("text"), "");
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let answers = Answers(&well);
+    let former = pid(&images);
+    let mut models = [Model::new(0)];
+    // Nobody wants anything of it: the old one has nothing to end there.
+    let (ran, fared) = at_work(&images, &mut models, || take_over(&images, &["--timeout", "150s"]));
+    let log = daemon.log();
+    assert_eq!(ran.exit, 4, "{ran:?}\n{log}");
+    assert!(log.contains("[event=successor-hangs]"), "or it tells nothing: {log}");
+    assert_eq!(pid(&images), former, "{log}");
+    fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
+    println!("clients of others have waited for {:?}", models[0].longest);
+    drop(answers);
+    for volume in ["slow", "plain"] {
+        wait_until("it is served", || {
+            Client::connect_to(&images, volume).is_ok_and(|mut client| client.read(1).is_ok())
+        });
+    }
+    check_all(&images, &mut models);
+}
+
+/// What nobody had opened again was inherited twice then, and with it all that had been opened: no device could be had any more.
+#[test]
+fn a_second_take_over_that_fails_while_a_volume_is_missing_loses_nothing() {
+    let images = Images::new();
+    let slow = images.blank("slow", 20 * MIB);
+    assert_eq!(bcached(&["make", "-B", &slow]).exit, 0);
+    configure(&images, &slow, "wait = \"1s\"\n");
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let former = pid(&images);
+    let mut models = [Model::new(0)];
+    let mut kept = Client::connect_to(&images, "slow").expect("it is served");
+    kept.write(3, 7).expect("it is served");
+    loses_its_name(&images, &slow);
+    let (_, fared) = at_work(&images, &mut models, || {
+        for _ in 0..2 {
+            let ready = || take_over(&images, &["--dry-run"]).exit == 0;
+            wait_until("all is served that is there", ready);
+            let program = between(&images, ("new", "before", "Ready", 1));
+            let ran = take_over(&images, &["--program", &program]);
+            assert_eq!(ran.exit, 4, "{}\n{}", ran.err, daemon.log());
+        }
+    });
+    assert_eq!(pid(&images), former, "{}", daemon.log());
+    fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
+    std::fs::rename(format!("{slow}{AWAY}"), &slow).expect("ours");
+    assert_eq!(kept.read(3).expect("it goes on"), 7, "{}", daemon.log());
+    check_all(&images, &mut models);
+}
+
 /// Nothing was said of those that were still kept when the daemon was stopped.
 #[test]
 fn a_stop_ends_who_is_kept_and_says_so() {

@@ -110,7 +110,9 @@ impl Between {
 
     /// Kills one of the two, and stands for it to the other one: it ends. Before that a file may lose its name (see [`loses_its_name`]).
     fn kill(&mut self, victim: &str, done: &str) -> ! {
-        if let Ok(file) = std::fs::read_to_string(format!("{done}-with")) {
+        let loses = std::fs::read_to_string(format!("{done}-with"));
+        // It may have lost it before.
+        if let Some(file) = loses.ok().filter(|file| std::path::Path::new(file).exists()) {
             std::fs::rename(&file, format!("{file}{AWAY}")).expect("ours");
         }
         std::fs::write(done, victim).expect("a file");

@@ -2,7 +2,7 @@
 
 use super::Taken;
 use super::link::{Link, Message, Of, Yours};
-use super::{END_LIMIT, HELLO_LIMIT, LOOK, PROTOCOL, READY_LIMIT, VARIABLE};
+use super::{END_LIMIT, HELLO_LIMIT, KILLED_LIMIT, LOOK, PROTOCOL, READY_LIMIT, VARIABLE};
 use crate::control::LeftSockets;
 use crate::failure::{Failure, Kind};
 use crate::passed::Sockets;
@@ -15,7 +15,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A process that is to take over. Dropped before it has, it is ended.
 pub struct Successor {
@@ -119,20 +119,26 @@ impl Successor {
         self.process.as_mut().is_some_and(|process| matches!(process.try_wait(), Ok(None)))
     }
 
-    /// Ends the process, and waits until it has: from then on it writes nothing more but what the kernel has of it already.
+    /// Ends the process, and waits until it has: from then on it writes nothing more but what the kernel has of it already. That may take as long as
+    /// a device likes; what the process has open until then is open to nobody else (`claim`), and all else need not wait for it.
     fn end(&mut self) {
         let Some(mut process) = self.process.take() else { return };
-        let deadline = Instant::now() + END_LIMIT;
         // One that has said why it cannot is about to end by itself, in order.
-        while Instant::now() < deadline {
-            match process.try_wait() {
-                Ok(Some(_)) => return,
-                Ok(None) => std::thread::sleep(LOOK),
-                Err(_) => break,
-            }
+        if has_ended_within(&mut process, END_LIMIT) {
+            return;
         }
         let _has_ended = process.kill();
-        let _status = process.wait();
+        if has_ended_within(&mut process, KILLED_LIMIT) {
+            return;
+        }
+        tracing::warn!(
+            event = "successor-hangs",
+            "process {} was killed, but a device that does not answer keeps it: what it has open cannot be opened here until then",
+            process.id()
+        );
+        // Else it would stay in the system's table when it has ended.
+        let waits = move || drop(process.wait());
+        let _nobody_waits = std::thread::Builder::new().name("successor".into()).spawn(waits);
     }
 
     /// The same, at once.
@@ -142,6 +148,18 @@ impl Successor {
         }
         self.end();
     }
+}
+
+/// Whether a process ends by then. It has, if that cannot be asked: somebody else has waited for it.
+fn has_ended_within(process: &mut Child, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    while matches!(process.try_wait(), Ok(None)) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+    true
 }
 
 impl Drop for Successor {

@@ -52,3 +52,6 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long the other process may take to end after it was told to, or killed.
 const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long one that was killed may take to be gone: on a busy machine it takes a moment, in a device that does not answer any time.
+const KILLED_LIMIT: Duration = Duration::from_secs(3);

@@ -131,10 +131,16 @@ fn claims() -> MutexGuard<'static, Claims> {
     CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Those of all devices that this process owns now.
+/// Those of all devices that this process owns now, also those that it has inherited and has not opened.
 #[must_use]
 pub fn live() -> Vec<Arc<Claim>> {
-    claims().live.iter().filter_map(Weak::upgrade).collect()
+    let claims = claims();
+    let mut live: Vec<_> = claims.live.iter().filter_map(Weak::upgrade).collect();
+    let is_there = |claim: &Arc<Claim>| live.iter().any(|live| Arc::ptr_eq(live, claim));
+    let unopened = claims.inherited.iter().map(|passed| &passed.claim).filter(|claim| !is_there(claim));
+    let unopened: Vec<_> = unopened.cloned().collect();
+    live.extend(unopened);
+    live
 }
 
 /// Has the devices of these opened by them, until [`settle`].
@@ -146,9 +152,13 @@ pub fn inherit(passed: Vec<Arc<Claim>>) -> io::Result<()> {
         passed.into_iter().map(|claim| Ok(Inherited { of: claim.identity()?, claim, is_opened: false }));
     let passed = passed.collect::<io::Result<Vec<_>>>()?;
     let mut claims = claims();
-    // What is in use is inherited again.
+    // What is in use is inherited again, and so is what nobody has settled since the last time.
     claims.kept.clear();
+    let is_passed = |of: Identity| passed.iter().any(|passed| passed.of == of);
+    let before: Vec<_> = claims.inherited.extract_if(.., |before| is_passed(before.of)).collect();
     claims.inherited.extend(passed);
+    drop(claims);
+    drop(before);
     Ok(())
 }
 
