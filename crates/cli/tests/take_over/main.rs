@@ -157,6 +157,27 @@ struct Ended {
     nobody: usize,
 }
 
+/// It ended the take-over, and the daemon that went on had heard of no stop: `nobody has asked for a stop`.
+#[test]
+fn a_stop_that_is_asked_for_meanwhile_stops_who_has_taken_over() {
+    let images = configured();
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let former = pid(&images).expect("it runs");
+    let program = wrapped(&images, "sleep 1");
+    std::thread::scope(|scope| {
+        let taken = scope.spawn(|| take_over(&images, &["--program", &program]));
+        wait_until("it has begun", || daemon.log().contains("event=take-over-asked"));
+        let stopped = ask(&daemon, &["stop"]);
+        assert_eq!(stopped.exit, 0, "{stopped:?}\n{}", daemon.log());
+        assert!(!stopped.out.contains(&format!("daemon {former} ")), "{stopped:?}");
+        // It may have no answer any more.
+        taken.join().expect("no panic");
+    });
+    assert!(daemon.log().contains("event=handed-over"), "{}", daemon.log());
+    assert_eq!(pid(&images), None, "{}", daemon.log());
+}
+
 /// Whoever is killed, and whenever: the other one goes on with all that was answered. What lies between two messages is met by that.
 fn killed_at_many_moments(script: impl Fn(&str) -> String) -> Ended {
     let images = configured();

@@ -3,6 +3,7 @@
 //! The process ends with its last answer: it waits a moment for who asks how the stop has ended.
 
 use super::fronts::Fronts;
+use super::hand_over::Course;
 use super::table::{CacheEntry, Table};
 use super::{Event, Phase, Shared, called};
 use crate::control::stop::{DirtyStays, Stopping};
@@ -64,7 +65,12 @@ impl Ending {
 }
 
 /// What the control thread calls for a stop.
-pub fn stop(shared: Arc<Mutex<Shared>>, fronts: Fronts, ending: Ending, events: Sender<Event>) -> AskStop {
+pub fn stop(
+    shared: Arc<Mutex<Shared>>,
+    fronts: Fronts,
+    (ending, course): (Ending, Course),
+    events: Sender<Event>,
+) -> AskStop {
     Box::new(move |asked, uid| {
         let timeout = shared.lock().unwrap_or_else(PoisonError::into_inner).stop_timeout;
         let now = Stopping {
@@ -80,6 +86,12 @@ pub fn stop(shared: Arc<Mutex<Shared>>, fronts: Fronts, ending: Ending, events: 
         };
         if asked.dry_run {
             return Ok(now);
+        }
+        // It would end that, and the process that goes on then would have heard of no stop.
+        if course.is_under_way() {
+            return Err(Failure::new(Kind::Busy, "the daemon cannot be stopped just now")
+                .why("another process takes over from it")
+                .next("ask again when that has ended"));
         }
         {
             let mut told = ending.0.0.lock().unwrap_or_else(PoisonError::into_inner);

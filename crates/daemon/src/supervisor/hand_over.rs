@@ -47,6 +47,17 @@ impl Course {
         self.0.1.notify_all();
     }
 
+    /// Another process takes over, or this one does, and the other one may still take everything back.
+    pub fn is_under_way(&self) -> bool {
+        let now = self.lock();
+        now.progress == Progress::UnderWay && !now.former_died
+    }
+
+    /// Nobody takes anything back from this process any more.
+    pub fn is_alone(&self) {
+        self.lock().former_died = true;
+    }
+
     fn lock(&self) -> MutexGuard<'_, TakingOver> {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

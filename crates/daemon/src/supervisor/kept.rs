@@ -39,6 +39,9 @@ impl Supervisor {
         if starts || is_done || may_give_back() {
             return;
         }
+        if self.predecessor.is_some() {
+            self.course.is_alone();
+        }
         let alone = *self.kept.alone.get_or_insert_with(Instant::now);
         self.fronts.go_on();
         // By another way they are served, and by NBD they never will be.

@@ -340,8 +340,8 @@ fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, 
             course.clone(),
             supervisor.sender.clone(),
         ),
-        taken_over: hand_over::taken_over(course),
-        stop: ending::stop(shared, fronts, ending.clone(), supervisor.sender.clone()),
+        taken_over: hand_over::taken_over(course.clone()),
+        stop: ending::stop(shared, fronts, (ending.clone(), course), supervisor.sender.clone()),
         stopped: ending::stopped(ending),
     });
     let numbers = report::numbers_of(Arc::clone(&supervisor.shared), supervisor.started);
