@@ -157,6 +157,30 @@ struct Ended {
     nobody: usize,
 }
 
+/// Clients waited as long as a start waits for a device that is missing, 30 s, and beyond a minute nobody could take over any more.
+#[test]
+fn what_was_not_served_before_keeps_nobody_waiting() {
+    let images = configured();
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let config = std::fs::read_to_string(images.path("config.toml")).expect("configured");
+    let missing = images.path("missing");
+    images.configure(&format!(
+        "{config}[volume.new]\nbacking = {missing:?}\ncache = \"none\"\nwait = \"1h\"\n"
+    ));
+    let mut models: Vec<_> = (0..CLIENTS).map(Model::new).collect();
+    for _ in 0..2 {
+        let (ran, fared) = at_work(&images, &mut models, || take_over(&images, &[]));
+        assert_eq!(ran.exit, 0, "{}\n{}", ran.err, daemon.log());
+        fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
+    }
+    println!("clients have waited for {:?}", models.iter().map(|model| model.longest).max());
+    // It is looked for all the same.
+    assert_eq!(bcached(&["make", "-B", &images.blank("missing", 20 << 20)]).exit, 0);
+    wait_until("it is there", || Client::connect_to(&images, "new").is_ok());
+    check_all(&images, &mut models);
+}
+
 /// It ended the take-over, and the daemon that went on had heard of no stop: `nobody has asked for a stop`.
 #[test]
 fn a_stop_that_is_asked_for_meanwhile_stops_who_has_taken_over() {

@@ -3,7 +3,7 @@
 use super::fronts::Fronts;
 use super::jobs::user;
 use super::stop::REPLIES_LIMIT;
-use super::table::{VolumeEntry, VolumeState};
+use super::table::{Table, VolumeEntry, VolumeState};
 use super::{Event, Phase, Shared, Start, Supervisor, answering};
 use crate::config::Config;
 use crate::control::take_over::{Progress, TakeOver, TakingOver};
@@ -24,6 +24,9 @@ const CHECK_LIMIT: Duration = Duration::from_secs(8);
 
 /// How long block devices may take to be let go of, after their engines have ended.
 const DEVICES_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long clients wait in a hand-over for what was not served before it.
+const OTHERS_LIMIT: Duration = Duration::from_millis(250);
 
 /// How far a hand-over is. Clones are the same one.
 #[derive(Clone)]
@@ -313,6 +316,16 @@ impl Supervisor {
         let names = entries.iter().filter_map(name).collect();
         let yours = Yours { served, names, said, version, reconnect, paused_seconds: 0.0 };
         (Heritage { claims, control, nbd: fronts.nbd, yours, since }, closed)
+    }
+
+    /// All is served that the process before has served, or this one before it was to be replaced. What was not is waited for no longer than that:
+    /// clients of all others would wait, too.
+    pub(super) fn all_is_back(&self, table: &Table, elapsed: Duration) -> bool {
+        if self.is_first || self.strict || self.yours.served.is_empty() || elapsed < OTHERS_LIMIT {
+            return false;
+        }
+        let now = served(&table.volumes);
+        self.yours.served.iter().all(|name| now.contains(name))
     }
 
     /// Everything is served that is going to be: then the process before is told so, and this one goes on with its clients.

@@ -550,7 +550,7 @@ impl Supervisor {
     fn announce_if_ready(&mut self) -> Result<(), Failure> {
         let shared = self.shared();
         let elapsed = self.started.elapsed();
-        let is_settled = shared.table.is_settled(elapsed);
+        let is_settled = shared.table.is_settled(elapsed) || self.all_is_back(&shared.table, elapsed);
         let are_there = self.fronts.are_settled() || elapsed >= WAIT_DEFAULT;
         if shared.phase != Phase::Starting || !is_settled || !are_there {
             return Ok(());
