@@ -24,6 +24,8 @@ pub struct Known {
     pub path: Option<String>,
     /// Which device that is, once it was opened.
     pub opened: Option<Presence>,
+    /// What something was called that has been removed: it is nothing else's label for who asks for the same once more.
+    pub former: Option<String>,
 }
 
 /// Which of `all` is meant by `typed`: the one with that name, or else with that label, name in control files, UUID, beginning of a UUID (8 digits
@@ -71,7 +73,9 @@ pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<us
     };
     let is_open_there =
         |opened: &Presence| looks_at_files && typed.starts_with('/') && opened.is_at(Path::new(typed));
-    let meant = if named.is_empty() {
+    let meant = if named.is_empty() && all.iter().any(|known| known.former.as_deref() == Some(typed)) {
+        Vec::new()
+    } else if named.is_empty() {
         those(&|known| {
             known.label.as_deref() == Some(typed)
                 || known.kernel_name.as_deref() == Some(typed)
@@ -158,6 +162,18 @@ fn digits(uuid: Uuid) -> String {
 mod tests {
     use super::*;
 
+    /// Who removed a volume twice removed another one, which had its name as a label.
+    #[test]
+    fn the_name_of_what_was_removed_is_nobody_elses_label() {
+        let other = Known { name: "other".to_owned(), label: Some("same".to_owned()), ..Known::default() };
+        let removed = Known { former: Some("same".to_owned()), ..Known::default() };
+        assert_eq!(resolve("same", std::slice::from_ref(&other)), Ok(0));
+        let all = [removed, other];
+        assert_eq!((resolve("same", &all), resolve("other", &all)), (Err(Vec::new()), Ok(1)));
+        let again = Known { name: "same".to_owned(), ..Known::default() };
+        assert_eq!(resolve("same", &[&all[..], &[again]].concat()), Ok(2), "it has been added again");
+    }
+
     /// Whatever is not unique names nothing, except that a name is stronger than a label.
     #[test]
     fn a_volume_is_called_by_name_label_uuid_or_path() {
@@ -168,6 +184,7 @@ mod tests {
             uuid: Some(uuid.to_owned()),
             path: Some(path.to_owned()),
             opened: None,
+            former: None,
         };
         let folder = tempfile::tempdir().expect("a folder");
         let (device, link) = (folder.path().join("device"), folder.path().join("link"));

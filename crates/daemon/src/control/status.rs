@@ -506,6 +506,7 @@ impl Cache {
             label: None,
             uuid: self.counts.as_ref().map(|counts| counts.set_uuid.clone()),
             opened: None,
+            former: None,
             path: Some(self.device.clone()),
         }
     }
@@ -521,6 +522,7 @@ impl Volume {
             label: facts.map(|facts| facts.label.clone()).filter(|label| !label.is_empty()),
             uuid: facts.map(|facts| facts.uuid.clone()),
             opened: None,
+            former: None,
             path: self.backing.clone(),
         }
     }

@@ -160,6 +160,7 @@ impl Supervisor {
             uuid: Some(left.uuid.to_string()),
             path: None,
             opened: None,
+            former: None,
         }
     }
 

@@ -205,8 +205,7 @@ impl Table {
     pub fn known(&self) -> Vec<Known> {
         let known = |entry: &VolumeEntry| {
             if entry.is_removed() {
-                // Nothing is called so.
-                return Known::default();
+                return Known { former: Some(entry.display_name().to_owned()), ..Known::default() };
             }
             let info = match &entry.state {
                 VolumeState::Served(info) => Some(info),
@@ -220,6 +219,7 @@ impl Table {
                 uuid: info.map(|info| info.uuid).or(entry.uuid).map(|uuid| uuid.to_string()),
                 path: entry.backing.clone(),
                 opened: entry.opened,
+                former: None,
             }
         };
         self.volumes.iter().map(known).collect()

@@ -202,6 +202,7 @@ pub(super) fn resolve_cache(
                 uuid: cache.set().map(|uuid| uuid.to_string()),
                 path: Some(cache.device.clone()),
                 opened: cache.opened,
+                former: None,
             };
             (index, known)
         };
