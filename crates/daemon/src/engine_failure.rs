@@ -195,6 +195,10 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
     Failure::new(kind, what).why(error.to_string()).next(next)
 }
 
+/// What to do where the table of a set has no slot left.
+const FREES_SLOTS: &str = "give up a volume that is not wanted any more (`bcached detach`, `bcached forget`), then start again, which makes its slot free; \
+    a cache with larger buckets has more slots";
+
 /// Why a volume in the cache alone is not made, or not served.
 pub fn of_flash(name: &str, error: &Error) -> Failure {
     let failure = |kind, why: String| Failure::new(kind, format!("cannot add {name}")).why(why);
@@ -215,7 +219,7 @@ pub fn of_flash(name: &str, error: &Error) -> Failure {
             format!("its size must be one block of {} or several", human(block_sectors * 512)),
         )
         .option("--size"),
-        Error::NoSlot(_) => failure(Kind::NoRoom, error.to_string()),
+        Error::NoSlot(_) => failure(Kind::NoRoom, error.to_string()).next(FREES_SLOTS),
         _ => failure(Kind::Io, error.to_string()).next("`bcached status` says how it stands"),
     }
 }
@@ -250,6 +254,7 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
             Kind::SameDevice,
             Some("one is a copy of the other: serve the one that was in use, and never both with one cache"),
         ),
+        Error::NoSlot(_) => (Kind::NoRoom, Some(FREES_SLOTS)),
         Error::NotABacking | Error::NotACache => (Kind::NotBcache, None),
         Error::Format { .. } => (Kind::Damaged, None),
         error if is_full(error) => (
