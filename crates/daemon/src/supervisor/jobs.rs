@@ -395,17 +395,15 @@ impl Jobs {
     }
 
     /// Work that has ended now.
-    fn end(&mut self, number: u64, outcome: Result<(), Failure>) -> Option<Job> {
-        let job = self.all.get_mut(&number).filter(|job| job.ended.is_none())?;
+    fn end(&mut self, number: u64, outcome: Result<(), Failure>) {
+        let Some(job) = self.all.get_mut(&number).filter(|job| job.ended.is_none()) else { return };
         job.ended = Some(Ended { at: Instant::now(), after: job.began.elapsed(), outcome });
-        let ended = job.clone();
         let ends = self.all.iter().filter_map(|(number, job)| Some((job.ended.as_ref()?.at, *number)));
         let mut ends: Vec<(Instant, u64)> = ends.collect();
         ends.sort_unstable();
         for (_, number) in ends.iter().take(ends.len().saturating_sub(ENDED_MAX)) {
             self.all.remove(number);
         }
-        Some(ended)
     }
 }
 
@@ -534,14 +532,19 @@ impl Supervisor {
 
     /// Work has come to its end; what was kept for it is taken back if it has failed.
     pub(super) fn end_job(&self, number: u64, outcome: Result<(), Failure>) {
-        let Some(job) = self.shared().jobs.end(number, outcome.clone()) else { return };
+        let job = self.shared().jobs.all.get(&number).filter(|job| job.ended.is_none()).cloned();
+        let Some(job) = job else { return };
+        if outcome.is_err() {
+            // Before anybody hears of the end: he finds it so.
+            self.take_back(&job);
+        }
+        self.shared().jobs.end(number, outcome.clone());
         match outcome {
             Ok(()) => {
                 tracing::info!(event = "job-done", "{}: {} (job {number}) is done", job.name, job.verb);
             }
             Err(failure) => {
                 tracing::error!(event = "job-failed", "{}: {} (job {number}): {failure}", job.name, job.verb);
-                self.take_back(&job);
                 if let (Verb::Replace, Some(volume)) = (job.verb, job.volume()) {
                     self.volume_stays(volume, &failure);
                 }
@@ -562,11 +565,11 @@ impl Supervisor {
         };
         for (number, _) in running.into_iter().filter(|(_, volume)| is_its_own(*volume)) {
             // What was asked for stays so: the next start goes on with it.
-            let _told = self.shared().jobs.end(number, Err(failure.clone()));
+            self.shared().jobs.end(number, Err(failure.clone()));
         }
         let replacing = self.shared().jobs.replacing(cache);
         if let Some(number) = replacing {
-            let _told = self.shared().jobs.end(number, Err(failure.clone()));
+            self.shared().jobs.end(number, Err(failure.clone()));
         }
     }
 
