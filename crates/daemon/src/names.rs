@@ -73,9 +73,10 @@ pub fn resolve_called(called: Called<'_>, all: &[Known]) -> Result<usize, Vec<us
     };
     let is_open_there =
         |opened: &Presence| looks_at_files && typed.starts_with('/') && opened.is_at(Path::new(typed));
-    let meant = if named.is_empty() && all.iter().any(|known| known.former.as_deref() == Some(typed)) {
-        Vec::new()
-    } else if named.is_empty() {
+    if named.is_empty() && all.iter().any(|known| known.former.as_deref() == Some(typed)) {
+        return Err(Vec::new());
+    }
+    let meant = if named.is_empty() {
         those(&|known| {
             known.label.as_deref() == Some(typed)
                 || known.kernel_name.as_deref() == Some(typed)

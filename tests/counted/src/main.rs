@@ -72,7 +72,7 @@ fn work() -> Result<bool, Box<dyn Error>> {
         [option, count] if option == "--judge" => {
             let (count, mut input) = (number(count)?, io::stdin().lock());
             return each_kind(
-                |_asks, _first| Calls::read(&mut input),
+                |_asks, _blocks| Calls::read(&mut input),
                 |kind, known, calls| Ok(judge(kind, count, known, calls)),
             );
         }

@@ -51,6 +51,51 @@ impl Drop for Silence<'_> {
     }
 }
 
+/// From its end on this file is there, and the device answers: also if the test fails, which would wait for the daemon, and that for the device.
+struct Answers<'a>(&'a Path);
+
+impl Drop for Answers<'_> {
+    fn drop(&mut self) {
+        std::fs::write(self.0, "").expect("a file");
+    }
+}
+
+/// `slow` as a file that answers nobody from the moment on in which the old one hands over, until the second is there: what is then asked for, and, with
+/// `holds_writes`, a write that was about to be answered.
+fn silent_from_the_hand_over(images: &Images, slow: &str, holds_writes: bool) -> Option<(Served, PathBuf)> {
+    let (log, well) = (images.path("errors"), images.path("well"));
+    let has_begun = format!("grep -qs event=handing-over {}", log.display());
+    let waits = format!("while {has_begun} && [ ! -e {} ]; do sleep 0.1; done", well.display());
+    let after = if holds_writes { &*waits } else { "exit 0" };
+    let served = Served::scripted(images, "silent", (slow, &waits, after, &waits))?;
+    Some((served, well))
+}
+
+/// The device answers again: what shares its engine is served, and nothing of the others is lost.
+fn all_come_back(images: &Images, models: &mut [Model]) {
+    for volume in ["slow", "plain"] {
+        wait_until("it is served", || {
+            Client::connect_to(images, volume).is_ok_and(|mut client| client.read(1).is_ok())
+        });
+    }
+    check_all(images, models);
+}
+
+/// Another process is to take over, and is killed before it can say that it has: the one that was goes on.
+fn fails_to_take_over(images: &Images, daemon: &Daemon) {
+    let program = between(images, ("new", "before", "Ready", 1));
+    let ran = take_over(images, &["--program", &program]);
+    assert_eq!(ran.exit, 4, "{}\n{}", ran.err, daemon.log());
+}
+
+/// Images, one of them of the backing device `slow`.
+fn with_slow() -> (Images, String) {
+    let images = Images::new();
+    let slow = images.blank("slow", 20 * MIB);
+    assert_eq!(bcached(&["make", "-B", &slow]).exit, 0);
+    (images, slow)
+}
+
 /// `tank` has a cache; `slow`, of which it says `of_slow`, and `plain` have none and share an engine.
 fn configure(images: &Images, slow: &str, of_slow: &str) {
     let (fast, tank) = images.pair(64 * MIB, 20 * MIB);
@@ -66,9 +111,7 @@ fn configure(images: &Images, slow: &str, of_slow: &str) {
 /// Everything was ended for it first: clients with requests in flight were cut, and nobody was served until the device answered.
 #[test]
 fn while_a_device_is_silent_nobody_takes_over() {
-    let images = Images::new();
-    let slow = images.blank("slow", 20 * MIB);
-    assert_eq!(bcached(&["make", "-B", &slow]).exit, 0);
+    let (images, slow) = with_slow();
     let Some(silent) = Silent::over(&images, &slow) else { return };
     configure(&images, silent.served.file().to_str().expect("text"), "");
     let daemon = Daemon::configured(&images);
@@ -106,9 +149,7 @@ fn while_a_device_is_silent_nobody_takes_over() {
 #[test]
 fn a_volume_that_does_not_come_back_keeps_no_other_waiting() {
     for has_client in [true, false] {
-        let images = Images::new();
-        let slow = images.blank("slow", 20 * MIB);
-        assert_eq!(bcached(&["make", "-B", &slow]).exit, 0);
+        let (images, slow) = with_slow();
         // Nothing here waits for it to be looked for in vain.
         configure(&images, &slow, "wait = \"1h\"\n");
         let daemon = Daemon::configured(&images);
@@ -120,16 +161,13 @@ fn a_volume_that_does_not_come_back_keeps_no_other_waiting() {
             kept.write(3, 7).expect("it is served");
         }
         loses_its_name(&images, &slow);
-        let program = between(&images, ("new", "before", "Ready", 1));
-        let (ran, fared) = at_work(&images, &mut models, || {
-            let ran = take_over(&images, &["--program", &program]);
+        let (_, fared) = at_work(&images, &mut models, || {
+            fails_to_take_over(&images, &daemon);
             for volume in ["tank", "plain"] {
                 let mut came = Client::connect_to(&images, volume).expect("who comes now is let in");
                 came.read(1000).expect("it is served");
             }
-            ran
         });
-        assert_eq!(ran.exit, 4, "{}\n{}", ran.err, daemon.log());
         assert_eq!(pid(&images), former, "{}", daemon.log());
         fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
         println!("clients of others have waited for {:?}", models[0].longest);
@@ -153,13 +191,8 @@ fn a_volume_that_does_not_come_back_keeps_no_other_waiting() {
 /// with it did everybody and every command.
 #[test]
 fn who_falls_silent_when_the_new_one_opens_it_keeps_the_old_one_from_nothing() {
-    let images = Images::new();
-    let slow = images.blank("slow", 20 * MIB);
-    assert_eq!(bcached(&["make", "-B", &slow]).exit, 0);
-    let (log, well) = (images.path("errors"), images.path("well"));
-    let has_begun = format!("grep -qs event=handing-over {}", log.display());
-    let waits = format!("while {has_begun} && [ ! -e {} ]; do sleep 0.1; done", well.display());
-    let Some(served) = Served::scripted(&images, "silent", (&slow, &waits, "exit 0", &waits)) else { return };
+    let (images, slow) = with_slow();
+    let Some((served, well)) = silent_from_the_hand_over(&images, &slow, false) else { return };
     configure(&images, served.file().to_str().expect("text"), "");
     let daemon = Daemon::configured(&images);
     let _last = Last(&images);
@@ -175,20 +208,13 @@ fn who_falls_silent_when_the_new_one_opens_it_keeps_the_old_one_from_nothing() {
     fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
     println!("clients of others have waited for {:?}", models[0].longest);
     drop(answers);
-    for volume in ["slow", "plain"] {
-        wait_until("it is served", || {
-            Client::connect_to(&images, volume).is_ok_and(|mut client| client.read(1).is_ok())
-        });
-    }
-    check_all(&images, &mut models);
+    all_come_back(&images, &mut models);
 }
 
 /// What nobody had opened again was inherited twice then, and with it all that had been opened: no device could be had any more.
 #[test]
 fn a_second_take_over_that_fails_while_a_volume_is_missing_loses_nothing() {
-    let images = Images::new();
-    let slow = images.blank("slow", 20 * MIB);
-    assert_eq!(bcached(&["make", "-B", &slow]).exit, 0);
+    let (images, slow) = with_slow();
     configure(&images, &slow, "wait = \"1s\"\n");
     let daemon = Daemon::configured(&images);
     let _last = Last(&images);
@@ -201,9 +227,7 @@ fn a_second_take_over_that_fails_while_a_volume_is_missing_loses_nothing() {
         for _ in 0..2 {
             let ready = || take_over(&images, &["--dry-run"]).exit == 0;
             wait_until("all is served that is there", ready);
-            let program = between(&images, ("new", "before", "Ready", 1));
-            let ran = take_over(&images, &["--program", &program]);
-            assert_eq!(ran.exit, 4, "{}\n{}", ran.err, daemon.log());
+            fails_to_take_over(&images, &daemon);
         }
     });
     assert_eq!(pid(&images), former, "{}", daemon.log());
@@ -216,17 +240,13 @@ fn a_second_take_over_that_fails_while_a_volume_is_missing_loses_nothing() {
 /// Nothing was said of those that were still kept when the daemon was stopped.
 #[test]
 fn a_stop_ends_who_is_kept_and_says_so() {
-    let images = Images::new();
-    let slow = images.blank("slow", 20 * MIB);
-    assert_eq!(bcached(&["make", "-B", &slow]).exit, 0);
+    let (images, slow) = with_slow();
     configure(&images, &slow, "wait = \"1h\"\n");
     let daemon = Daemon::configured(&images);
     let _last = Last(&images);
     let mut kept = Client::connect_to(&images, "slow").expect("it is served");
     loses_its_name(&images, &slow);
-    let program = between(&images, ("new", "before", "Ready", 1));
-    let ran = take_over(&images, &["--program", &program]);
-    assert_eq!(ran.exit, 4, "{}\n{}", ran.err, daemon.log());
+    fails_to_take_over(&images, &daemon);
     std::thread::scope(|scope| {
         let reads = scope.spawn(|| kept.read(3));
         wait_until("the others are served", || Client::connect_to(&images, "tank").is_ok());
@@ -248,26 +268,12 @@ fn a_stop_ends_who_is_kept_and_says_so() {
     );
 }
 
-/// From its end on this file is there, and the device answers: also if the test fails, which would wait for the daemon, and that for the device.
-struct Answers<'a>(&'a Path);
-
-impl Drop for Answers<'_> {
-    fn drop(&mut self) {
-        std::fs::write(self.0, "").expect("a file");
-    }
-}
-
 /// One device falls silent when it has shown that it answers, and the old one is about to end: that one goes on, and so do the clients of all
 /// that has nothing to do with the device.
 #[test]
 fn who_falls_silent_in_the_middle_of_it_ends_it() {
-    let images = Images::new();
-    let slow = images.blank("slow", 20 * MIB);
-    assert_eq!(bcached(&["make", "-B", &slow]).exit, 0);
-    let (log, well) = (images.path("errors"), images.path("well"));
-    let has_begun = format!("grep -qs event=handing-over {}", log.display());
-    let waits = format!("while {has_begun} && [ ! -e {} ]; do sleep 0.1; done", well.display());
-    let Some(served) = Served::scripted(&images, "silent", (&slow, &waits, &waits, &waits)) else { return };
+    let (images, slow) = with_slow();
+    let Some((served, well)) = silent_from_the_hand_over(&images, &slow, true) else { return };
     configure(&images, served.file().to_str().expect("text"), "");
     let daemon = Daemon::configured(&images);
     let _last = Last(&images);
@@ -290,10 +296,5 @@ fn who_falls_silent_in_the_middle_of_it_ends_it() {
     assert_eq!(pid(&images), former, "{log}");
     fared.into_iter().for_each(|fared| fared.expect("no client has noticed"));
     drop(answers);
-    for volume in ["slow", "plain"] {
-        wait_until("it is served", || {
-            Client::connect_to(&images, volume).is_ok_and(|mut client| client.read(1).is_ok())
-        });
-    }
-    check_all(&images, &mut models);
+    all_come_back(&images, &mut models);
 }

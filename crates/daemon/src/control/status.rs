@@ -502,12 +502,9 @@ impl Cache {
     fn known(&self) -> Known {
         Known {
             name: self.name.clone(),
-            kernel_name: None,
-            label: None,
             uuid: self.counts.as_ref().map(|counts| counts.set_uuid.clone()),
-            opened: None,
-            former: None,
             path: Some(self.device.clone()),
+            ..Known::default()
         }
     }
 }
@@ -521,9 +518,8 @@ impl Volume {
             kernel_name: Some(self.kernel_name.clone()).filter(|name| !name.is_empty()),
             label: facts.map(|facts| facts.label.clone()).filter(|label| !label.is_empty()),
             uuid: facts.map(|facts| facts.uuid.clone()),
-            opened: None,
-            former: None,
             path: self.backing.clone(),
+            ..Known::default()
         }
     }
 }

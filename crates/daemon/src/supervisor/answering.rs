@@ -2,11 +2,12 @@
 //! processes from the device. From the first step of a hand-over on nobody is served, so all of this is found out before it.
 
 use super::hand_over::cannot;
+use super::jobs::lock;
 use super::{Shared, health};
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
+use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long the devices may take to answer. A disk under load takes a second, and a client who waits for one of them notices no more of this than
@@ -59,10 +60,6 @@ impl Trouble {
         };
         Err(cannot(Kind::Busy, why).next(next))
     }
-}
-
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// No device is known to hang, and no set has stopped writing.

@@ -155,12 +155,9 @@ impl Supervisor {
         let label = left.label.to_string();
         Known {
             name: named.unwrap_or_default(),
-            kernel_name: None,
             label: Some(label).filter(|label| !label.is_empty()),
             uuid: Some(left.uuid.to_string()),
-            path: None,
-            opened: None,
-            former: None,
+            ..Known::default()
         }
     }
 

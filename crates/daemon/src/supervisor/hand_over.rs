@@ -56,8 +56,8 @@ impl Course {
         now.progress == Progress::UnderWay && !now.former_died
     }
 
-    /// Nobody takes anything back from this process any more.
-    pub fn is_alone(&self) {
+    /// The other process has died: nobody takes anything back from this one any more.
+    pub fn loses_former(&self) {
         self.lock().former_died = true;
     }
 
@@ -169,7 +169,7 @@ pub(super) fn told_to_end() -> Failure {
 }
 
 /// The names of those that are.
-pub(super) fn served(volumes: &[VolumeEntry]) -> Vec<String> {
+fn served(volumes: &[VolumeEntry]) -> Vec<String> {
     let are = volumes.iter().filter(|entry| matches!(entry.state, VolumeState::Served(_)));
     are.map(|entry| entry.display_name().to_owned()).collect()
 }
@@ -321,11 +321,14 @@ impl Supervisor {
     /// All is served that the process before has served, or this one before it was to be replaced. What was not is waited for no longer than that:
     /// clients of all others would wait, too.
     pub(super) fn all_is_back(&self, table: &Table, elapsed: Duration) -> bool {
-        if self.is_first || self.strict || self.yours.served.is_empty() || elapsed < OTHERS_LIMIT {
-            return false;
-        }
+        let waits = self.is_first || self.strict || self.yours.served.is_empty() || elapsed < OTHERS_LIMIT;
+        !waits && self.missing(table).is_empty()
+    }
+
+    /// What was served before, and is not now.
+    pub(super) fn missing(&self, table: &Table) -> Vec<String> {
         let now = served(&table.volumes);
-        self.yours.served.iter().all(|name| now.contains(name))
+        self.yours.served.iter().filter(|name| !now.contains(name)).cloned().collect()
     }
 
     /// Everything is served that is going to be: then the process before is told so, and this one goes on with its clients.
@@ -333,9 +336,7 @@ impl Supervisor {
     /// # Errors
     /// What the process before served is not all served here.
     pub(super) fn confirm(&mut self) -> Result<(), Failure> {
-        let served = served(&self.shared().table.volumes);
-        let missing: Vec<_> =
-            self.yours.served.iter().filter(|name| !served.contains(name)).cloned().collect();
+        let missing = self.missing(&self.shared().table);
         let died = self.predecessor.as_ref().is_some_and(Predecessor::has_died);
         if self.predecessor.is_some() && !died && !missing.is_empty() {
             let mut told = self.shared().table.not_served();

@@ -394,6 +394,11 @@ impl Jobs {
         parts.filter_map(|(number, job)| Some((*number, job.engine.clone()?))).collect()
     }
 
+    /// Work that has not ended.
+    fn under_way(&self, number: u64) -> Option<&Job> {
+        self.all.get(&number).filter(|job| job.ended.is_none())
+    }
+
     /// Work that has ended now.
     fn end(&mut self, number: u64, outcome: Result<(), Failure>) {
         let Some(job) = self.all.get_mut(&number).filter(|job| job.ended.is_none()) else { return };
@@ -501,8 +506,7 @@ impl Supervisor {
     /// An engine is through with its work.
     pub(super) fn job_ended(&self, number: u64, outcome: Result<(), Error>) {
         let is_stopping = outcome == Err(Error::Stopping);
-        let job = self.shared().jobs.all.get(&number).cloned();
-        let Some(job) = job.filter(|job| job.ended.is_none()) else { return };
+        let Some(job) = self.shared().jobs.under_way(number).cloned() else { return };
         if job.again && outcome.is_ok() {
             if let Some(job) = self.shared().jobs.all.get_mut(&number) {
                 job.again = false;
@@ -532,8 +536,7 @@ impl Supervisor {
 
     /// Work has come to its end; what was kept for it is taken back if it has failed.
     pub(super) fn end_job(&self, number: u64, outcome: Result<(), Failure>) {
-        let job = self.shared().jobs.all.get(&number).filter(|job| job.ended.is_none()).cloned();
-        let Some(job) = job else { return };
+        let Some(job) = self.shared().jobs.under_way(number).cloned() else { return };
         if outcome.is_err() {
             // Before anybody hears of the end: he finds it so.
             self.take_back(&job);

@@ -2,7 +2,6 @@
 //! volume is served, whatever becomes of others, unless the process before may still go on with all of them.
 
 use super::Supervisor;
-use super::hand_over::served;
 use bcached_port::Way;
 use bcached_uring::device::claim;
 use std::collections::BTreeSet;
@@ -40,7 +39,7 @@ impl Supervisor {
             return;
         }
         if self.predecessor.is_some() {
-            self.course.is_alone();
+            self.course.loses_former();
         }
         let alone = *self.kept.alone.get_or_insert_with(Instant::now);
         self.fronts.go_on();
@@ -65,10 +64,7 @@ impl Supervisor {
 
     /// Devices that this process was to have and has not opened are nobody's: when all is served that was, or has been waited for.
     fn settle_claims(&mut self) {
-        let is_over = || {
-            let now = served(&self.shared().table.volumes);
-            self.have_waited() || self.yours.served.iter().all(|name| now.contains(name))
-        };
+        let is_over = || self.have_waited() || self.missing(&self.shared().table).is_empty();
         if self.kept.ready.is_some() && !self.kept.are_settled && is_over() {
             claim::settle();
             self.kept.are_settled = true;

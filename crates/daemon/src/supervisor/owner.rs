@@ -197,12 +197,10 @@ pub(super) fn resolve_cache(
         let known = |(index, cache): (usize, &CacheEntry)| {
             let known = names::Known {
                 name: cache.display_name().to_owned(),
-                kernel_name: None,
-                label: None,
                 uuid: cache.set().map(|uuid| uuid.to_string()),
                 path: Some(cache.device.clone()),
                 opened: cache.opened,
-                former: None,
+                ..names::Known::default()
             };
             (index, known)
         };

@@ -6,6 +6,7 @@
 //! judged, and the device is made, on the thread of who asks: neither waits for the loop, nor does that for a device.
 
 use super::arriving::Arrival;
+use super::jobs::lock;
 use super::owner::{Among, resolve_cache};
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Shared};
@@ -23,7 +24,7 @@ use bcached_uring::{Access, Device, Presence};
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long somebody waits until it has begun: less than the client waits for an answer.
@@ -208,10 +209,6 @@ fn ask(
             Err(Failure::new(Kind::Io, "nothing was begun").why("the daemon is stopping"))
         }
     }
-}
-
-fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The engine of what it was before.

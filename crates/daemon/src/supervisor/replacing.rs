@@ -1,12 +1,12 @@
 //! The loop's part of `bcached replace`: what was judged in [`super::replace`] is kept and begun, and every step is taken that can be taken,
 //! whenever something has happened. What is to be done follows from the table alone, so that a start goes on where a former daemon was.
 
+use super::Supervisor;
 use super::cycle::MoveTo;
 use super::former::name_of_former;
 use super::jobs::{Job, Subject};
 use super::replace::{Asked, What, check_unserved};
 use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
-use super::{Event, Supervisor};
 use crate::config::{Config, KeptCache, NO_CACHE, SetFile};
 use crate::control::jobs::{Job as Shown, State, Verb};
 use crate::devices::CacheDevice;
@@ -360,8 +360,7 @@ impl Supervisor {
         };
         entry.state = CacheState::Ending { thread };
         drop(shared);
-        let sender = self.sender.clone();
-        engine.stop(Box::new(move |stopped| drop(sender.send(Event::Stopped(index, stopped)))));
+        self.tell_to_stop(index, engine);
     }
 
     /// It has been stopped: nobody here has its device any more.

@@ -5,9 +5,8 @@ use super::{Event, Phase, Supervisor, ending, health};
 use crate::control::Signal;
 use crate::control::stop::DirtyStays;
 use crate::engine_failure;
-use crate::engine_thread::News;
+use crate::engine_thread::{Engine, News};
 use crate::failure::{Failure, Kind};
-use bcached_engine::VolumeInfo;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -121,7 +120,7 @@ impl Supervisor {
                 }
                 Ok(Event::Stopped(index, stopped)) => {
                     pending.remove(&index);
-                    dirty.extend(self.dirty_of(index, &stopped.volumes));
+                    dirty.extend(ending::dirty_of(&self.shared().table, index, &stopped.volumes));
                     outcome = outcome.and(self.stopped(index, stopped.outcome));
                 }
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
@@ -169,9 +168,14 @@ impl Supervisor {
             begun.silent = health::silent_of(&shared.table, index, &status, SILENT);
             begun.dirty = ending::dirty_of(&shared.table, index, &status.volumes);
         }
+        self.tell_to_stop(index, &engine);
+        Some(begun)
+    }
+
+    /// Its end is an event.
+    pub(super) fn tell_to_stop(&self, index: usize, engine: &Engine) {
         let sender = self.sender.clone();
         engine.stop(Box::new(move |stopped| drop(sender.send(Event::Stopped(index, stopped)))));
-        Some(begun)
     }
 
     /// An engine has stopped, in order or not.
@@ -185,10 +189,6 @@ impl Supervisor {
             self.end_cache(index);
         }
         failure.map_or(Ok(()), Err)
-    }
-
-    fn dirty_of(&self, index: usize, volumes: &[VolumeInfo]) -> Vec<DirtyStays> {
-        ending::dirty_of(&self.shared().table, index, volumes)
     }
 
     /// It was being stopped before everything was.

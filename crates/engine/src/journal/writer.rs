@@ -8,7 +8,6 @@ use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::written::Cause;
-use alloc::boxed::Box;
 use bcached_env::{Payload, Time};
 use bcached_format::jset::{JSET_BYTES_MAX, JsetHeader, seal_into};
 
@@ -170,11 +169,8 @@ pub async fn commit_through(set: &CacheSet, sequence: u64) -> Result<(), Error> 
 
 /// Refuses when no entry is written any more: nobody is to wait for one.
 fn check_writes(set: &CacheSet) -> Result<(), Error> {
-    set.with(|s| match &s.failed {
-        Some(error) => Err(Error::Failed(Box::new(error.clone()))),
-        None if s.stopped => Err(Error::Stopping),
-        None => Ok(()),
-    })
+    set.check_alive()?;
+    if set.with(|s| s.stopped) { Err(Error::Stopping) } else { Ok(()) }
 }
 
 /// Writes an entry like [`commit_now`], for what can wait: room for it is claimed before what it names is written, so that
