@@ -116,6 +116,9 @@ const BYTES_MIN: u64 = 4 << 20;
 const STOCK_PART: u64 = 8;
 /// What ends because the mount is gone needs no longer than this.
 const CUT_GRACE: Duration = Duration::from_secs(1);
+/// Nobody keeps a mount longer than this without a file or a directory of it.
+const PASSING: Duration = Duration::from_millis(300);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Of those who keep a mount busy the log names so many.
 const NAMED_MAX: usize = 10;
 
@@ -234,17 +237,18 @@ impl FuseServer {
         !matches!(self.session.try_recv(), Err(mpsc::TryRecvError::Empty))
     }
 
-    /// Stops: what was asked is answered, up to `limit`, and what is asked from now on fails with ESHUTDOWN. If nobody uses
-    /// the mount it is then gone; if somebody does, the log says who, and it is taken away from them: their open files fail
-    /// with ENOTCONN. (Where that takes a right that we do not have, it is out of sight, and goes when they close their files.)
+    /// Stops. If nobody uses the mount it is gone, and nobody was refused anything. If somebody does, what was asked is answered, up to
+    /// `limit`, and what is asked from now on fails with ESHUTDOWN; the log says who it is, and it is taken away from them: their open files
+    /// fail with ENOTCONN. (Where that takes a right that we do not have, it is out of sight, and goes when they close their files.)
     /// May take a second longer. Nothing is flushed that no program asked for.
     ///
     /// # Errors
     /// [`StillBusy`] if the engine owes replies even then. Those threads end when it gives them, or goes away.
     pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
+        let is_unused = self.unmount_unused();
         self.shared.life.stop();
         let deadline = Instant::now() + limit;
-        if !self.mount.unmount() {
+        if !is_unused {
             self.tell_users();
             self.shared.life.wait_until(deadline, |state| state.requests == 0);
             if !self.mount.unmount() && !self.mount.cut() {
@@ -264,6 +268,21 @@ impl FuseServer {
         match left.requests {
             0 => Ok(()),
             requests => Err(StillBusy { requests }),
+        }
+    }
+
+    /// Unmounts before anything that is asked is refused, if nobody has a file open; true if it is gone. Whoever looks at a name in it, or has
+    /// just closed a file, keeps it for a moment, and is not told of.
+    fn unmount_unused(&self) -> bool {
+        let until = Instant::now() + PASSING;
+        loop {
+            if self.mount.unmount() {
+                return true;
+            }
+            if !self.clients().is_empty() || Instant::now() >= until {
+                return false;
+            }
+            thread::sleep(LOOK_AGAIN);
         }
     }
 

@@ -2,7 +2,8 @@
 
 mod support;
 
-use bcached_front_fuse::{FuseServer, Limits, MountError, Options, StartError, StillBusy};
+use bcached_front_fuse::tree::Errno;
+use bcached_front_fuse::{Entry, FuseServer, Limits, MountError, Options, StartError, StillBusy, Tree};
 use bcached_port::ram::{Ram, Verdict};
 use bcached_port::{Budget, Operation, Pool};
 use std::fs::File;
@@ -88,6 +89,56 @@ fn a_dropped_server_leaves_no_mount() {
     assert!(!is_mounted(&directory));
     assert!(file.read_at(&mut [0; 512], 0).is_err());
     assert_eq!(std::fs::read_dir(&directory).expect("a directory").count(), 0);
+}
+
+/// One that takes its time to say what is there.
+struct Slow;
+
+const TAKES: Duration = Duration::from_millis(100);
+
+impl Tree for Slow {
+    fn entry(&self, path: &str) -> Option<Entry> {
+        std::thread::sleep(if path == "slow" { TAKES } else { Duration::ZERO });
+        Some(if path.is_empty() { Entry::Directory } else { Entry::File { mode: 0o444 } })
+    }
+
+    fn list(&self, _: &str) -> Option<Vec<(String, Entry)>> {
+        None
+    }
+
+    fn read(&self, _: &str) -> Result<Vec<u8>, Errno> {
+        Ok(Vec::new())
+    }
+
+    fn write(&self, _: &str, _: &[u8], _: u32) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// What others asked while somebody looked at a name was refused (ESHUTDOWN), and the log told of somebody who uses the mount.
+#[test]
+fn who_only_looks_at_a_name_is_waited_for_and_nobody_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let trees: Vec<(String, Arc<dyn Tree>)> = vec![("sys".to_owned(), Arc::new(Slow))];
+    let mut served = serve_with(Limits::default(), Box::new(|_, _: &Operation| Verdict::Serve), trees);
+    let server = served.server.take().expect("runs");
+    let directory = server.directory().to_owned();
+    let slow = directory.join("sys/slow");
+    let looks = std::thread::spawn(move || std::fs::metadata(slow).map(drop));
+    std::thread::sleep(TAKES / 4);
+    let shutdown = std::thread::spawn(move || server.shutdown(LIMIT));
+    std::thread::sleep(TAKES / 4);
+    // The mount may be gone already, on a slow machine: then nothing is there.
+    for name in ["sys/quick", "sys"] {
+        let found = std::fs::metadata(directory.join(name));
+        let error = found.err().map(|error| error.kind());
+        assert!(error.is_none_or(|kind| kind == std::io::ErrorKind::NotFound), "{name}: {error:?}");
+    }
+    assert_eq!(shutdown.join().expect("no panic"), Ok(()));
+    assert!(looks.join().expect("no panic").is_ok(), "it was asked before");
+    assert!(!is_mounted(&directory));
 }
 
 /// What was asked is answered; what is asked later is refused; who has it open is cut off.
