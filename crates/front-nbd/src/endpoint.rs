@@ -7,7 +7,7 @@
 
 use crate::left::LeftSocket;
 use bcached_port::socket::inherited::{self, Purpose};
-use bcached_port::socket::{self, At, Passed, SocketError};
+use bcached_port::socket::{self, At, Passed, SocketError, Whose};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -121,12 +121,15 @@ impl Endpoint {
 impl Listening {
     /// For who listens there next.
     pub(crate) fn leave(self) -> io::Result<LeftSocket> {
-        let (socket, was_passed) = match self.socket {
-            Socket::Unix(socket) => (socket.leave(), false),
-            Socket::Tcp(listener) => (listener.into(), false),
-            Socket::Passed(socket) => (socket.as_fd().try_clone_to_owned()?, true),
+        let (socket, whose) = match self.socket {
+            Socket::Unix(socket) => {
+                let (socket, file) = socket.leave();
+                (socket, Whose::Ours(file))
+            }
+            Socket::Tcp(listener) => (listener.into(), Whose::Ours(None)),
+            Socket::Passed(socket) => (socket.as_fd().try_clone_to_owned()?, Whose::SomebodyElses),
         };
-        Ok(LeftSocket { socket, bound: self.bound, was_passed })
+        Ok(LeftSocket { socket, bound: self.bound, whose })
     }
 }
 

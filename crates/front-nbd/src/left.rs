@@ -11,6 +11,7 @@ use crate::proto::handshake::{Agreed, Offer};
 use crate::proto::request::Session;
 use crate::server::{Client, Connections, Live, NbdServer, Served, Shared};
 use crate::socket::Socket;
+use bcached_port::socket::Whose;
 use bcached_port::{Claim, ExportTable, Moment, NoExport};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -79,8 +80,8 @@ pub struct LeftSocket {
     pub socket: OwnedFd,
     /// Where it is.
     pub bound: Bound,
-    /// Somebody else has bound it.
-    pub was_passed: bool,
+    /// Who has bound it.
+    pub whose: Whose,
 }
 
 /// Connections that are leaving.

@@ -132,7 +132,10 @@ fn who_cannot_take_over_does_not() {
             2,
             "no program is /nowhere/bcached",
         );
-        refused(&daemon, &["take-over", "--program", "/bin/true"], 4, "/bin/true cannot take over");
+        for more in [&[][..], &["--dry-run"]] {
+            let args = [&["take-over", "--program", "/bin/true"], more].concat();
+            refused(&daemon, &args, 4, "/bin/true cannot take over");
+        }
         images.configure(&format!("{config}nonsense = 1\n"));
         refused(&daemon, &["take-over"], 2, "nonsense");
         images.configure(&config);

@@ -2,7 +2,7 @@
 
 use super::socket::connect_now;
 use crate::failure::{Failure, Kind};
-use bcached_port::socket::{OwnFile, Passed, SocketFile, inherited};
+use bcached_port::socket::{OwnFile, Passed, SocketFile, Whose, inherited};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -66,18 +66,18 @@ impl Bound {
                 _ => {}
             }
         }
-        if let Some(socket) = inherited::take_unix(path) {
+        if let Some((socket, identity)) = inherited::take_unix(path) {
             answers_from_now_on(&socket, BACKLOG);
-            return Ok(Self { file: OwnFile::inherited(path), listener: socket.into() });
+            return Ok(Self { file: OwnFile::inherited(path, identity), listener: socket.into() });
         }
         remove_stale(path)?;
         Self::listen(path, mode).map_err(|error| cannot(&error))
     }
 
-    /// For who listens there next, and whether somebody else has bound it: the file stays.
-    pub fn leave(mut self) -> (OwnedFd, bool) {
-        let is_somebody_elses = !self.file.leave();
-        (self.listener.into(), is_somebody_elses)
+    /// For who listens there next, and who has bound it: the file stays.
+    pub fn leave(mut self) -> (OwnedFd, Whose) {
+        let whose = self.file.leave();
+        (self.listener.into(), whose)
     }
 
     /// The file that bind makes takes its mode from the socket: it is never open to anybody else. What the umask has taken away of that is given

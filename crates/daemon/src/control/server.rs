@@ -16,7 +16,7 @@ use super::take_over::{TakeOver, TakingOver};
 use crate::failure::Failure;
 use crate::names::Called;
 use crate::options::Scope;
-use bcached_port::socket::Passed;
+use bcached_port::socket::{Passed, Whose};
 use rustix::fs::Mode;
 use std::io;
 use std::net::SocketAddr;
@@ -198,12 +198,12 @@ impl Control {
     }
 }
 
-/// The sockets of a control that has been left. Of those that have a file: whether somebody else has bound them.
+/// The sockets of a control that has been left. Of those that have a file: who has bound them.
 pub struct LeftSockets {
     /// For everything.
-    pub owner: (OwnedFd, bool),
+    pub owner: (OwnedFd, Whose),
     /// For who may only look.
-    pub monitor: Option<(OwnedFd, bool)>,
+    pub monitor: Option<(OwnedFd, Whose)>,
     /// For numbers.
     pub metrics: Option<OwnedFd>,
 }

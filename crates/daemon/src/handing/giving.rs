@@ -7,8 +7,8 @@ use crate::control::LeftSockets;
 use crate::failure::{Failure, Kind};
 use crate::passed::Sockets;
 use bcached_front_nbd as nbd;
-use bcached_port::socket::Passed;
 use bcached_port::socket::inherited::{self, Purpose};
+use bcached_port::socket::{Passed, Whose};
 use bcached_uring::device::claim::{self, Claim};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -21,14 +21,17 @@ use std::time::{Duration, Instant};
 pub struct Successor {
     process: Option<Child>,
     link: Link,
+    /// Its version.
+    pub version: String,
 }
 
 impl Successor {
-    /// Starts `program` as this process was started, and waits until it has read its configuration.
+    /// Starts `program` as this process was started, and waits until it has read its configuration, but no longer than `limit`, nor than that may
+    /// take.
     ///
     /// # Errors
     /// It cannot be started, or refuses: nothing has changed then.
-    pub fn start(program: &Path) -> Result<Self, Failure> {
+    pub fn start(program: &Path, limit: Duration) -> Result<Self, Failure> {
         let cannot = |why: String| {
             Failure::new(Kind::Io, format!("{} cannot take over", program.display()))
                 .why(why)
@@ -41,14 +44,10 @@ impl Successor {
             .stdin(Stdio::from(theirs))
             .spawn();
         let process = started.map_err(|error| cannot(format!("it cannot be started: {error}")))?;
-        let successor = Self { process: Some(process), link };
-        match successor.link.receive(Instant::now() + HELLO_LIMIT) {
+        let mut successor = Self { process: Some(process), link, version: String::new() };
+        match successor.link.receive(Instant::now() + limit.min(HELLO_LIMIT)) {
             Ok(Some((Message::Hello { protocol: PROTOCOL, version }, _))) => {
-                tracing::info!(
-                    event = "successor-started",
-                    "{} (bcached {version}) is to take over",
-                    program.display()
-                );
+                successor.version = version;
                 Ok(successor)
             }
             Ok(Some((Message::Hello { version, .. }, _))) => {
@@ -199,14 +198,20 @@ impl Heritage {
     }
 
     fn sockets(&self) -> Vec<(Of, &OwnedFd)> {
-        let of = |was_passed: bool, passed: Of| if was_passed { passed } else { Of::Path };
+        let of = |whose: Whose, passed: Of| match whose {
+            Whose::Ours(file) => Of::Path(file),
+            Whose::SomebodyElses => passed,
+        };
         let LeftSockets { owner, monitor, metrics } = &self.control;
         let mut sockets = vec![(of(owner.1, Of::PassedControl), &owner.0)];
         sockets.extend(monitor.iter().map(|monitor| (of(monitor.1, Of::PassedMonitor), &monitor.0)));
         sockets.extend(metrics.iter().map(|metrics| (Of::Metrics, metrics)));
         sockets.extend(self.nbd.iter().flat_map(|nbd| &nbd.sockets).map(|left| {
-            let own = if matches!(left.bound, nbd::Bound::Tcp(_)) { Of::NbdTcp } else { Of::Path };
-            (if left.was_passed { Of::PassedNbd } else { own }, &left.socket)
+            let of = match (&left.bound, left.whose) {
+                (nbd::Bound::Tcp(_), Whose::Ours(_)) => Of::NbdTcp,
+                (_, whose) => of(whose, Of::PassedNbd),
+            };
+            (of, &left.socket)
         }));
         sockets
     }
@@ -230,9 +235,9 @@ impl Heritage {
 pub(super) fn keep(of: Of, socket: OwnedFd, passed: &mut Sockets) -> io::Result<()> {
     let socket = Passed::new(socket).map_err(io::Error::other)?;
     match of {
-        Of::Path => inherited::keep(None, socket),
-        Of::NbdTcp => inherited::keep(Some(Purpose::Nbd), socket),
-        Of::Metrics => inherited::keep(Some(Purpose::Metrics), socket),
+        Of::Path(file) => inherited::keep_unix(socket, file),
+        Of::NbdTcp => inherited::keep_tcp(Purpose::Nbd, socket),
+        Of::Metrics => inherited::keep_tcp(Purpose::Metrics, socket),
         Of::PassedNbd => passed.nbd.push(Arc::new(socket)),
         Of::PassedControl => passed.control = Some(socket),
         Of::PassedMonitor => passed.monitor = Some(socket),

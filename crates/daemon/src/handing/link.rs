@@ -2,6 +2,7 @@
 
 use crate::options::said::Said;
 use bcached_front_nbd as nbd;
+use bcached_port::socket::Identity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -39,8 +40,8 @@ pub enum Message {
 /// What a socket is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Of {
-    /// A unix socket of ours: where it is says what it is for.
-    Path,
+    /// A unix socket of ours: where it is says what it is for. With device and inode of its file, if that is there.
+    Path(Option<Identity>),
     /// NBD on TCP.
     NbdTcp,
     /// Numbers.

@@ -86,13 +86,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
             ..TakingOver::default()
         };
         if asked.dry_run {
-            let until = Instant::now() + CHECK_LIMIT;
-            answering::prove(&shared)?;
-            let (answer, answered) = mpsc::channel();
-            let _refused_below = events.send(Event::HandOver(Box::new(Wish::Checked(answer))));
-            let late = |_| Err(super::late("the daemon does not come to it").next("ask again later"));
-            let checked = answered.recv_timeout(until.saturating_duration_since(Instant::now()));
-            return checked.unwrap_or_else(late).map(|()| now(Progress::WouldBe));
+            return would(&asked, &shared, &events).map(|()| now(Progress::WouldBe));
         }
         {
             let mut course = course.lock();
@@ -103,7 +97,12 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
         }
         tracing::info!(event = "take-over-asked", uid = user(uid), "take over: {}", asked.program.display());
         // Nobody is started for nothing.
-        let successor = answering::check(&shared).and_then(|()| Successor::start(&asked.program));
+        let successor = answering::check(&shared).and_then(|()| {
+            let successor = Successor::start(&asked.program, Duration::MAX)?;
+            let (program, version) = (asked.program.display(), &successor.version);
+            tracing::info!(event = "successor-started", "{program} (bcached {version}) is to take over");
+            Ok(successor)
+        });
         let begun = successor.and_then(|successor| {
             // As late as can be: from here on clients wait.
             answering::prove(&shared)?;
@@ -118,6 +117,18 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
         }
         Ok(now(Progress::UnderWay))
     })
+}
+
+/// Whether it could be: the devices answer, the files say what is served, and the program runs and understands them. It is ended then.
+fn would(asked: &TakeOver, shared: &Mutex<Shared>, events: &Sender<Event>) -> Result<(), Failure> {
+    let until = Instant::now() + CHECK_LIMIT;
+    let left = || until.saturating_duration_since(Instant::now());
+    answering::prove(shared)?;
+    let (answer, answered) = mpsc::channel();
+    let _refused_below = events.send(Event::HandOver(Box::new(Wish::Checked(answer))));
+    let late = |_| Err(super::late("the daemon does not come to it").next("ask again later"));
+    answered.recv_timeout(left()).unwrap_or_else(late)?;
+    Successor::start(&asked.program, left()).map(drop)
 }
 
 /// What it calls to hear how far that is.

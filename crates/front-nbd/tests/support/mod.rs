@@ -10,8 +10,8 @@ pub use ring::Ring;
 use bcached_front_nbd::proto::wire::{IHAVEOPT, NBDMAGIC, OPTION_REPLY_MAGIC, REQUEST_MAGIC};
 use bcached_front_nbd::{Bound, LeftSocket, Limits, NbdServer, Options, Place, Rings, Tls};
 use bcached_port::ram::{Hook, Ram, Verdict};
-use bcached_port::socket::Passed;
 use bcached_port::socket::inherited::{self, Purpose};
+use bcached_port::socket::{Passed, Whose};
 use bcached_port::{Export, ExportTable, VolumeId};
 use certificates::Authority;
 use rustls::pki_types::pem::PemObject as _;
@@ -87,9 +87,13 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Starts a server that goes on with these sockets.
 fn start(options: Options, exports: &ExportTable, left: Vec<LeftSocket>) -> NbdServer {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    for LeftSocket { socket, bound, .. } in left {
-        let purpose = matches!(bound, Bound::Tcp(_)).then_some(Purpose::Nbd);
-        inherited::keep(purpose, Passed::new(socket).expect("it is listened on"));
+    for LeftSocket { socket, bound, whose } in left {
+        let socket = Passed::new(socket).expect("it is listened on");
+        match (bound, whose) {
+            (Bound::Tcp(_), _) => inherited::keep_tcp(Purpose::Nbd, socket),
+            (Bound::Unix(_), Whose::Ours(file)) => inherited::keep_unix(socket, file),
+            (Bound::Unix(_), Whose::SomebodyElses) => unreachable!("it was bound here"),
+        }
     }
     let server = NbdServer::start(options, exports.clone()).expect("starts");
     inherited::settle();

@@ -4,7 +4,7 @@
 //! Until [`settle`] has said that this process goes on, the other one may: whatever ends here meanwhile leaves it the files of its sockets, of
 //! the group that they had.
 
-use super::{At, Passed};
+use super::{At, Identity, OwnFile, Passed};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -21,21 +21,39 @@ pub enum Purpose {
 }
 
 /// A process has its sockets as the system sees it; they are found again by where they are.
-static SOCKETS: Mutex<Vec<(Option<Purpose>, Passed)>> = Mutex::new(Vec::new());
+static SOCKETS: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+
+struct Kept {
+    /// `None`: where it is says what it is for.
+    purpose: Option<Purpose>,
+    socket: Passed,
+    /// Of a unix socket: its file, if that was there.
+    file: Option<Identity>,
+}
 
 /// Nothing that was kept may be wanted back.
 static ARE_SETTLED: AtomicBool = AtomicBool::new(true);
 
-/// Keeps a socket for whoever listens where it is; of TCP also what it is for.
-pub fn keep(purpose: Option<Purpose>, socket: Passed) {
-    ARE_SETTLED.store(false, Ordering::Relaxed);
-    sockets().push((purpose, socket));
+/// Keeps a TCP socket for whoever listens where it is.
+pub fn keep_tcp(purpose: Purpose, socket: Passed) {
+    keep(Kept { purpose: Some(purpose), socket, file: None });
 }
 
-/// That at this path.
+/// Keeps a unix socket for whoever listens where it is, with what its file was.
+pub fn keep_unix(socket: Passed, file: Option<Identity>) {
+    keep(Kept { purpose: None, socket, file });
+}
+
+fn keep(kept: Kept) {
+    ARE_SETTLED.store(false, Ordering::Relaxed);
+    sockets().push(kept);
+}
+
+/// That at this path, and its file.
 #[must_use]
-pub fn take_unix(path: &Path) -> Option<OwnedFd> {
-    take(|_, at| matches!(at, At::Unix(there) if there == path))
+pub fn take_unix(path: &Path) -> Option<(OwnedFd, Option<Identity>)> {
+    let kept = take(|_, at| matches!(at, At::Unix(there) if there == path))?;
+    Some((kept.socket.into(), kept.file))
 }
 
 /// That at this address; with port 0 any for the same purpose.
@@ -45,15 +63,16 @@ pub fn take_tcp(address: SocketAddr, purpose: Purpose) -> Option<OwnedFd> {
         0 => there.ip() == address.ip(),
         _ => *there == address,
     };
-    take(|of, at| of == Some(purpose) && matches!(at, At::Tcp(there) if is_it(there)))
+    let kept = take(|of, at| of == Some(purpose) && matches!(at, At::Tcp(there) if is_it(there)))?;
+    Some(kept.socket.into())
 }
 
 /// Whoever was to listen does: nobody listens at the other places any more.
 pub fn settle() {
     ARE_SETTLED.store(true, Ordering::Relaxed);
-    for (_, socket) in std::mem::take(&mut *sockets()) {
+    for Kept { socket, file, .. } in std::mem::take(&mut *sockets()) {
         if let At::Unix(path) = socket.at() {
-            let _gone_already = std::fs::remove_file(path);
+            drop(OwnFile::inherited(path, file));
         }
     }
 }
@@ -63,13 +82,13 @@ pub(super) fn are_settled() -> bool {
     ARE_SETTLED.load(Ordering::Relaxed)
 }
 
-fn take(is_it: impl Fn(Option<Purpose>, &At) -> bool) -> Option<OwnedFd> {
+fn take(is_it: impl Fn(Option<Purpose>, &At) -> bool) -> Option<Kept> {
     let mut sockets = sockets();
-    let at = sockets.iter().position(|(purpose, socket)| is_it(*purpose, socket.at()))?;
-    Some(sockets.swap_remove(at).1.into())
+    let at = sockets.iter().position(|kept| is_it(kept.purpose, kept.socket.at()))?;
+    Some(sockets.swap_remove(at))
 }
 
-fn sockets() -> MutexGuard<'static, Vec<(Option<Purpose>, Passed)>> {
+fn sockets() -> MutexGuard<'static, Vec<Kept>> {
     SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -83,6 +102,7 @@ pub(super) fn turn() -> MutexGuard<'static, ()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::socket::SocketFile;
     use std::net::TcpListener;
     use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -91,23 +111,27 @@ mod tests {
         let _turn = turn();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.sock");
-        keep(None, Passed::new(UnixListener::bind(&path).unwrap().into()).unwrap());
+        let bound = |path: &Path| {
+            let socket = Passed::new(UnixListener::bind(path).unwrap().into()).unwrap();
+            keep_unix(socket, SocketFile::just_bound(path).unwrap().identity().ok());
+        };
+        bound(&path);
         let client = UnixStream::connect(&path).unwrap();
         assert!(take_unix(&folder.path().join("b.sock")).is_none());
-        let taken = UnixListener::from(take_unix(&path).expect("it is there"));
+        let taken = UnixListener::from(take_unix(&path).expect("it is there").0);
         taken.accept().expect("who came before is not turned away");
         assert!(take_unix(&path).is_none(), "it is taken once");
         drop(client);
 
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
-        keep(Some(Purpose::Metrics), Passed::new(tcp.into()).unwrap());
+        keep_tcp(Purpose::Metrics, Passed::new(tcp.into()).unwrap());
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         assert!(take_tcp(any, Purpose::Nbd).is_none() && take_tcp(address, Purpose::Nbd).is_none());
         assert!(take_tcp(any, Purpose::Metrics).is_some(), "port 0 is any");
 
         let path = folder.path().join("c.sock");
-        keep(None, Passed::new(UnixListener::bind(&path).unwrap().into()).unwrap());
+        bound(&path);
         settle();
         assert!(!path.exists(), "nobody answers there");
     }

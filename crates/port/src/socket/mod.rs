@@ -10,7 +10,7 @@ mod own;
 mod passed;
 
 pub use file::SocketFile;
-pub use own::OwnFile;
+pub use own::{Identity, OwnFile, Whose};
 pub use passed::{At, NotListening, Passed};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -83,14 +83,14 @@ impl Listening {
             return Err(SocketError::TooLong(path.to_owned()));
         }
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
-        if let Some(fd) = inherited::take_unix(path) {
+        if let Some((fd, identity)) = inherited::take_unix(path) {
             // If anything fails from here on, who passed it on goes on there.
-            let listening = Self { fd, file: OwnFile::inherited(path) };
-            match SocketFile::just_bound(path) {
-                Ok(file) => give(&file, group, path)?,
+            let listening = Self { fd, file: OwnFile::inherited(path, identity) };
+            match listening.file.file() {
+                Some(file) => give(&file, group, path)?,
                 // Clients that have come are served.
-                Err(error) => {
-                    tracing::warn!(event = "socket-gone", path = %path.display(), %error, "nobody finds the socket any more: somebody has removed its file, or put something else there");
+                None => {
+                    tracing::warn!(event = "socket-gone", path = %path.display(), "nobody finds the socket any more: somebody has removed its file, or put something else there");
                 }
             }
             return Ok(listening);
@@ -122,11 +122,14 @@ impl Listening {
         self.file.path()
     }
 
-    /// For another process, which listens there from now on: the file stays.
+    /// For another process, which listens there from now on: the file stays, if it is still there.
     #[must_use]
-    pub fn leave(mut self) -> OwnedFd {
-        self.file.leave();
-        self.fd
+    pub fn leave(mut self) -> (OwnedFd, Option<Identity>) {
+        let identity = match self.file.leave() {
+            Whose::Ours(identity) => identity,
+            Whose::SomebodyElses => None,
+        };
+        (self.fd, identity)
     }
 }
 
@@ -222,6 +225,33 @@ mod tests {
         (own, own + u32::from(rustix::process::geteuid().is_root()))
     }
 
+    /// Keeps it as the process before passes it on, which may want it back.
+    fn pass_on(before: &Listening) {
+        let identity = before.file.file().and_then(|file| file.identity().ok());
+        inherited::keep_unix(Passed::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap(), identity);
+    }
+
+    /// It was taken for the one that was passed on, and was deleted with it.
+    #[test]
+    fn what_lies_in_the_place_of_a_socket_that_is_passed_on_stays() {
+        let _turn = inherited::turn();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("nbd.sock");
+        for takes in [true, false] {
+            let before = unix(&path).unwrap();
+            fs::rename(&path, directory.path().join("moved.sock")).unwrap();
+            let other = UnixListener::bind(&path).unwrap();
+            let (fd, identity) = before.leave();
+            inherited::keep_unix(Passed::new(fd).unwrap(), identity);
+            let taken = takes.then(|| unix(&path).unwrap());
+            inherited::settle();
+            drop(taken);
+            assert!(path.exists(), "somebody else's");
+            drop(other);
+            fs::remove_file(&path).unwrap();
+        }
+    }
+
     #[test]
     fn a_socket_of_the_process_before_has_the_group_that_is_said_now() {
         let _turn = inherited::turn();
@@ -232,7 +262,8 @@ mod tests {
         // Of the last nothing is said: whoever gave it that one may have his reasons.
         for (said, wanted) in [(None, own), (Some(other), other), (None, other)] {
             inherited::settle();
-            inherited::keep(None, Passed::new(listening.leave()).unwrap());
+            let (fd, identity) = listening.leave();
+            inherited::keep_unix(Passed::new(fd).unwrap(), identity);
             listening = Listening::on(&path, said).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().gid(), wanted, "{said:?}");
         }
@@ -245,7 +276,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
         let before = unix(&path).unwrap();
-        inherited::keep(None, Passed::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap());
+        pass_on(&before);
         // Root's only in this thread, which ends with the test.
         let mut own = rustix::thread::capabilities(None).unwrap();
         own.effective.remove(CapabilitySet::CHOWN);
@@ -264,7 +295,7 @@ mod tests {
         let (own, other) = groups();
         let before = unix(&path).unwrap();
         let pass_on = || {
-            inherited::keep(None, Passed::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap());
+            pass_on(&before);
             Listening::on(&path, Some(other)).unwrap()
         };
         for ends in [drop as fn(Listening), |now| drop(now.leave())] {
