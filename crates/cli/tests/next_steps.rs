@@ -199,7 +199,13 @@ fn doctor_says_once_what_is_wrong_with_a_device() {
     let blank = images.blank("blank", 1 << 20);
     let ran = bcached(&["doctor", &blank]);
     assert_eq!((ran.exit, ran.err.as_str()), (2, ""), "{ran:?}");
-    assert!(ran.out.contains("is no bcache device"), "{ran:?}");
+    assert!(ran.out.contains("is no bcache device") && ran.out.contains("`bcached make` makes"), "{ran:?}");
+    // Of what has something on it, it advised the same.
+    let file = std::fs::OpenOptions::new().write(true).open(&blank).expect("made above");
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0x53, 0xef], 1024 + 56).expect("room");
+    let ran = bcached(&["doctor", &blank]);
+    assert_eq!((ran.exit, ran.err.as_str()), (2, ""), "{ran:?}");
+    assert!(ran.out.contains("the signature of ext") && !ran.out.contains("makes it one"), "{ran:?}");
 }
 
 #[test]

@@ -78,7 +78,8 @@ impl<'a> Asking<'a> {
         let (device, others) = (backing.clone(), self.others(&begin.volume));
         let look = move || {
             let (superblock, presence) = devices::look_where_backing(&device)?;
-            others.iter().try_for_each(|other| other.check_not(&device, &presence, superblock.uuid()))
+            others.iter().try_for_each(|other| other.check_not(&device, &presence, superblock.uuid()))?;
+            devices::check_free(&device)
         };
         self.look(begin, &backing, look)?;
         self.ask(None, begin, Looked::Backing(backing))

@@ -128,10 +128,7 @@ impl Seen {
         patient.facts = hardware.as_ref().map(Facts::from).unwrap_or_default();
         let found = superblock::read(&looked)?;
         let superblock = match found {
-            Found::Nothing => {
-                let no_bcache = format!("{} is no bcache device", path.display());
-                return Err(Failure::new(Kind::NotBcache, no_bcache).next("`bcached make` makes it one"));
-            }
+            Found::Nothing => return Err(no_bcache(path, looked)),
             Found::Unfit(error) => {
                 let kind = Failure::kind_of_superblock(error);
                 let cannot = format!("{} cannot be served", path.display());
@@ -151,6 +148,23 @@ impl Seen {
         Device::may_own(path)?;
         Ok(describe(&superblock))
     }
+}
+
+/// Why a device without a superblock is not fit: what somebody uses, or has something on it, is not to be made anything.
+fn no_bcache(path: &Path, looked: Device) -> Failure {
+    let others = signatures::find(&looked);
+    drop(looked);
+    let others = match others.and_then(|others| device::open(path, Access::Check).map(|_free| others)) {
+        Ok(others) => others,
+        Err(failure) => return failure,
+    };
+    let none = Failure::new(Kind::NotBcache, format!("{} is no bcache device", path.display()));
+    let kinds: Vec<_> = others.iter().map(|signature| signature.kind).collect();
+    if kinds.is_empty() {
+        return none.next("`bcached make` makes it one");
+    }
+    none.why(format!("it has the signature of {}", kinds.join(", ")))
+        .next("name another device: `bcached make` takes nothing away unasked, and nobody gets back what it was told to take")
 }
 
 /// Marks of an assembler beside the superblock: it may take the device before anybody else is asked.
