@@ -119,13 +119,14 @@ fn build(package: &str, program: &str) -> Result<PathBuf> {
     Ok(target(origin()).join("release").join(program))
 }
 
-/// Builds the simulator of `tree`, as fast code, into `target`, in an environment with `variables`; where it is.
+/// Builds the simulator of `tree`, as fast code, but in pieces, into `target`, in an environment with `variables`; where it is.
 fn build_sim(tree: &Path, target: &Path, variables: &[(&str, impl AsRef<OsStr>)]) -> Result<PathBuf> {
     let mut cargo = self::cargo();
     cargo.current_dir(tree).arg("build");
     cargo
         .args(["--quiet", "--release", "--package", "bcached-sim", "--bin", "sim", "--target-dir"])
         .arg(target);
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off");
     cargo.envs(variables.iter().map(|(name, value)| (name, value))).stdin(process::Stdio::null());
     let status = cargo.status().context("cargo does not start")?;
     if !status.success() {
