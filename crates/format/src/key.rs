@@ -151,7 +151,13 @@ impl Pointers {
 
     /// All pointers `sectors` further on.
     #[must_use]
-    pub fn advanced(mut self, sectors: u64) -> Self {
+    #[inline]
+    pub fn advanced(self, sectors: u64) -> Self {
+        // As a rule a key begins where it is asked for.
+        if sectors == 0 { self } else { self.moved(sectors) }
+    }
+
+    fn moved(mut self, sectors: u64) -> Self {
         for pointer in &mut self.words[..usize::from(self.count)] {
             *pointer = pointer.advanced(sectors);
         }

@@ -31,16 +31,13 @@ enum Started {
 }
 
 impl State {
-    /// What a read is of, if that is one piece; else nothing has changed.
-    fn piece(&mut self, target: &Target, request: &Request) -> Option<(Range, Content, Leaf)> {
+    /// What a read of `range` is of, if that is one piece; else nothing has changed.
+    fn piece(&mut self, target: &Target, range: Range) -> Option<(Content, Leaf)> {
         let inode = target.inode?;
-        let (sector, sectors) = request.place()?;
-        let range = target.range(sector, sectors).ok()?;
         if target.blocks_around(range) != Some(range) {
             return None;
         }
-        let (content, leaf) = self.whole(inode, range.start, range.end)?;
-        Some((range, content, leaf))
+        self.whole(inode, range.start, range.end)
     }
 }
 
@@ -49,16 +46,17 @@ impl CacheSet {
     pub(super) fn ask_to_read(&self, asks: Asks, request: Request, whom: impl FnOnce() -> Whom) -> Begun {
         let Asks { client, volume, began } = asks;
         let started = self.with(|s| {
-            let (target, asked) = s.begin_request(client, volume, &request)?;
+            let (target, asked, range) = s.begin_request(client, volume, &request)?;
+            let piece = range.and_then(|range| Some((range, s.piece(&target, range)?)));
             let mut under_way = self.inner.under_way.borrow_mut();
-            Ok(match s.piece(&target, &request) {
-                Some((range, Content::Cached { pointers, dirty }, _)) => {
+            Ok(match piece {
+                Some((range, (Content::Cached { pointers, dirty }, _))) => {
                     s.begin_to_read(&pointers);
                     let cached = Cached::new(range, pointers, dirty);
                     let sector = cached.sector();
                     Started::Hit(under_way.hits.insert(Hit { target, cached, began, whom: whom() }), sector)
                 }
-                Some((range, Content::Hole, leaf)) => match s.begin_miss(&target, range, leaf) {
+                Some((range, (Content::Hole, leaf))) => match s.begin_miss(&target, range, leaf) {
                     Some(miss) => {
                         let missing = Missing { target, miss, began, lent: None, whom: whom() };
                         Started::Miss(under_way.misses.insert(missing))
@@ -84,20 +82,26 @@ impl CacheSet {
 
     /// The device has read what is kept there, or not.
     pub(super) fn hit_ended(&self, place: usize, read: Result<(), IoError>, buffer: Buffer) {
-        let hit = self.inner.under_way.borrow_mut().hits.remove(place);
-        let ended = self.with(|s| {
-            let ended = s.read_ended(&hit.cached, hit.began, &read);
-            if matches!(ended, Ended::Fine) {
-                s.end_hit(&hit.target, &hit.cached, hit.began);
-            }
-            ended
-        });
+        let ended = {
+            // Where it lies: it is longer than what is done with it.
+            let under_way = self.inner.under_way.borrow();
+            let hit = &under_way.hits[place];
+            self.with(|s| {
+                let ended = s.read_ended(&hit.cached, hit.began, &read);
+                if matches!(ended, Ended::Fine) {
+                    s.end_hit(&hit.target, &hit.cached, hit.began);
+                }
+                ended
+            })
+        };
+        let take = || self.inner.under_way.borrow_mut().hits.remove(place);
         if !matches!(ended, Ended::Fine) {
-            let set = self.clone();
+            let (set, hit) = (self.clone(), take());
             return self.env().spawn(async move { set.hit_in_doubt(hit, ended, read, buffer).await });
         }
+        let Hit { whom, .. } = take();
         self.signals().ranges.notify_all();
-        hit.whom.tell(Reply { result: Ok(()), buffer: Some(buffer) });
+        whom.tell(Reply { result: Ok(()), buffer: Some(buffer) });
     }
 
     async fn hit_in_doubt(&self, hit: Hit, ended: Ended, read: Result<(), IoError>, buffer: Buffer) {

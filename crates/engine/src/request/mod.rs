@@ -285,13 +285,13 @@ impl CacheSet {
 }
 
 impl State {
-    /// Counts a request; what it must know, and when it was asked for by the backing device's flushes.
+    /// Counts a request; what it must know, when it was asked for by the backing device's flushes, and its place, if it has one in the volume.
     fn begin_request(
         &mut self,
         client: Client,
         id: VolumeId,
         request: &Request,
-    ) -> Result<(Target, Option<Asked>), Error> {
+    ) -> Result<(Target, Option<Asked>, Option<Range>), Error> {
         if self.stopping {
             return Err(Error::Stopping);
         }
@@ -307,7 +307,7 @@ impl State {
         let range = request.place().and_then(|(sector, sectors)| target.range(sector, sectors).ok());
         let decided = range.map_or(Ok(()), |range| bypass::decide(self, &target, client, request, range));
         target.bypass = decided.err();
-        Ok((target, asked))
+        Ok((target, asked, range))
     }
 
     /// Counts the end of a request; its volume, if that is still here.

@@ -62,10 +62,9 @@ enum Ended {
 
 impl State {
     /// Begins a write, if it can go to the cache as a whole and at once; else nothing has changed.
-    fn put_at_once(&mut self, target: &Target, request: &Request) -> Option<(Put, Payload)> {
-        let Request::Write { sector, payload, fua: false } = request else { return None };
+    fn put_at_once(&mut self, target: &Target, range: Range, request: &Request) -> Option<(Put, Payload)> {
+        let Request::Write { payload, fua: false, .. } = request else { return None };
         let inode = target.inode?;
-        let range = target.range(*sector, payload.len() as u64 / 512).ok()?;
         if self.failed.is_some() || target.blocks_around(range) != Some(range) {
             return None;
         }
@@ -142,8 +141,9 @@ impl CacheSet {
     pub(super) fn ask_to_write(&self, asks: Asks, request: Request, whom: impl FnOnce() -> Whom) -> Begun {
         let Asks { client, volume, began } = asks;
         let started = self.with(|s| {
-            let (target, asked) = s.begin_request(client, volume, &request)?;
-            let Some((put, payload)) = s.put_at_once(&target, &request) else {
+            let (target, asked, range) = s.begin_request(client, volume, &request)?;
+            let put = range.and_then(|range| s.put_at_once(&target, range, &request));
+            let Some((put, payload)) = put else {
                 return Ok(Started::InSteps(target, asked));
             };
             let (left, is_first, sector) = (put.left, put.is_first, put.chunk.sector());
@@ -170,19 +170,23 @@ impl CacheSet {
 
     /// The device has written what is kept there, or not.
     pub(super) fn put_ended(&self, place: usize, written: Result<(), IoError>) {
-        let putting = self.inner.under_way.borrow_mut().puts.remove(place);
-        let Putting { target, put, asked, began, .. } = &putting;
-        let ended = self.with_telling(|s| s.end_put(target, put, (*asked, *began), &written));
+        let ended = {
+            // Where it lies: it is longer than what is done with it.
+            let under_way = self.inner.under_way.borrow();
+            let Putting { target, put, asked, began, .. } = &under_way.puts[place];
+            self.with_telling(|s| s.end_put(target, put, (*asked, *began), &written))
+        };
+        let take = || self.inner.under_way.borrow_mut().puts.remove(place);
         match ended {
             Ended::Well(result) => {
                 self.signals().ranges.notify_all();
-                let Putting { payload, whom, .. } = putting;
+                let Putting { payload, whom, .. } = take();
                 // Whoever asked may use its memory again as soon as he has his answer.
                 drop(payload);
                 whom.tell(Reply { result, buffer: None });
             }
             Ended::Without(rest) => {
-                let set = self.clone();
+                let (set, putting) = (self.clone(), take());
                 self.env().spawn(async move { set.put_in_steps(putting, written, rest).await });
             }
         }

@@ -193,7 +193,7 @@ impl CacheSet {
 
     fn begin_in_steps(&self, asks: Asks, request: Request) -> Result<Rest, Reply> {
         let begun = self.with(|s| s.begin_request(asks.client, asks.volume, &request));
-        asks.rest(request, begun)
+        asks.rest(request, begun.map(|(target, asked, _)| (target, asked)))
     }
 
     /// Has `disk` read for what is kept there.

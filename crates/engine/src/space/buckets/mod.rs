@@ -31,6 +31,9 @@ pub const STALE_MAX: u8 = 96;
 /// A pass of GC is due when one sector of the device in so many has died.
 const DEAD_SHARE: u64 = 16;
 
+/// Of whose bucket is not looked for in vain.
+const CHECKED: &str = "only pointers that were checked are pinned";
+
 /// What a bucket is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Usage {
@@ -304,8 +307,8 @@ impl Buckets {
 
     /// Data has been written to where `pointer` points.
     pub fn written(&mut self, pointer: Pointer) {
-        let id = self.of(pointer).expect("data is written where there is a bucket");
-        self.table[slot(id) as usize].flush = self.flushes.begun();
+        let place = self.place_of(pointer).expect("data is written where there is a bucket");
+        self.table[place].flush = self.flushes.begun();
     }
 
     /// Flushes of the cache device.
@@ -350,24 +353,24 @@ impl Buckets {
 
     /// I/O towards the bucket begins, or a key for it is on its way into the tree: it must not be reused.
     pub fn pin(&mut self, pointer: Pointer) {
-        let id = self.of(pointer).expect("only pointers that were checked are pinned");
-        self.table[slot(id) as usize].pins += 1;
+        let place = self.place_of(pointer).expect(CHECKED);
+        self.table[place].pins += 1;
     }
 
     /// What lies there is about to be read, or written: it must not be reused, and has been used now.
     #[inline]
     pub fn begin(&mut self, pointer: Pointer) {
-        let id = self.of(pointer).expect("only pointers that were checked are pinned");
-        let bucket = &mut self.table[slot(id) as usize];
+        let place = self.place_of(pointer).expect(CHECKED);
+        let bucket = &mut self.table[place];
         bucket.pins += 1;
         bucket.touched = self.clock;
-        self.victims.touch(slot(id));
+        self.victims.touch(slot_at(place));
     }
 
     /// The end of what [`Buckets::pin`] began.
     pub fn unpin(&mut self, pointer: Pointer) {
-        let id = self.of(pointer).expect("only pointers that were checked are pinned");
-        let bucket = &mut self.table[slot(id) as usize];
+        let place = self.place_of(pointer).expect(CHECKED);
+        let bucket = &mut self.table[place];
         bucket.pins = bucket.pins.checked_sub(1).expect("pins and unpins are in pairs");
     }
 
@@ -559,4 +562,8 @@ impl Bucket {
 
 fn slot(id: BucketId) -> u32 {
     u32::try_from(id.index).expect("open refuses devices with more than 2^32 buckets")
+}
+
+fn slot_at(place: usize) -> u32 {
+    u32::try_from(place).expect("open refuses devices with more than 2^32 buckets")
 }

@@ -8,12 +8,12 @@ impl Buckets {
     #[inline]
     #[must_use]
     pub fn of(&self, pointer: Pointer) -> Option<BucketId> {
-        self.index_of(pointer).map(|index| BucketId { device: self.device, index: index as u64 })
+        self.place_of(pointer).map(|place| BucketId { device: self.device, index: place as u64 })
     }
 
     /// The same, as a place in the table.
     #[inline]
-    fn index_of(&self, pointer: Pointer) -> Option<usize> {
+    pub(super) fn place_of(&self, pointer: Pointer) -> Option<usize> {
         if pointer.is_check() {
             return None;
         }
@@ -25,7 +25,7 @@ impl Buckets {
     /// The bucket itself.
     #[inline]
     fn at(&self, pointer: Pointer) -> Option<&Bucket> {
-        self.index_of(pointer).map(|index| &self.table[index])
+        self.place_of(pointer).map(|place| &self.table[place])
     }
 
     /// How often the bucket has been reused since the pointer was made; `None` for a check pointer or a wild one.
