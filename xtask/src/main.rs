@@ -126,7 +126,7 @@ fn build_sim(tree: &Path, target: &Path, variables: &[(&str, impl AsRef<OsStr>)]
     cargo
         .args(["--quiet", "--release", "--package", "bcached-sim", "--bin", "sim", "--target-dir"])
         .arg(target);
-    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off");
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "false");
     cargo.envs(variables.iter().map(|(name, value)| (name, value))).stdin(process::Stdio::null());
     let status = cargo.status().context("cargo does not start")?;
     if !status.success() {

@@ -205,7 +205,7 @@ fn doctor_says_once_what_is_wrong_with_a_device() {
     std::os::unix::fs::FileExt::write_all_at(&file, &[0x53, 0xef], 1024 + 56).expect("room");
     let ran = bcached(&["doctor", &blank]);
     assert_eq!((ran.exit, ran.err.as_str()), (2, ""), "{ran:?}");
-    assert!(ran.out.contains("the signature of ext") && !ran.out.contains("makes it one"), "{ran:?}");
+    assert!(ran.out.contains("the mark of ext") && !ran.out.contains("makes it one"), "{ran:?}");
 }
 
 #[test]

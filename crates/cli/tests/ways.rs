@@ -118,6 +118,7 @@ fn a_volume_is_a_file() {
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
     assert!(std::fs::read_dir(images.path("run/fuse")).expect("a folder").next().is_none(), "{log}");
+    assert!(!log.contains("fuse-ended") && !log.contains("fuse-busy"), "nobody but the daemon: {log}");
 }
 
 /// Each socket is of the group that is said, from its first instant; who may not give it that is told so.

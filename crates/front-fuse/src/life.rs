@@ -14,6 +14,8 @@ pub(crate) struct Life {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct State {
     is_stopping: bool,
+    /// It is unmounted by us, if somebody does that.
+    is_unmounting: bool,
     /// Asked and not answered.
     pub(crate) requests: usize,
     /// Of ours, not of the session.
@@ -47,6 +49,17 @@ impl Life {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.lock().is_stopping
+    }
+
+    /// It is about to be unmounted; what is asked until then is answered.
+    pub(crate) fn unmounts(&self) {
+        self.lock().is_unmounting = true;
+    }
+
+    /// Whether its end is ours.
+    pub(crate) fn ends(&self) -> bool {
+        let state = self.lock();
+        state.is_stopping || state.is_unmounting
     }
 
     pub(crate) fn spawn(

@@ -116,9 +116,10 @@ const BYTES_MIN: u64 = 4 << 20;
 const STOCK_PART: u64 = 8;
 /// What ends because the mount is gone needs no longer than this.
 const CUT_GRACE: Duration = Duration::from_secs(1);
-/// Nobody keeps a mount longer than this without a file or a directory of it.
+/// Nobody who passes keeps a mount longer than this.
 const PASSING: Duration = Duration::from_millis(300);
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// Each look may be a process of the helper's.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Of those who keep a mount busy the log names so many.
 const NAMED_MAX: usize = 10;
 
@@ -240,14 +241,15 @@ impl FuseServer {
     /// Stops. If nobody uses the mount it is gone, and nobody was refused anything. If somebody does, what was asked is answered, up to
     /// `limit`, and what is asked from now on fails with ESHUTDOWN; the log says who it is, and it is taken away from them: their open files
     /// fail with ENOTCONN. (Where that takes a right that we do not have, it is out of sight, and goes when they close their files.)
-    /// May take a second longer. Nothing is flushed that no program asked for.
+    /// May take a second and a half longer. Nothing is flushed that no program asked for.
     ///
     /// # Errors
     /// [`StillBusy`] if the engine owes replies even then. Those threads end when it gives them, or goes away.
     pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
+        let deadline = Instant::now() + limit;
+        self.shared.life.unmounts();
         let is_unused = self.unmount_unused();
         self.shared.life.stop();
-        let deadline = Instant::now() + limit;
         if !is_unused {
             self.tell_users();
             self.shared.life.wait_until(deadline, |state| state.requests == 0);
@@ -271,15 +273,16 @@ impl FuseServer {
         }
     }
 
-    /// Unmounts before anything that is asked is refused, if nobody has a file open; true if it is gone. Whoever looks at a name in it, or has
-    /// just closed a file, keeps it for a moment, and is not told of.
+    /// Unmounts before anything that is asked is refused, if nobody has a volume open; true if it is gone. Whoever looks at a name in it, reads a
+    /// control file, or has just closed one, keeps it for a moment, and is not told of.
     fn unmount_unused(&self) -> bool {
         let until = Instant::now() + PASSING;
         loop {
             if self.mount.unmount() {
                 return true;
             }
-            if !self.clients().is_empty() || Instant::now() >= until {
+            let is_used = self.clients().iter().any(|client| client.export.is_some());
+            if is_used || Instant::now() >= until {
                 return false;
             }
             thread::sleep(LOOK_AGAIN);
@@ -328,7 +331,7 @@ impl Shared {
             shared.open.close_all();
             match result {
                 Err(error) => tracing::error!(event = "fuse-ended", %error, "the FUSE session failed"),
-                Ok(()) if !shared.life.is_stopping() => {
+                Ok(()) if !shared.life.ends() => {
                     tracing::warn!(
                         event = "fuse-ended",
                         "somebody has unmounted the FUSE mount, or cut it off"

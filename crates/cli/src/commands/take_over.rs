@@ -31,7 +31,7 @@ pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
     let mut now: TakingOver = match client::post(&socket, "/v1/take-over", &body) {
         Ok(answer) => client::understood(&answer)?,
         // The other program is read from a disk, perhaps, and reads its configuration.
-        Err(failure) if failure.kind == Kind::TimeLimit => under_way(&socket, until)?,
+        Err(failure) if failure.kind == Kind::TimeLimit && !asked.dry_run => under_way(&socket, until)?,
         // It has died since; the other one may be there.
         Err(failure) if failure.kind == Kind::NoDaemon && !asked.dry_run => under_way(&socket, until)?,
         // It was asked again while it was busy, and the last time may have been heard.

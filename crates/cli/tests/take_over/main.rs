@@ -205,6 +205,25 @@ fn a_stop_that_is_asked_for_meanwhile_stops_who_has_taken_over() {
     assert_eq!(pid(&images), None, "{}", daemon.log());
 }
 
+/// One that was only tried went on as the daemon, if that was killed before it had ended it.
+#[test]
+fn who_is_only_tried_serves_nothing_whatever_becomes_of_the_daemon() {
+    let images = configured();
+    let daemon = Daemon::configured(&images);
+    let _last = Last(&images);
+    let (there, tried) = (images.path("there"), images.path("tried"));
+    let script = format!("touch {}; sleep 0.5; (sleep 2; touch {}) & ", there.display(), tried.display());
+    let program = wrapped(&images, &script);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| take_over(&images, &["--dry-run", "--program", &program]));
+        wait_until("it is tried", || there.exists());
+        daemon.kill();
+        assert_ne!(asked.join().expect("no panic").exit, 0);
+    });
+    wait_until("it has had its time", || tried.exists());
+    assert_eq!(pid(&images), None, "somebody serves");
+}
+
 /// Whoever is killed, and whenever: the other one goes on with all that was answered. What lies between two messages is met by that.
 fn killed_at_many_moments(script: impl Fn(&str) -> String) -> Ended {
     let images = configured();

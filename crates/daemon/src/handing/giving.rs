@@ -2,7 +2,7 @@
 
 use super::Taken;
 use super::link::{Link, Message, Of, Yours};
-use super::{END_LIMIT, HELLO_LIMIT, KILLED_LIMIT, LOOK, PROTOCOL, READY_LIMIT, VARIABLE};
+use super::{END_LIMIT, HELLO_LIMIT, KILLED_LIMIT, LOOK, PROTOCOL, READY_LIMIT, TRIAL, VARIABLE};
 use crate::control::LeftSockets;
 use crate::failure::{Failure, Kind};
 use crate::passed::Sockets;
@@ -26,26 +26,37 @@ pub struct Successor {
 }
 
 impl Successor {
-    /// Starts `program` as this process was started, and waits until it has read its configuration, but no longer than `limit`, nor than that may
-    /// take.
+    /// Starts `program` as this process was started, and waits until it has read its configuration.
     ///
     /// # Errors
     /// It cannot be started, or refuses: nothing has changed then.
-    pub fn start(program: &Path, limit: Duration) -> Result<Self, Failure> {
+    pub fn start(program: &Path) -> Result<Self, Failure> {
+        Self::begin(program, HELLO_LIMIT, false)
+    }
+
+    /// The same to see whether it would, within `limit`; it is ended then.
+    ///
+    /// # Errors
+    /// As of [`Successor::start`], or it takes longer.
+    pub fn tries(program: &Path, limit: Duration) -> Result<(), Failure> {
+        Self::begin(program, limit, true).map(drop)
+    }
+
+    fn begin(program: &Path, limit: Duration, is_trial: bool) -> Result<Self, Failure> {
         let cannot = |why: String| {
             Failure::new(Kind::Io, format!("{} cannot take over", program.display()))
                 .why(why)
                 .next("this daemon goes on; its log and that of the other one say more")
         };
         let (link, theirs) = Link::pair().map_err(|error| cannot(error.to_string()))?;
-        let started = Command::new(program)
-            .args(std::env::args_os().skip(1))
-            .env(VARIABLE, std::process::id().to_string())
-            .stdin(Stdio::from(theirs))
-            .spawn();
-        let process = started.map_err(|error| cannot(format!("it cannot be started: {error}")))?;
+        let mut command = Command::new(program);
+        command.args(std::env::args_os().skip(1));
+        command.env(VARIABLE, std::process::id().to_string()).stdin(Stdio::from(theirs));
+        // One that is tried and one that is not may follow each other.
+        command.env_remove(TRIAL).envs(is_trial.then_some((TRIAL, "1")));
+        let process = command.spawn().map_err(|error| cannot(format!("it cannot be started: {error}")))?;
         let mut successor = Self { process: Some(process), link, version: String::new() };
-        match successor.link.receive(Instant::now() + limit.min(HELLO_LIMIT)) {
+        match successor.link.receive(Instant::now() + limit) {
             Ok(Some((Message::Hello { protocol: PROTOCOL, version }, _))) => {
                 successor.version = version;
                 Ok(successor)
@@ -58,6 +69,11 @@ impl Successor {
                 Err(Failure::from_error(&failure).unwrap_or_else(|| cannot(String::new())))
             }
             Ok(Some(_) | None) => Err(cannot("it ended at once, or is no bcached that can".to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                Err(Failure::new(Kind::TimeLimit, format!("{} says nothing yet", program.display()))
+                    .why(format!("it was started, and has not read its configuration for {limit:.0?}"))
+                    .next("this daemon goes on; look what keeps that program, and ask again"))
+            }
             Err(error) => Err(cannot(format!("it says nothing: {error}"))),
         }
     }
@@ -121,11 +137,16 @@ impl Successor {
     /// Ends the process, and waits until it has: from then on it writes nothing more but what the kernel has of it already. That may take as long as
     /// a device likes; what the process has open until then is open to nobody else (`claim`), and all else need not wait for it.
     fn end(&mut self) {
-        let Some(mut process) = self.process.take() else { return };
+        let Some(process) = &mut self.process else { return };
         // One that has said why it cannot is about to end by itself, in order.
-        if has_ended_within(&mut process, END_LIMIT) {
-            return;
+        if !has_ended_within(process, END_LIMIT) {
+            self.kill();
         }
+    }
+
+    /// The same, at once.
+    fn kill(&mut self) {
+        let Some(mut process) = self.process.take() else { return };
         let _has_ended = process.kill();
         if has_ended_within(&mut process, KILLED_LIMIT) {
             return;
@@ -138,14 +159,6 @@ impl Successor {
         // Else it would stay in the system's table when it has ended.
         let waits = move || drop(process.wait());
         let _nobody_waits = std::thread::Builder::new().name("successor".into()).spawn(waits);
-    }
-
-    /// The same, at once.
-    fn kill(&mut self) {
-        if let Some(process) = &mut self.process {
-            let _has_ended = process.kill();
-        }
-        self.end();
     }
 }
 

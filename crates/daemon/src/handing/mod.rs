@@ -41,8 +41,11 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Where a new process finds its end of the link: it is its standard input then.
 const VARIABLE: &str = "BCACHED_TAKES_OVER";
 
+/// Set for one that is only to be tried: it goes on with nothing, whatever becomes of who started it.
+const TRIAL: &str = "BCACHED_TAKES_OVER_TRIAL";
+
 /// What is said on the link. Another one is refused before anything is touched.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// How long a new process may take until it has read its configuration.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);

@@ -2,7 +2,7 @@
 
 use super::giving::keep;
 use super::link::{Link, Message, Yours};
-use super::{END_LIMIT, HELLO_LIMIT, LOOK, PROTOCOL, READY_LIMIT, VARIABLE};
+use super::{END_LIMIT, HELLO_LIMIT, LOOK, PROTOCOL, READY_LIMIT, TRIAL, VARIABLE};
 use crate::failure::{Failure, Kind};
 use crate::passed::Sockets;
 use bcached_front_nbd::Left;
@@ -22,6 +22,8 @@ pub struct Predecessor {
     pub pid: u32,
     /// The same, which tells when all of it has ended; `None`: it has, or the kernel does not give it.
     process: Option<OwnedFd>,
+    /// This process is only to show that it could.
+    is_trial: bool,
     /// Whether it has ended since its end of the link was closed: to find out may take long, so it is asked once.
     has_died: OnceLock<bool>,
 }
@@ -56,7 +58,8 @@ pub fn begun() -> Result<Option<Predecessor>, Failure> {
     rustix::stdio::dup2_stdin(nothing).map_err(|error| wrong(error.to_string()))?;
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let process = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
-    Ok(Some(Predecessor { link: Link::of(end), pid, process, has_died: OnceLock::new() }))
+    let is_trial = std::env::var_os(TRIAL).is_some();
+    Ok(Some(Predecessor { link: Link::of(end), pid, process, is_trial, has_died: OnceLock::new() }))
 }
 
 impl Predecessor {
@@ -89,7 +92,13 @@ impl Predecessor {
         // It ends its own work first, which has limits of its own.
         let deadline = Instant::now() + HELLO_LIMIT + READY_LIMIT;
         loop {
-            let Some((message, descriptors)) = self.link.receive(deadline)? else {
+            let received = self.link.receive(deadline)?;
+            if self.is_trial {
+                return Err(io::Error::other(
+                    "it was only to be seen whether this process could (`--dry-run`)",
+                ));
+            }
+            let Some((message, descriptors)) = received else {
                 if !self.dies() {
                     return Err(io::Error::other("it goes on"));
                 }

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 /// How long somebody waits until work has begun: less than the client waits for an answer.
 const LIMIT: Duration = Duration::from_secs(8);
 
-/// What of it a look at a device may take.
-const LOOK_LIMIT: Duration = Duration::from_secs(4);
+/// What of it a look at a device may take: longer than somebody is waited for who has it and is ending.
+const LOOK_LIMIT: Duration = Duration::from_secs(6);
 
 /// What was looked at for the loop.
 pub enum Looked {

@@ -22,6 +22,9 @@ const LOOK: Duration = Duration::from_secs(5);
 /// How long somebody waits who wants to know: less than the client waits for it.
 const CHECK_LIMIT: Duration = Duration::from_secs(8);
 
+/// What of it the program has at least, to read its configuration.
+const TRIAL_LIMIT: Duration = Duration::from_secs(1);
+
 /// How long block devices may take to be let go of, after their engines have ended.
 const DEVICES_LIMIT: Duration = Duration::from_secs(5);
 
@@ -86,6 +89,12 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
             ..TakingOver::default()
         };
         if asked.dry_run {
+            tracing::info!(
+                event = "take-over-tried",
+                uid = user(uid),
+                "would {} take over?",
+                asked.program.display()
+            );
             return would(&asked, &shared, &events).map(|()| now(Progress::WouldBe));
         }
         {
@@ -98,7 +107,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: S
         tracing::info!(event = "take-over-asked", uid = user(uid), "take over: {}", asked.program.display());
         // Nobody is started for nothing.
         let successor = answering::check(&shared).and_then(|()| {
-            let successor = Successor::start(&asked.program, Duration::MAX)?;
+            let successor = Successor::start(&asked.program)?;
             let (program, version) = (asked.program.display(), &successor.version);
             tracing::info!(event = "successor-started", "{program} (bcached {version}) is to take over");
             Ok(successor)
@@ -128,7 +137,7 @@ fn would(asked: &TakeOver, shared: &Mutex<Shared>, events: &Sender<Event>) -> Re
     let _refused_below = events.send(Event::HandOver(Box::new(Wish::Checked(answer))));
     let late = |_| Err(super::late("the daemon does not come to it").next("ask again later"));
     answered.recv_timeout(left()).unwrap_or_else(late)?;
-    Successor::start(&asked.program, left()).map(drop)
+    Successor::tries(&asked.program, left().max(TRIAL_LIMIT))
 }
 
 /// What it calls to hear how far that is.

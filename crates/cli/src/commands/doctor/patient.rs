@@ -13,6 +13,7 @@ use bcached_format::units::bytes_of;
 use bcached_format::{Superblock, Uuid};
 use bcached_uring::{Device, Identity};
 use serde::Serialize;
+use std::convert::Infallible;
 use std::path::Path;
 
 /// What is told of one.
@@ -128,7 +129,7 @@ impl Seen {
         patient.facts = hardware.as_ref().map(Facts::from).unwrap_or_default();
         let found = superblock::read(&looked)?;
         let superblock = match found {
-            Found::Nothing => return Err(no_bcache(path, looked)),
+            Found::Nothing => match no_bcache(path, looked)? {},
             Found::Unfit(error) => {
                 let kind = Failure::kind_of_superblock(error);
                 let cannot = format!("{} cannot be served", path.display());
@@ -151,20 +152,27 @@ impl Seen {
 }
 
 /// Why a device without a superblock is not fit: what somebody uses, or has something on it, is not to be made anything.
-fn no_bcache(path: &Path, looked: Device) -> Failure {
-    let others = signatures::find(&looked);
+fn no_bcache(path: &Path, looked: Device) -> Result<Infallible, Failure> {
+    let others = signatures::find(&looked)?;
     drop(looked);
-    let others = match others.and_then(|others| device::open(path, Access::Check).map(|_free| others)) {
-        Ok(others) => others,
-        Err(failure) => return failure,
-    };
+    drop(device::open(path, Access::Check)?);
     let none = Failure::new(Kind::NotBcache, format!("{} is no bcache device", path.display()));
-    let kinds: Vec<_> = others.iter().map(|signature| signature.kind).collect();
-    if kinds.is_empty() {
-        return none.next("`bcached make` makes it one");
+    let marks = others.iter().map(|signature| signature.kind).collect::<Vec<_>>().join(", ");
+    let removed_by = others.iter().find_map(|signature| match signature.class {
+        Class::Member { removed_by } => Some(removed_by),
+        Class::Content => None,
+    });
+    if let Some(removed_by) = removed_by {
+        let next = format!("name another device; `{removed_by}` takes that mark away, if it is old");
+        return Err(none.why(format!("it has the mark of {marks}")).next(next));
     }
-    none.why(format!("it has the signature of {}", kinds.join(", ")))
-        .next("name another device: `bcached make` takes nothing away unasked, and nobody gets back what it was told to take")
+    if !marks.is_empty() {
+        let next =
+            "name another device; if nothing on it is needed, `bcached make` says how it is overwritten";
+        return Err(none.why(format!("it has the mark of {marks}")).next(next));
+    }
+    Device::may_own(path)?;
+    Err(none.next("`bcached make` makes it one"))
 }
 
 /// Marks of an assembler beside the superblock: it may take the device before anybody else is asked.
