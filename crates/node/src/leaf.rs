@@ -4,6 +4,7 @@ use bcached_format::Key;
 
 use crate::extents::{self, is_hole};
 use crate::node::Node;
+use crate::sorted_keys::Place;
 
 impl Node {
     /// Puts `key` over whatever the leaf says about its range (format 7.2). A key without pointers makes a hole.
@@ -15,18 +16,30 @@ impl Node {
     /// # Panics
     /// If this is no leaf, the key covers nothing or ends behind the leaf's range, or the next set overflows.
     pub fn insert(&mut self, key: &Key, removed: &mut dyn FnMut(Key)) {
+        self.insert_near(None, key, removed);
+    }
+
+    /// The same for who has seen the [place](Node::place_of) of its start, perhaps before others changed the leaf.
+    ///
+    /// # Panics
+    /// As [`insert`](Node::insert).
+    pub fn insert_near(&mut self, guess: Option<Place>, key: &Key, removed: &mut dyn FnMut(Key)) {
         assert!(self.is_leaf(), "extents live in leaves");
         assert!(key.size > 0, "a key of size zero means nothing");
         assert!(key.position() <= self.position(), "the caller cuts keys at the end of the leaf");
-        self.put(key, removed);
+        self.put(guess, key, removed);
         self.assert_room();
     }
 
-    fn put(&mut self, key: &Key, removed: &mut dyn FnMut(Key)) {
+    fn put(&mut self, guess: Option<Place>, key: &Key, removed: &mut dyn FnMut(Key)) {
         let bucket_sectors = self.geometry.bucket_sectors;
         // A key that surrounds the new one falls in two. On disk it is one key, and stays it: so that there are never
         // many more pieces than written words, the part behind goes to disk once more.
-        let place = self.view.after(key.start_position());
+        let start = key.start_position();
+        let place = match guess {
+            Some(guess) => self.view.after_near(guess, start),
+            None => self.view.after(start),
+        };
         let behind =
             extents::overlapping_from(&self.view, place, key.inode, key.end).next().and_then(|old| {
                 let surrounds = old.start() < key.start() && old.end > key.end;

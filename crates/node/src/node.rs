@@ -244,6 +244,24 @@ impl Node {
         extents::overlapping(&self.view, inode, start, end)
     }
 
+    /// The place of the first key that ends behind `start`.
+    #[inline]
+    #[must_use]
+    pub fn place_of(&self, start: Position) -> Place {
+        self.view.after(start)
+    }
+
+    /// The same as [`overlapping`](Node::overlapping) for who has the place of the range's start, since which nothing has changed.
+    #[inline]
+    pub fn overlapping_from(
+        &self,
+        place: Place,
+        inode: Inode,
+        end: u64,
+    ) -> impl Iterator<Item = &Key> + Clone {
+        extents::overlapping_from(&self.view, place, inode, end)
+    }
+
     /// All keys of the view, in order.
     pub fn keys(&self) -> impl DoubleEndedIterator<Item = &Key> + Clone {
         self.view.iter()

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use bcached_env::Time;
 use bcached_env::sync::Notify;
 use bcached_format::{Key, Pointer};
-use bcached_node::Node;
+use bcached_node::{Node, Place};
 use core::cell::Cell;
 use slab::Slab;
 
@@ -155,6 +155,16 @@ pub enum Found {
 pub struct Leaf {
     slot: usize,
     shape: u64,
+    /// The place in it, as it was.
+    place: Place,
+}
+
+impl Leaf {
+    /// Where the place was in the leaf; others may have changed that since.
+    #[must_use]
+    pub const fn place(self) -> Place {
+        self.place
+    }
 }
 
 /// The nodes in memory.
@@ -248,10 +258,10 @@ impl NodeCache {
         Some(slot)
     }
 
-    /// The leaf in `slot`, which somebody comes back to.
+    /// The leaf in `slot`, and `place` in it, which somebody comes back to.
     #[must_use]
-    pub const fn remember(&self, slot: usize) -> Leaf {
-        Leaf { slot, shape: self.shape }
+    pub const fn remember(&self, slot: usize, place: Place) -> Leaf {
+        Leaf { slot, shape: self.shape, place }
     }
 
     /// Where a leaf is that somebody comes back to, if it is sure to be the one for its place. Counts as use.

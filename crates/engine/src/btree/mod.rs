@@ -31,6 +31,7 @@ use crate::work::{REMOVE_MAX, VISIT_MAX};
 use alloc::vec::Vec;
 use bcached_env::NoteRecord;
 use bcached_format::{Inode, Key, Pointer, Pointers, Position};
+use bcached_node::Place;
 
 /// What an attempt came to.
 #[derive(Debug)]
@@ -165,6 +166,18 @@ impl State {
         }
     }
 
+    /// The same, for who has seen the `leaf` of a place that is not behind this one.
+    fn leaf_behind(&mut self, leaf: Option<Leaf>, start: Position) -> Result<usize, Need> {
+        let seen = leaf.and_then(|leaf| self.nodes.again(leaf));
+        match seen.filter(|slot| self.nodes.get(*slot).node().position() > start) {
+            Some(slot) => {
+                self.work.descent();
+                Ok(slot)
+            }
+            None => self.leaf_for(start),
+        }
+    }
+
     /// The node at `level` on the way to `start`.
     pub(crate) fn descend(&mut self, start: Position, level: u8) -> Result<usize, Need> {
         let mut child = self.root;
@@ -241,16 +254,29 @@ impl State {
         end: u64,
         visit: &mut dyn FnMut(&Buckets, &Key),
     ) -> Attempt<u64> {
-        let slot = match self.leaf_for(Position::new(inode, start)) {
+        self.keys_in_leaf_from(&mut None, inode, (start, end), visit)
+    }
+
+    /// The same for who goes on from place to place, in their order: `leaf` is that of the place before, and then of this one.
+    pub(crate) fn keys_in_leaf_from(
+        &mut self,
+        leaf: &mut Option<Leaf>,
+        inode: Inode,
+        (start, end): (u64, u64),
+        visit: &mut dyn FnMut(&Buckets, &Key),
+    ) -> Attempt<u64> {
+        let slot = match self.leaf_behind(*leaf, Position::new(inode, start)) {
             Ok(slot) => slot,
             Err(need) => return Attempt::Needs(need),
         };
         let node = self.nodes.get(slot).node();
+        let place = node.place_of(Position::new(inode, start));
+        *leaf = Some(self.nodes.remember(slot, place));
         let mut upto = if node.position().inode > inode { end } else { end.min(node.position().offset) };
         if let Err(need) = self.pending(inode, start, upto) {
             return Attempt::Needs(need);
         }
-        let mut keys = node.overlapping(inode, start, upto);
+        let mut keys = node.overlapping_from(place, inode, upto);
         let mut seen = 0;
         for key in keys.by_ref().take(VISIT_MAX) {
             visit(&self.buckets, key);
@@ -294,7 +320,7 @@ impl State {
             part = part.cut(part.start(), next.start()).expect("other keys lie before it");
         }
         let sequence = self.record(slot, &part, record);
-        let died = self.put(slot, &part, sequence);
+        let died = self.put((slot, leaf.map(Leaf::place)), &part, sequence);
         // A replay puts most keys over themselves.
         if !is_replay && !self.journal.is_replaying() {
             self.buckets.count_dead(died);
@@ -334,7 +360,7 @@ impl State {
         for (start, end) in matching {
             let part = new.cut(start, end).expect("expected and new cover the same range");
             let sequence = self.record(slot, &part, Record::Journal);
-            self.put(slot, &part, sequence);
+            self.put((slot, None), &part, sequence);
             replaced += end - start;
         }
         Attempt::Done((upto, replaced))
@@ -439,8 +465,8 @@ impl State {
         }
     }
 
-    /// Changes the leaf and every count that depends on it. How many live sectors gave way.
-    fn put(&mut self, slot: usize, part: &Key, sequence: u64) -> u64 {
+    /// Changes the leaf, about there, and every count that depends on it. How many live sectors gave way.
+    fn put(&mut self, (slot, guess): (usize, Option<Place>), part: &Key, sequence: u64) -> u64 {
         let now = self.now;
         let Self { nodes, buckets, dirty, frontier, untold, .. } = self;
         let cached = nodes.get_mut(slot);
@@ -468,7 +494,7 @@ impl State {
             }
         };
         nodes.change(slot, |node| match is_late {
-            false => node.insert(part, &mut remove),
+            false => node.insert_near(guess, part, &mut remove),
             true => node.insert_late(part, &mut remove),
         });
         self.ask_ahead(slot, part.start_position());

@@ -52,6 +52,8 @@ pub async fn by_extents(
     let mut moved = 0;
     let mut keys: Vec<Key> = Vec::new();
     let mut readable_from = Position::ZERO;
+    // Of the extent before: most are in the same.
+    let mut leaf = None;
     for extent in extents {
         let mut at = extent.start;
         if extent.position() < readable_from {
@@ -62,7 +64,7 @@ pub async fn by_extents(
             let looked = set
                 .attempt(|s| {
                     keys.truncate(before);
-                    s.keys_in_leaf(extent.inode, at, extent.end(), &mut |buckets, key| {
+                    s.keys_in_leaf_from(&mut leaf, extent.inode, (at, extent.end()), &mut |buckets, key| {
                         if is_in(buckets, key, victims) && keys.last() != Some(key) {
                             keys.push(*key);
                         }

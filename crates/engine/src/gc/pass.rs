@@ -254,22 +254,27 @@ impl Found {
     }
 }
 
-/// The keys of a run that are alive; each pointer that is stale is told, with its age. The sums stay in registers: a pass looks at nine keys for
-/// each block that is written over.
+/// The keys of a run that are alive; each pointer that is stale is told, with its age. The sums stay in registers: a pass looks at
+/// four keys and more for each block that is written over.
 #[inline]
 fn see_run(buckets: &Buckets, run: &[Key], mut is_stale: impl FnMut(Pointer, u8)) -> Found {
     let mut alive = Found::default();
-    for key in run {
-        // What has no pointers is dead, too.
-        let mut is_alive = false;
-        for pointer in key.pointers.as_slice() {
-            match buckets.age_of(*pointer) {
-                Some(0) => is_alive = true,
-                // One that is up to date is no older than what the pass began with.
-                Some(age) => is_stale(*pointer, age),
-                None => {}
-            }
+    let mut is_alive = |pointer: Pointer| match buckets.age_of(pointer) {
+        Some(0) => true,
+        // One that is up to date is no older than what the pass began with.
+        Some(age) => {
+            is_stale(pointer, age);
+            false
         }
+        None => false,
+    };
+    for key in run {
+        let is_alive = match key.pointers.as_slice() {
+            // Nearly all are such.
+            [pointer] => is_alive(*pointer),
+            // What has no pointers is dead, too. All are looked at: each that is stale is told.
+            all => all.iter().filter(|pointer| is_alive(**pointer)).count() > 0,
+        };
         if is_alive {
             alive.count(key);
         }

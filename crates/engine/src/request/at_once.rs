@@ -83,7 +83,7 @@ impl CacheSet {
     /// The device has read what is kept there, or not.
     pub(super) fn hit_ended(&self, place: usize, read: Result<(), IoError>, buffer: Buffer) {
         let ended = {
-            // Where it lies: it is longer than what is done with it.
+            // Where it lies: to move it takes longer than what is done with it.
             let under_way = self.inner.under_way.borrow();
             let hit = &under_way.hits[place];
             self.with(|s| {

@@ -171,7 +171,7 @@ impl CacheSet {
     /// The device has written what is kept there, or not.
     pub(super) fn put_ended(&self, place: usize, written: Result<(), IoError>) {
         let ended = {
-            // Where it lies: it is longer than what is done with it.
+            // Where it lies: to move it takes longer than what is done with it.
             let under_way = self.inner.under_way.borrow();
             let Putting { target, put, asked, began, .. } = &under_way.puts[place];
             self.with_telling(|s| s.end_put(target, put, (*asked, *began), &written))

@@ -15,7 +15,7 @@ const BUCKET: u16 = 16;
 const KEYS: u64 = 6000;
 const BACKING: u64 = 100_000;
 
-/// A sixteenth of the cache is a tenth of the keys, or a quarter.
+/// An eighth of the cache is a fifth of the keys, or a half.
 const fn sizes(buckets: u64) -> Sizes {
     Sizes { block: 1, bucket: BUCKET, buckets, backing: BACKING }
 }

@@ -44,7 +44,7 @@ const fn place(n: u64, buckets: u64) -> u64 {
 }
 
 /// Buckets that nodes may give back soon after.
-const GIVEN_BACK: u64 = 8;
+const GIVEN_BACK: u64 = 16;
 
 /// Writes extents until buckets are scarce, so that sparse ones are emptied, and stay so when a few nodes give theirs back; returns how many.
 async fn fill(set: &CacheSet, volume: VolumeId, buckets: u64) -> u64 {

@@ -61,8 +61,8 @@ fn a_pass_of_gc_and_a_start_count_what_is_alive() {
         for number in 0..8 {
             ask(&set, volume, write(1000 * 8 * number, 16, 1)).await;
         }
-        // A sixteenth of the cache dies, so a pass is due.
-        for number in 0..1024 * 64 / 16 / 128 + 1 {
+        // An eighth of the cache dies, so a pass is due.
+        for number in 0..1024 * 64 / 8 / 128 + 1 {
             ask(&set, volume, write(100_000 + 128 * number, 128, 1)).await;
             ask(&set, volume, Request::Discard { sector: 100_000 + 128 * number, sectors: 128 }).await;
         }

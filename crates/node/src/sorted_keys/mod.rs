@@ -75,9 +75,9 @@ pub(crate) struct SortedKeys {
     words: usize,
 }
 
-/// A place among the keys of one [`SortedKeys`]: in front of a key, or behind the last. Void after any change.
+/// A place among the keys of one node: in front of a key, or behind the last. After any change it is no more than a guess.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub struct Place {
     chunk: usize,
     index: usize,
 }
@@ -190,6 +190,25 @@ impl SortedKeys {
         let chunk = count_upto(&self.bounds, position, |bound| *bound);
         let index = self.chunks.get(chunk).map_or(0, |keys| count_upto(keys, position, Key::position));
         Place { chunk, index }
+    }
+
+    /// The same for who guesses it.
+    #[inline]
+    pub(crate) fn after_near(&self, guess: Place, position: Position) -> Place {
+        if self.is_after(guess, position) { guess } else { self.after(position) }
+    }
+
+    /// `place` is in front of a key whose position is greater than `position`, and it is the first.
+    #[inline]
+    fn is_after(&self, place: Place, position: Position) -> bool {
+        let chunk = self.chunks.get(place.chunk).map_or(&[][..], Vec::as_slice);
+        let before = match (place.index.checked_sub(1), place.chunk.checked_sub(1)) {
+            (Some(index), _) => chunk.get(index).map(Key::position),
+            (None, Some(chunk)) => self.bounds.get(chunk).copied(),
+            (None, None) => None,
+        };
+        before.is_none_or(|before| before <= position)
+            && chunk.get(place.index).is_some_and(|behind| behind.position() > position)
     }
 
     /// In front of the first key whose position is `position` or greater.

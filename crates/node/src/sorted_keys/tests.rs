@@ -146,6 +146,13 @@ proptest! {
             let from = model.partition_point(|key| key.end <= probe);
             let after = keys.after(position);
             prop_assert_eq!(keys.get(after), model.get(from));
+            // Whatever is guessed: a place beside it, one that is none any more, or the right one.
+            let Place { chunk, index } = after;
+            let beside = [(chunk, index + 1), (chunk + 1, 0), (chunk, CHUNK_KEYS), (0, 0), (keys.chunks.len(), 0)];
+            let before = keys.before(after).map(|before| (before.chunk, before.index));
+            for (chunk, index) in beside.into_iter().chain(before).chain([(chunk, index)]) {
+                prop_assert_eq!(keys.after_near(Place { chunk, index }, position), after);
+            }
             prop_assert_eq!(keys.iter_from(after).collect::<Vec<_>>(), rest(from));
             let at = model.partition_point(|key| key.end < probe);
             prop_assert_eq!(keys.get(keys.at(position)), model.get(at));

@@ -81,12 +81,16 @@ fn only_what_nobody_needs_is_evicted() {
     cache.check_invariants();
 }
 
+fn remembered(cache: &NodeCache, slot: usize) -> Leaf {
+    cache.remember(slot, cache.get(slot).node().place_of(Position::ZERO))
+}
+
 /// Who comes back to a leaf finds it, until a node comes or goes: another may have its place then.
 #[test]
 fn a_leaf_is_found_again_while_no_node_comes_or_goes() {
     let mut cache = cache(4 * NODE_BYTES);
     let slot = enter(&mut cache, 100);
-    let leaf = cache.remember(slot);
+    let leaf = remembered(&cache, slot);
     let key = Key::hole(Inode(0), 8, 16);
     assert!(cache.room_to_grow(slot, cache.get(slot).node().insert_growth_bytes_max(1)));
     cache.change(slot, |node| node.insert(&key, &mut |_| ()));
@@ -94,10 +98,10 @@ fn a_leaf_is_found_again_while_no_node_comes_or_goes() {
     assert_eq!(cache.again(leaf), Some(slot), "a key more makes no difference");
     let other = enter(&mut cache, 200);
     assert_eq!(cache.again(leaf), None, "one has come");
-    let leaf = cache.remember(slot);
+    let leaf = remembered(&cache, slot);
     cache.remove(other);
     assert_eq!(cache.again(leaf), None, "one has gone");
-    let leaf = cache.remember(slot);
+    let leaf = remembered(&cache, slot);
     cache.remove(slot);
     assert_eq!(enter(&mut cache, 300), slot, "another has its slot");
     assert_eq!(cache.again(leaf), None);

@@ -28,10 +28,14 @@ use bcached_format::{BucketId, DeviceIndex, Gen, Pointer, Replacement};
 /// live keys staler than this.
 pub const STALE_MAX: u8 = 96;
 
-/// A pass of GC is due when one sector of the device in so many has died.
-const DEAD_SHARE: u64 = 16;
+/// A pass of GC is due when one sector of the device in so many has died,
+const DEAD_SHARE: u64 = 8;
+/// and where buckets are scarce in so many: what dead keys take in the tree is wanted for data then.
+const DEAD_SHARE_SCARCE: u64 = 16;
+/// They are where fewer than one in so many can be had without writing anything back.
+const SCARCE_SHARE: u64 = 4;
 
-/// Of whose bucket is not looked for in vain.
+/// Why such a pointer has a bucket.
 const CHECKED: &str = "only pointers that were checked are pinned";
 
 /// What a bucket is used for.
@@ -446,13 +450,17 @@ impl Buckets {
         self.free.push(id);
     }
 
-    /// Extents of so many sectors have died: discarded, written anew elsewhere, or invalidated. When that is a sixteenth of
-    /// the device (the kernel's share, of what is written) a pass of GC is due, for what they leave behind in the tree.
+    /// Extents of so many sectors have died: discarded, written anew elsewhere, or invalidated. When that is an eighth of
+    /// the device, or a sixteenth, a pass of GC is due, for what they leave behind in the tree. (In the kernel when a sixteenth has been
+    /// written: there a pass is also what finds room.)
     pub fn count_dead(&mut self, sectors: u64) {
         self.died += sectors;
-        if self.died >= self.count() * self.bucket_sectors / DEAD_SHARE && !self.gc_wanted {
-            self.gc_wanted = true;
-            self.gc_untold = true;
+        if self.died >= self.count() * self.bucket_sectors / DEAD_SHARE_SCARCE && !self.gc_wanted {
+            let is_scarce = self.available * SCARCE_SHARE < self.count();
+            if is_scarce || self.died >= self.count() * self.bucket_sectors / DEAD_SHARE {
+                self.gc_wanted = true;
+                self.gc_untold = true;
+            }
         }
     }
 

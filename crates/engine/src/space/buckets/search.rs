@@ -90,4 +90,25 @@ mod tests {
         assert_eq!((found, buckets.pending()), (1, &[buckets.id(last)][..]));
         assert_eq!(buckets.invalidate(5, 0).looked_at, BUCKETS_MAX, "the next search begins anew");
     }
+
+    /// What dead keys take in the tree is wanted for data then.
+    #[test]
+    fn a_pass_is_due_earlier_where_buckets_are_scarce() {
+        const COUNT: u64 = 160;
+        for (dirty, due) in [(0, COUNT), (120, COUNT), (121, COUNT / 2)] {
+            let mut buckets = Buckets::new(DeviceIndex(0), 8, 0, (0..COUNT).map(|_| (Gen(0), 1)));
+            buckets.classify(|_| false);
+            for index in 0..dirty {
+                assert!(
+                    buckets.add(Pointer::new(DeviceIndex(0), 8 * index, Gen(0)), 8, true),
+                    "there is room"
+                );
+            }
+            assert_eq!(buckets.available(), COUNT - dirty);
+            buckets.count_dead(due - 1);
+            assert!(!buckets.take_gc_untold() && !buckets.take_gc_wanted(), "{dirty} are dirty");
+            buckets.count_dead(1);
+            assert!(buckets.take_gc_untold() && buckets.take_gc_wanted(), "{dirty} are dirty");
+        }
+    }
 }
