@@ -54,7 +54,10 @@ impl Successor {
         command.env(VARIABLE, std::process::id().to_string()).stdin(Stdio::from(theirs));
         // One that is tried and one that is not may follow each other.
         command.env_remove(TRIAL).envs(is_trial.then_some((TRIAL, "1")));
-        let process = command.spawn().map_err(|error| cannot(format!("it cannot be started: {error}")))?;
+        let started = command.spawn();
+        // With its end of the link, which is to be the process's alone.
+        drop(command);
+        let process = started.map_err(|error| cannot(format!("it cannot be started: {error}")))?;
         let mut successor = Self { process: Some(process), link, version: String::new() };
         match successor.link.receive(Instant::now() + limit) {
             Ok(Some((Message::Hello { protocol: PROTOCOL, version }, _))) => {

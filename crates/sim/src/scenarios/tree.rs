@@ -164,7 +164,7 @@ fn a_root_found_damaged_while_it_is_served_is_served_from_memory() {
     let root = nodes(&mut stage).swap_remove(0);
     stage.device(0).rot(root.sector, 320);
     // So much dies that GC comes, in a place without many keys: else leaves are rewritten, and with them a root.
-    for _ in 0..3 {
+    for _ in 0..6 {
         stage.ask(write(3600..4096)).unwrap();
     }
     pause(&mut stage, 3_000).unwrap();
