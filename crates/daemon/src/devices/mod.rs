@@ -93,16 +93,6 @@ pub fn look_where_backing(name: &str) -> Result<(BackingSuperblock, Presence), F
     }
 }
 
-/// Whether the device `name` could be opened to be served: it is claimed for an instant.
-///
-/// # Errors
-/// Somebody uses it, or it may not be opened so.
-pub fn check_free(name: &str) -> Result<(), Failure> {
-    let path = resolve(name)?;
-    drop(Device::open(&path, Access::Check)?);
-    Ok(Device::may_own(&path)?)
-}
-
 fn wrong_role(device: &Device, found: &str, option: &str) -> Failure {
     Failure::new(Kind::NotBcache, format!("cannot use {}", device.path().display()))
         .why(format!("it is {found}"))

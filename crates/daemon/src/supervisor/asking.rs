@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 /// How long somebody waits until work has begun: less than the client waits for an answer.
 const LIMIT: Duration = Duration::from_secs(8);
 
-/// What of it a look at a device may take: longer than somebody is waited for who has it and is ending.
-const LOOK_LIMIT: Duration = Duration::from_secs(6);
+/// What of it a look at a device may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(4);
 
 /// What was looked at for the loop.
 pub enum Looked {
@@ -78,8 +78,7 @@ impl<'a> Asking<'a> {
         let (device, others) = (backing.clone(), self.others(&begin.volume));
         let look = move || {
             let (superblock, presence) = devices::look_where_backing(&device)?;
-            others.iter().try_for_each(|other| other.check_not(&device, &presence, superblock.uuid()))?;
-            devices::check_free(&device)
+            others.iter().try_for_each(|other| other.check_not(&device, &presence, superblock.uuid()))
         };
         self.look(begin, &backing, look)?;
         self.ask(None, begin, Looked::Backing(backing))
