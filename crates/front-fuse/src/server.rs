@@ -117,7 +117,7 @@ const STOCK_PART: u64 = 8;
 /// What ends because the mount is gone needs no longer than this.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 /// Nobody who passes keeps a mount longer than this.
-const PASSING: Duration = Duration::from_millis(300);
+const PASSING: Duration = Duration::from_millis(100);
 /// Each look may be a process of the helper's.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Of those who keep a mount busy the log names so many.
@@ -296,7 +296,8 @@ impl FuseServer {
         let others = users.len().saturating_sub(NAMED_MAX);
         let mut users = users.into_iter().take(NAMED_MAX).collect::<Vec<_>>().join("; ");
         if users.is_empty() {
-            "somebody has a directory of it open, or as working directory".clone_into(&mut users);
+            "somebody looks at names in it, or has a directory of it open, or as working directory"
+                .clone_into(&mut users);
         } else if others > 0 {
             users.push_str(&format!("; and {others} more"));
         }

@@ -94,7 +94,7 @@ fn a_dropped_server_leaves_no_mount() {
 /// One that takes its time to say what is there.
 struct Slow;
 
-const TAKES: Duration = Duration::from_millis(100);
+const TAKES: Duration = Duration::from_millis(60);
 
 impl Tree for Slow {
     fn entry(&self, path: &str) -> Option<Entry> {

@@ -132,10 +132,16 @@ fn who_cannot_take_over_does_not() {
             2,
             "no program is /nowhere/bcached",
         );
+        // Of one that starts another and ends, both served, on the same sockets.
+        let bcached = env!("CARGO_BIN_EXE_bcached");
+        let forks = wrapped(&images, &format!("exec 3<&0\n{bcached} \"$@\" <&3 3<&- &\nexit 0"));
         for more in [&[][..], &["--dry-run"]] {
-            let args = [&["take-over", "--program", "/bin/true"], more].concat();
-            refused(&daemon, &args, 4, "/bin/true cannot take over");
+            for program in ["/bin/true", &forks] {
+                let args = [&["take-over", "--program", program], more].concat();
+                refused(&daemon, &args, 4, &format!("{program} cannot take over"));
+            }
         }
+        assert!(daemon.log().contains("a script that starts the daemon must become it"), "{}", daemon.log());
         images.configure(&format!("{config}nonsense = 1\n"));
         refused(&daemon, &["take-over"], 2, "nonsense");
         images.configure(&config);

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, pidfd_send_s
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The daemon that this process takes over from.
 pub struct Predecessor {
@@ -59,7 +59,14 @@ pub fn begun() -> Result<Option<Predecessor>, Failure> {
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let process = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
     let is_trial = std::env::var_os(TRIAL).is_some();
-    Ok(Some(Predecessor { link: Link::of(end), pid, process, is_trial, has_died: OnceLock::new() }))
+    let predecessor = Predecessor { link: Link::of(end), pid, process, is_trial, has_died: OnceLock::new() };
+    if predecessor.is_others_parent() {
+        return Err(wrong(format!(
+            "process {pid} has started another one, and ends that if it is to go on itself"
+        ))
+        .next("a script that starts the daemon must become it (`exec`)"));
+    }
+    Ok(Some(predecessor))
 }
 
 impl Predecessor {
@@ -138,6 +145,12 @@ impl Predecessor {
         true
     }
 
+    /// It lives, and has not started this process itself: it would go on beside this one.
+    fn is_others_parent(&self) -> bool {
+        !self.is_parent()
+            && self.process.as_ref().is_some_and(|process| !has_ended_by(process, Duration::ZERO))
+    }
+
     /// It has started this process, and nobody has waited for it: its number is nobody else's.
     fn is_parent(&self) -> bool {
         getppid().is_some_and(|parent| parent.as_raw_nonzero().get().unsigned_abs() == self.pid)
@@ -179,7 +192,11 @@ impl Predecessor {
 
 /// Waits until a process is gone, with all that it had open; false if that takes too long.
 fn has_ended(process: &OwnedFd) -> bool {
-    let deadline = Instant::now() + END_LIMIT;
+    has_ended_by(process, END_LIMIT)
+}
+
+fn has_ended_by(process: &OwnedFd, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let limit = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 10, tv_nsec: 0 });
