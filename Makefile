@@ -1,8 +1,8 @@
 # The menu. Each target installs what is missing (Debian packages with apt when root) or prints the exact line, builds, and does its job.
-# Hours of it take 5 % less with link-time optimisation, and each build of it a minute more.
-sim := CARGO_PROFILE_RELEASE_LTO=false cargo run --quiet --release --package bcached-sim --bin sim --
-
 .PHONY: test demo setup fuzz hunt sim bench bench-guest bench-model coverage mutants
+
+# The simulator, without link-time optimisation: hours of it take 5 % less with that, and each build of it a minute more.
+sim := CARGO_PROFILE_RELEASE_LTO=false cargo run --quiet --release --package bcached-sim --bin sim --
 
 test: # Format, lints, every test, real kernels as judges; ends with "N passed, 0 failed, M skipped".
 	@tests/run

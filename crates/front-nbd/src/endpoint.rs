@@ -122,10 +122,7 @@ impl Listening {
     /// For who listens there next.
     pub(crate) fn leave(self) -> io::Result<LeftSocket> {
         let (socket, whose) = match self.socket {
-            Socket::Unix(socket) => {
-                let (socket, file) = socket.leave();
-                (socket, Whose::Ours(file))
-            }
+            Socket::Unix(socket) => socket.leave(),
             Socket::Tcp(listener) => (listener.into(), Whose::Ours(None)),
             Socket::Passed(socket) => (socket.as_fd().try_clone_to_owned()?, Whose::SomebodyElses),
         };

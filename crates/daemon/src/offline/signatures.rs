@@ -19,6 +19,17 @@ pub enum Class {
     },
 }
 
+impl Class {
+    /// The command that removes the mark of a member.
+    #[must_use]
+    pub const fn removed_by(self) -> Option<&'static str> {
+        match self {
+            Self::Member { removed_by } => Some(removed_by),
+            Self::Content => None,
+        }
+    }
+}
+
 /// One signature found on a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Signature {

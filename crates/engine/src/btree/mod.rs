@@ -168,14 +168,8 @@ impl State {
 
     /// The same, for who has seen the `leaf` of a place that is not behind this one.
     fn leaf_behind(&mut self, leaf: Option<Leaf>, start: Position) -> Result<usize, Need> {
-        let seen = leaf.and_then(|leaf| self.nodes.again(leaf));
-        match seen.filter(|slot| self.nodes.get(*slot).node().position() > start) {
-            Some(slot) => {
-                self.work.descent();
-                Ok(slot)
-            }
-            None => self.leaf_for(start),
-        }
+        let slot = self.leaf_again(leaf, start)?;
+        if self.nodes.get(slot).node().position() > start { Ok(slot) } else { self.leaf_for(start) }
     }
 
     /// The node at `level` on the way to `start`.

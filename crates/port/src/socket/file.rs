@@ -1,6 +1,7 @@
 //! The file of a socket that has just been bound, held by what it is and not by its name: in a folder to which others write, what lies under the
 //! name may be something else a moment later, as a link to a file of ours.
 
+use super::Identity;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -31,7 +32,7 @@ impl SocketFile {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn identity(&self) -> io::Result<(u64, u64)> {
+    pub fn identity(&self) -> io::Result<Identity> {
         self.stat().map(|stat| (stat.st_dev, stat.st_ino))
     }
 

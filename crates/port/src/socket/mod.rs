@@ -122,14 +122,11 @@ impl Listening {
         self.file.path()
     }
 
-    /// For another process, which listens there from now on: the file stays, if it is still there.
+    /// For another process, which listens there from now on, and how that knows its file, which stays.
     #[must_use]
-    pub fn leave(mut self) -> (OwnedFd, Option<Identity>) {
-        let identity = match self.file.leave() {
-            Whose::Ours(identity) => identity,
-            Whose::SomebodyElses => None,
-        };
-        (self.fd, identity)
+    pub fn leave(mut self) -> (OwnedFd, Whose) {
+        let whose = self.file.leave();
+        (self.fd, whose)
     }
 }
 
@@ -231,6 +228,12 @@ mod tests {
         inherited::keep_unix(Passed::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap(), identity);
     }
 
+    /// The same when that does not go on.
+    fn leave(before: Listening) {
+        let (fd, Whose::Ours(identity)) = before.leave() else { unreachable!("it was bound here") };
+        inherited::keep_unix(Passed::new(fd).unwrap(), identity);
+    }
+
     /// It was taken for the one that was passed on, and was deleted with it.
     #[test]
     fn what_lies_in_the_place_of_a_socket_that_is_passed_on_stays() {
@@ -241,8 +244,7 @@ mod tests {
             let before = unix(&path).unwrap();
             fs::rename(&path, directory.path().join("moved.sock")).unwrap();
             let other = UnixListener::bind(&path).unwrap();
-            let (fd, identity) = before.leave();
-            inherited::keep_unix(Passed::new(fd).unwrap(), identity);
+            leave(before);
             let taken = takes.then(|| unix(&path).unwrap());
             inherited::settle();
             drop(taken);
@@ -262,8 +264,7 @@ mod tests {
         // Of the last nothing is said: whoever gave it that one may have his reasons.
         for (said, wanted) in [(None, own), (Some(other), other), (None, other)] {
             inherited::settle();
-            let (fd, identity) = listening.leave();
-            inherited::keep_unix(Passed::new(fd).unwrap(), identity);
+            leave(listening);
             listening = Listening::on(&path, said).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().gid(), wanted, "{said:?}");
         }

@@ -5,7 +5,7 @@ use super::system::System;
 use super::{Finding, udev};
 use crate::device::{self, Access};
 use crate::failure::{Failure, Kind};
-use crate::signatures::{self, Class};
+use crate::signatures;
 use crate::sizes::human;
 use crate::superblock::{self, Found, state_name};
 use bcached_daemon::notes;
@@ -157,30 +157,23 @@ fn no_bcache(path: &Path, looked: Device) -> Result<Infallible, Failure> {
     drop(looked);
     drop(device::open(path, Access::Check)?);
     let none = Failure::new(Kind::NotBcache, format!("{} is no bcache device", path.display()));
+    if others.is_empty() {
+        Device::may_own(path)?;
+        return Err(none.next("`bcached make` makes it one"));
+    }
+    let next = match others.iter().find_map(|signature| signature.class.removed_by()) {
+        Some(removed_by) => format!("name another device; `{removed_by}` takes that mark away, if it is old"),
+        None => "name another device; if nothing on it is needed, `bcached make` says how it is overwritten"
+            .to_owned(),
+    };
     let marks = others.iter().map(|signature| signature.kind).collect::<Vec<_>>().join(", ");
-    let removed_by = others.iter().find_map(|signature| match signature.class {
-        Class::Member { removed_by } => Some(removed_by),
-        Class::Content => None,
-    });
-    if let Some(removed_by) = removed_by {
-        let next = format!("name another device; `{removed_by}` takes that mark away, if it is old");
-        return Err(none.why(format!("it has the mark of {marks}")).next(next));
-    }
-    if !marks.is_empty() {
-        let next =
-            "name another device; if nothing on it is needed, `bcached make` says how it is overwritten";
-        return Err(none.why(format!("it has the mark of {marks}")).next(next));
-    }
-    Device::may_own(path)?;
-    Err(none.next("`bcached make` makes it one"))
+    Err(none.why(format!("it has the mark of {marks}")).next(next))
 }
 
 /// Marks of an assembler beside the superblock: it may take the device before anybody else is asked.
 fn membership(device: &Device) -> Result<Vec<Finding>, Failure> {
-    let members = signatures::find(device)?.into_iter().filter_map(|signature| match signature.class {
-        Class::Member { removed_by } => Some((signature.kind, removed_by)),
-        Class::Content => None,
-    });
+    let members = signatures::find(device)?.into_iter();
+    let members = members.filter_map(|signature| Some((signature.kind, signature.class.removed_by()?)));
     let told = |(kind, removed_by)| {
         let text = format!(
             "it has the mark of a {kind}, too, and may be taken for one: `{removed_by}` takes that away, if it is old"

@@ -368,7 +368,7 @@ impl Buckets {
         let bucket = &mut self.table[place];
         bucket.pins += 1;
         bucket.touched = self.clock;
-        self.victims.touch(slot_at(place));
+        self.victims.touch(slot(self.id(place as u64)));
     }
 
     /// The end of what [`Buckets::pin`] began.
@@ -455,12 +455,11 @@ impl Buckets {
     /// written: there a pass is also what finds room.)
     pub fn count_dead(&mut self, sectors: u64) {
         self.died += sectors;
-        if self.died >= self.count() * self.bucket_sectors / DEAD_SHARE_SCARCE && !self.gc_wanted {
-            let is_scarce = self.available * SCARCE_SHARE < self.count();
-            if is_scarce || self.died >= self.count() * self.bucket_sectors / DEAD_SHARE {
-                self.gc_wanted = true;
-                self.gc_untold = true;
-            }
+        let are_scarce = self.available * SCARCE_SHARE < self.count();
+        let share = if are_scarce { DEAD_SHARE_SCARCE } else { DEAD_SHARE };
+        if self.died >= self.count() * self.bucket_sectors / share && !self.gc_wanted {
+            self.gc_wanted = true;
+            self.gc_untold = true;
         }
     }
 
@@ -570,8 +569,4 @@ impl Bucket {
 
 fn slot(id: BucketId) -> u32 {
     u32::try_from(id.index).expect("open refuses devices with more than 2^32 buckets")
-}
-
-fn slot_at(place: usize) -> u32 {
-    u32::try_from(place).expect("open refuses devices with more than 2^32 buckets")
 }
