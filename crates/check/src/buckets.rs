@@ -1,6 +1,7 @@
 //! What is known of each bucket: its generation, what it is used for, how much of it is live.
 
-use crate::damage::{DamageKind, Findings, Place, Structure, Use};
+use crate::damage::{DamageKind, Place, Structure, Use};
+use crate::findings::Findings;
 use bcached_format::{BucketPrio, Gen, Geometry, JsetHeader, Key, Pointer, SECTOR_BYTES, prio};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,9 @@
 //! What a set holds: the leaves, with the journal replayed over them in memory.
 
 use crate::buckets::{Buckets, STALE_MAX};
-use crate::damage::{DamageKind, Findings, Place, Structure, Use};
+use crate::damage::{DamageKind, Place, Structure, Use};
 use crate::extents::ExtentMap;
+use crate::findings::Findings;
 use crate::image::ReadAt;
 use crate::journal::{self, Journal};
 use crate::tree::{self, NodeRef, Tree};
@@ -89,15 +90,15 @@ pub(crate) struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Judges every extent of the tree's final content, and counts what is live.
+    /// Judges every extent of the tree's final content, and counts what is live. Dirty sectors of no volume are returned.
     pub fn judge(
         &self,
         tree: &Tree,
         buckets: &mut Buckets,
         volumes: &mut BTreeMap<Inode, Volume>,
         findings: &mut Findings,
-    ) {
-        let mut runs = Vec::new();
+    ) -> u64 {
+        let (mut runs, mut nobodys) = (Vec::new(), 0);
         for leaf in &tree.leaves {
             for key in of_leaf(self.image, &self.geometry, leaf, self.replay, findings).iter() {
                 if !buckets.is_live(key) {
@@ -106,9 +107,12 @@ impl Judge<'_> {
                 }
                 self.judge_live(key, leaf, buckets, volumes.get(&key.inode), findings);
                 buckets.count(key);
+                let dirty = if key.dirty { key.sectors() } else { 0 };
                 if let Some(volume) = volumes.get_mut(&key.inode) {
                     volume.live_sectors += key.sectors();
-                    volume.dirty_sectors += if key.dirty { key.sectors() } else { 0 };
+                    volume.dirty_sectors += dirty;
+                } else {
+                    nobodys += dirty;
                 }
                 let pointers = key.pointers.as_slice().iter();
                 runs.extend(pointers.map(|pointer| LiveRun {
@@ -119,6 +123,7 @@ impl Judge<'_> {
         }
         report_shared(runs, findings);
         self.judge_volumes(volumes, findings);
+        nobodys
     }
 
     fn judge_live(

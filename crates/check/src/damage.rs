@@ -190,7 +190,10 @@ pub enum DamageKind {
         previous: u64,
     },
     /// A kernel's search for entries, which does not read all buckets, finds something else.
-    #[error("a kernel's search ends with entry {found:?}, reading all buckets with {wanted}")]
+    #[error(
+        "a kernel does not read all buckets: it takes {} for the newest entry, which is {wanted}",
+        found.map_or_else(|| "none".to_owned(), |found| found.to_string())
+    )]
     JournalSearch {
         /// Newest entry of all.
         wanted: u64,
@@ -519,41 +522,6 @@ impl Serialize for Damage {
 /// Serialises what has a text as that.
 pub(crate) fn as_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
-}
-
-/// The findings so far: bounded, so that a device full of nonsense does not fill the memory.
-#[derive(Debug)]
-pub(crate) struct Findings {
-    list: Vec<Damage>,
-    limit: usize,
-    left_out: u64,
-}
-
-impl Findings {
-    pub fn new(limit: usize) -> Self {
-        Self { list: Vec::new(), limit, left_out: 0 }
-    }
-
-    pub fn error(&mut self, place: Place, kind: DamageKind) {
-        self.add(Severity::Error, place, kind);
-    }
-
-    pub fn warn(&mut self, place: Place, kind: DamageKind) {
-        self.add(Severity::Warning, place, kind);
-    }
-
-    fn add(&mut self, severity: Severity, place: Place, kind: DamageKind) {
-        if self.list.len() < self.limit {
-            self.list.push(Damage { severity, place, kind });
-        } else {
-            self.left_out += 1;
-        }
-    }
-
-    /// The findings and how many there was no room for.
-    pub fn into_parts(self) -> (Vec<Damage>, u64) {
-        (self.list, self.left_out)
-    }
 }
 
 impl Place {

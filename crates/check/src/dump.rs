@@ -2,7 +2,8 @@
 //!
 //! A dump shows what is there, also where a check would complain: it goes on behind damage as far as it can.
 
-use crate::damage::{Findings, Place, Structure, as_text};
+use crate::damage::{Place, Structure, as_text};
+use crate::findings::Findings;
 use crate::image::ReadAt;
 use crate::{buckets, journal, tree, volumes};
 use bcached_format::{CacheSuperblock, Geometry, Jset, Key, Label, NodeLog, Position, Uuid};
@@ -98,8 +99,10 @@ pub enum Record {
     },
     /// A journal entry.
     JournalEntry {
-        /// Index of the journal bucket.
+        /// Which of the journal's buckets it is in, from 0 on.
         index: usize,
+        /// That bucket, counted as all others.
+        bucket: u64,
         /// Sector.
         sector: u64,
         /// Number.
@@ -259,6 +262,7 @@ fn dump_entry(
     let Ok(parsed) = Jset::parse(&bytes, geometry.magic) else { return };
     visit(Record::JournalEntry {
         index,
+        bucket: entry.sector / geometry.bucket_sectors,
         sector: entry.sector,
         seq: parsed.header.seq,
         last_seq: parsed.header.last_seq,
@@ -358,7 +362,7 @@ impl fmt::Display for Record {
                 self.superblock_sizes()
             ),
             Self::JournalEntry {
-                index,
+                bucket,
                 sector,
                 seq,
                 last_seq,
@@ -367,8 +371,9 @@ impl fmt::Display for Record {
                 uuids,
                 prio_bucket,
                 keys,
+                ..
             } => {
-                write!(f, "journal entry {seq} needs {last_seq} bucket {index} sector {sector}")?;
+                write!(f, "journal entry {seq} needs {last_seq} bucket {bucket} sector {sector}")?;
                 let (root, uuids) = (Pointers(root), Pointers(uuids));
                 write!(f, " root {root} level {root_level} uuids {uuids} prios in bucket {prio_bucket}")?;
                 keys.iter().try_for_each(|key| write!(f, "\n    {key}"))

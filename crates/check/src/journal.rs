@@ -4,7 +4,8 @@
 //! so damage to the newest entry alone cannot be told from a crash; it is reported as a warning. Older needed entries
 //! are missed by their number.
 
-use crate::damage::{DamageKind, Findings, Place, Structure};
+use crate::damage::{DamageKind, Place, Structure};
+use crate::findings::Findings;
 use crate::image::ReadAt;
 use bcached_format::checksum::checksum;
 use bcached_format::error::JsetError;

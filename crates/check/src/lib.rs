@@ -15,8 +15,10 @@ mod content;
 mod damage;
 mod dump;
 mod extents;
+mod findings;
 mod image;
 mod journal;
+mod known;
 mod search;
 mod tree;
 mod view;
@@ -25,13 +27,16 @@ mod volumes;
 pub use buckets::Bucket;
 pub use damage::{Damage, DamageKind, Device, NodePlace, Place, Severity, Structure, Use};
 pub use dump::{KeyRecord, NodeRecord, Record, SetRecord, dump};
+pub use findings::Count;
 pub use image::ReadAt;
+pub use known::{Dirty, Hidden, Known};
 pub use view::{Piece, Source, View};
-pub use volumes::Volume;
+pub use volumes::{Claim, Volume};
 
 use bcached_format::{CacheSuperblock, Geometry, SECTOR_BYTES, Uuid};
 use content::Judge;
-use damage::{Findings, as_text};
+use damage::as_text;
+use findings::Findings;
 use serde::Serialize;
 
 /// What a check may be told.
@@ -61,10 +66,18 @@ pub struct Report {
     pub tree: Option<TreeSummary>,
     /// Its volumes, given-up ones included.
     pub volumes: Vec<Volume>,
+    /// Its dirty data, and how far that is known.
+    pub dirty: Dirty,
+    /// Where the index of its volumes is damaged.
+    pub hidden: Vec<Hidden>,
+    /// What the superblocks of the backing devices say that are its own, or may be.
+    pub claims: Vec<Claim>,
     /// What was found.
     pub findings: Vec<Damage>,
     /// Findings that there was no room for.
     pub findings_left_out: u64,
+    /// How often each kind was found, the worst first.
+    pub counts: Vec<Count>,
 }
 
 /// The cache set in short.
@@ -145,10 +158,17 @@ pub fn check<'a>(cache: &'a dyn ReadAt, backings: &'a [&'a dyn ReadAt], options:
         checked.report.set = Some(SetSummary::of(&superblock));
         // Until the first start has ended nothing counts but the superblock.
         if superblock.is_synchronous() {
-            check_started(cache, backings, &superblock, options, &mut checked, &mut findings);
+            if check_started(cache, backings, &superblock, options, &mut checked, &mut findings).is_none() {
+                known::judge(&mut checked.report, findings.doubts(), None);
+            }
+        } else {
+            checked.report.dirty = Dirty::NONE;
         }
     }
-    (checked.report.findings, checked.report.findings_left_out) = findings.into_parts();
+    let set = checked.report.set.as_ref().map(|set| set.set_uuid);
+    checked.report.claims = volumes::claims(backings, set);
+    let report = &mut checked.report;
+    (report.findings, report.findings_left_out, report.counts) = findings.into_parts();
     checked
 }
 
@@ -175,12 +195,14 @@ fn check_started<'a>(
         keys_to_replay: 0,
     });
     let header = journal.header;
-    let (mut buckets, chain) = buckets::read_chain(cache, &geometry, &header, findings)?;
-    claim_metadata(&geometry, &chain, &header, &mut buckets, findings);
+    // First, so that they have names whatever else cannot be read.
     let slots =
         volumes::read_table(cache, &geometry, &header.uuids, journal.old_uuids, entry_place, findings)
             .unwrap_or_default();
     let mut volumes = volumes::join(&slots, &backings, findings);
+    checked.report.volumes = volumes.values().cloned().collect();
+    let (mut buckets, chain) = buckets::read_chain(cache, &geometry, &header, findings)?;
+    claim_metadata(&geometry, &chain, &header, &mut buckets, findings);
     let root = tree::root(&geometry, &header.root, header.root_level, &mut buckets, entry_place, findings)?;
     let tree = tree::walk(cache, &geometry, root, &mut buckets, findings, &mut |_, _| {});
     let replay = content::replay(cache, &geometry, &journal, &mut buckets, findings);
@@ -192,12 +214,13 @@ fn check_started<'a>(
         replay: &replay,
         compare_clean: options.compare_clean,
     };
-    judge.judge(&tree, &mut buckets, &mut volumes, findings);
+    let nobodys = judge.judge(&tree, &mut buckets, &mut volumes, findings);
     if let Some(summary) = &mut checked.report.journal {
         summary.keys_to_replay = replay.count;
     }
     checked.report.tree = Some(TreeSummary::of(&tree, header.root_level));
     checked.report.volumes = volumes.into_values().collect();
+    known::judge(&mut checked.report, findings.doubts(), Some((&tree, nobodys)));
     let volumes = checked.report.volumes.clone();
     let list = buckets.to_list();
     checked.view = Some(View::new(cache, backing_images, geometry, tree, replay, buckets, volumes));
@@ -241,8 +264,12 @@ impl Report {
             journal: None,
             tree: None,
             volumes: Vec::new(),
+            dirty: Dirty::UNKNOWN,
+            hidden: Vec::new(),
+            claims: Vec::new(),
             findings: Vec::new(),
             findings_left_out: 0,
+            counts: Vec::new(),
         }
     }
 }

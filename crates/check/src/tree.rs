@@ -2,8 +2,9 @@
 //! pulls the bucket's generation forward. That is how a freeing key makes the child it frees stale.
 
 use crate::buckets::{Buckets, STALE_MAX};
-use crate::damage::{DamageKind, Findings, NodePlace, Place, Use};
+use crate::damage::{DamageKind, NodePlace, Place, Use};
 use crate::extents::ExtentMap;
+use crate::findings::Findings;
 use crate::image::ReadAt;
 use bcached_format::key_check::{check_child_key, check_child_order, check_leaf_key, check_leaf_order};
 use bcached_format::node_log::NodeSet;

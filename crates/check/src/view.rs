@@ -3,7 +3,7 @@
 
 use crate::buckets::Buckets;
 use crate::content::{self, Replay};
-use crate::damage::Findings;
+use crate::findings::Findings;
 use crate::image::ReadAt;
 use crate::tree::{NodeRef, Tree};
 use crate::volumes::Volume;

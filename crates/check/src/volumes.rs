@@ -1,26 +1,26 @@
 //! The volumes of a set: the slots of the uuid table, and the backing devices that were given along.
 
 use crate::buckets::sectors;
-use crate::damage::{DamageKind, Device, Findings, Place, Structure, as_text};
+use crate::damage::{DamageKind, Device, Place, Structure, as_text};
+use crate::findings::Findings;
 use crate::image::ReadAt;
+use crate::known::Known;
 use bcached_format::key_check::check_uuid_key;
 use bcached_format::{
     BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, Geometry, Inode, Key, Label,
     RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot, uuid,
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
 /// A volume with what the check found out about it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Volume {
     /// Slot of the uuid table.
     pub inode: u32,
     /// Of the backing device or volume.
-    #[serde(serialize_with = "as_text")]
     pub uuid: Uuid,
     /// Label in the table.
-    #[serde(serialize_with = "as_text")]
     pub label: Label,
     /// Has no backing device.
     pub flash_only: bool,
@@ -33,14 +33,92 @@ pub struct Volume {
     /// State of its backing device, if that was given.
     pub state: Option<&'static str>,
     /// Its backing device says that nothing in the cache is newer: whoever has it at hand serves it.
-    #[serde(skip)]
     pub claims_clean: bool,
     /// Sectors of live extents.
     pub live_sectors: u64,
     /// How many of these are dirty.
     pub dirty_sectors: u64,
-    #[serde(skip)]
+    /// How far both numbers are known.
+    pub dirty_state: Known,
     pub(crate) backing: Option<usize>,
+}
+
+/// A number that is not known is absent; of one that may be more its name says so.
+impl Serialize for Volume {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Flat<'a> {
+            inode: u32,
+            #[serde(serialize_with = "as_text")]
+            uuid: Uuid,
+            #[serde(serialize_with = "as_text")]
+            label: &'a Label,
+            flash_only: bool,
+            invalidated: bool,
+            start: u64,
+            end: Option<u64>,
+            state: Option<&'static str>,
+            dirty_state: Known,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            live_sectors: Option<u64>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            dirty_sectors: Option<u64>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            dirty_sectors_at_least: Option<u64>,
+        }
+        let is = |state| self.dirty_state == state;
+        let flat = Flat {
+            inode: self.inode,
+            uuid: self.uuid,
+            label: &self.label,
+            flash_only: self.flash_only,
+            invalidated: self.invalidated,
+            start: self.start,
+            end: self.end,
+            state: self.state,
+            dirty_state: self.dirty_state,
+            live_sectors: is(Known::Known).then_some(self.live_sectors),
+            dirty_sectors: is(Known::Known).then_some(self.dirty_sectors),
+            dirty_sectors_at_least: is(Known::AtLeast).then_some(self.dirty_sectors),
+        };
+        flat.serialize(serializer)
+    }
+}
+
+/// What the superblock of a backing device says of its cache: the only word there is where the cache cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Claim {
+    /// The device's place in the order given.
+    pub backing: usize,
+    /// Of the device.
+    #[serde(serialize_with = "as_text")]
+    pub uuid: Uuid,
+    /// Its label.
+    #[serde(serialize_with = "as_text")]
+    pub label: Label,
+    /// The set that it is attached to.
+    #[serde(serialize_with = "as_text")]
+    pub set_uuid: Uuid,
+    /// `clean`, `dirty` or `stale`.
+    pub state: &'static str,
+}
+
+/// The same of all devices that are attached to `set`; to any, where nobody knows which set it is.
+pub(crate) fn claims(images: &[&dyn ReadAt], set: Option<Uuid>) -> Vec<Claim> {
+    let mut nobody = Findings::new(0);
+    let mut claim = |(backing, image): (usize, &&dyn ReadAt)| {
+        let found = read_superblock(*image, Place::backing(backing), &mut nobody)?;
+        let Superblock::Backing(found) = found else { return None };
+        let is_its = set.is_none_or(|set| set == found.set_uuid());
+        (is_its && found.state() != BackingState::None).then(|| Claim {
+            backing,
+            uuid: found.uuid(),
+            label: found.label(),
+            set_uuid: found.set_uuid(),
+            state: state_name(found.state()),
+        })
+    };
+    images.iter().enumerate().filter_map(&mut claim).collect()
 }
 
 /// A backing device of the set.
@@ -171,6 +249,7 @@ pub(crate) fn join(
             claims_clean: false,
             live_sectors: 0,
             dirty_sectors: 0,
+            dirty_state: Known::Unknown,
             backing: None,
         };
         volumes.insert(Inode(inode), volume);

@@ -9,11 +9,13 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 mod cycle;
+mod wrong;
 
 pub use cycle::{
     Add, Attach, Cancel, Detach, Flush, Forget, Grow, Import, Release, Remove, Replace, Shrink, Stop,
     TakeOver, Watch,
 };
+use wrong::wrong_use;
 
 /// Stands for `-C` or `-B` with no device behind it. No argument of a process can hold a NUL, so nobody types it;
 /// an empty string, which an unset shell variable leaves behind, stays what it is, and the parser refuses it.
@@ -433,6 +435,9 @@ pub struct Check {
     /// Backing devices of the set
     #[arg(long, value_name = "DEV")]
     pub backing: Vec<PathBuf>,
+    /// List each finding, with its place on the device
+    #[arg(short, long)]
+    pub verbose: bool,
 }
 
 /// `bcached dump`.
@@ -480,14 +485,20 @@ pub fn wants_json(words: &[OsString]) -> bool {
 /// Wrong use, as a failure; help and version are commands that print text.
 pub fn parse(words: &[OsString]) -> Result<Command, Failure> {
     use clap::error::ErrorKind::{DisplayHelp, DisplayVersion};
-    let matches = match CommandLine::command().try_get_matches_from(words) {
+    let asks_for_help =
+        words.iter().skip(1).find(|word| *word != "--json").is_some_and(|word| word == "help");
+    // Help is text in any case.
+    let is_typed = |word: &&OsString| !asks_for_help || *word != "--json";
+    let words: Vec<_> = words.iter().filter(is_typed).collect();
+    let wrong = |error: clap::Error| wrong_use(&error, &words);
+    let matches = match CommandLine::command().try_get_matches_from(&words) {
         Ok(matches) => matches,
         Err(error) if matches!(error.kind(), DisplayHelp | DisplayVersion) => {
             return Ok(Command::Print(error.render().to_string()));
         }
-        Err(error) => return Err(wrong_use(&error)),
+        Err(error) => return Err(wrong(error)),
     };
-    let mut line = CommandLine::from_arg_matches(&matches).map_err(|error| wrong_use(&error))?;
+    let mut line = CommandLine::from_arg_matches(&matches).map_err(wrong)?;
     if let (Command::Make(make), Some(matches)) = (&mut line.command, matches.subcommand_matches("make")) {
         make.roles = roles(matches)?;
     }
@@ -519,76 +530,5 @@ fn roles(matches: &ArgMatches) -> Result<Vec<(Role, PathBuf)>, Failure> {
     Ok(devices)
 }
 
-/// What the parser says, as a failure.
-fn wrong_use(error: &clap::Error) -> Failure {
-    use clap::error::{ContextKind, ContextValue, ErrorKind};
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-        || error.kind() == ErrorKind::MissingSubcommand
-    {
-        return Failure::new(Kind::Usage, "no command given").next("`bcached --help` lists the commands");
-    }
-    let rendered = error.render().to_string();
-    let mut lines = rendered.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let first = lines.next().unwrap_or_default();
-    let what = first.strip_prefix("error: ").unwrap_or(first).trim_end_matches(':');
-    // A list of missing arguments, or a tip: one line of it is enough, the help has the rest.
-    let why: Vec<_> = lines.filter(|line| !line.is_empty() && !line.starts_with("For more")).collect();
-    let mut failure = Failure::new(Kind::Usage, what).next("`--help` after the command shows what it takes");
-    if !why.is_empty() {
-        failure = failure.why(why.join(" "));
-    }
-    if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) {
-        failure = failure.option(option.split([' ', '=']).next().unwrap_or(option));
-    }
-    failure
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn make(line: &str) -> Result<Vec<(Role, String)>, Failure> {
-        let words: Vec<_> = line.split(' ').map(|word| OsString::from(word.trim_matches('"'))).collect();
-        match parse(&words)? {
-            Command::Make(make) => Ok(make
-                .roles
-                .into_iter()
-                .map(|(role, path)| (role, path.to_string_lossy().into_owned()))
-                .collect()),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn roles_follow_the_order_of_the_line() {
-        use Role::{Backing, Cache};
-        let expect = |line, devices: &[(Role, &str)]| {
-            let devices: Vec<_> = devices.iter().map(|(role, name)| (*role, (*name).to_owned())).collect();
-            assert_eq!(make(line), Ok(devices), "{line}");
-        };
-        expect("bcached make -C a -B b", &[(Cache, "a"), (Backing, "b")]);
-        expect("bcached make -B b c -C a", &[(Backing, "b"), (Backing, "c"), (Cache, "a")]);
-        expect("bcached make -C -b 64k a -B b", &[(Cache, "a"), (Backing, "b")]);
-        expect("bcached make -B b --cache=a -w 4k c", &[(Backing, "b"), (Cache, "a"), (Cache, "c")]);
-        expect("bcached make -B --writeback b", &[(Backing, "b")]);
-        expect("bcached make --backing b --backing c", &[(Backing, "b"), (Backing, "c")]);
-        expect("bcached make", &[]);
-    }
-
-    #[test]
-    fn a_device_without_role_or_name_is_refused() {
-        let failure = make("bcached make a -C b").expect_err("no role");
-        assert_eq!(failure.kind, Kind::Usage);
-        assert!(failure.to_string().contains("`a` has no role"), "{failure}");
-        let failure = make("bcached make -B b -C \"\"").expect_err("empty");
-        assert_eq!(failure.option.as_deref(), Some("--cache"));
-    }
-
-    #[test]
-    fn json_is_asked_for_before_the_double_dash_only() {
-        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
-        assert!(wants_json(&words("bcached flush --json")));
-        assert!(wants_json(&words("bcached --json show x")));
-        assert!(!wants_json(&words("bcached show -- --json")));
-    }
-}
+mod tests;

@@ -323,7 +323,7 @@ fn a_device_grows_and_is_cut_off_at_a_stop() {
         .set_len(2 * BACKING_BYTES)
         .expect("grows");
     done(&daemon, &["grow", "tank"]);
-    wait_until("it is larger", || sectors() == before + (BACKING_BYTES >> 9));
+    assert_eq!(sectors(), before + (BACKING_BYTES >> 9), "`grow` ends when the device has its size");
     does(tool("mkfs.ext4").arg("-q").arg(&path));
     let mounted = Mounted::at(&path, images.path("mnt"));
     let once = Once::now(&path);

@@ -199,6 +199,10 @@ fn waiting_has_an_end() {
     let started = Instant::now();
     assert_ne!(site.ask(&["write -P 9 0 16k", "flush"]).exit, 0);
     assert!(started.elapsed() < Duration::from_secs(3), "it does not begin to wait anew");
+    // It said that writes wait, after none did any more.
+    let over = "reads go on, writes fail: it has not worked again within freeze_timeout (3s)";
+    let status = bcached(&["status", "--control", site.daemon.control()]);
+    assert!(status.out.contains(over) && !status.out.contains("writes wait until"), "{status:?}");
     assert_eq!(site.ask(&["read -P 7 64k 960k"]).exit, 0);
     site.recover();
     let wrote = site.ask(&["write -P 5 0 64k", "flush", "read -P 5 0 64k", "read -P 7 64k 960k"]);

@@ -98,9 +98,12 @@ fn a_device_that_has_grown_is_taken_up_while_it_is_served() {
     assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 20 MiB large already\n");
     // Its end is not a whole block.
     site.resize_device(24 * MIB + 1024);
-    assert_eq!(done(&daemon, &["grow", "media", "--dry-run"]), "media: would be 24 MiB large\n");
+    assert_eq!(
+        done(&daemon, &["grow", "media", "--dry-run"]),
+        "media: would be 24 MiB (25166848 bytes) large\n"
+    );
     assert_eq!(size(&daemon), 20 * MIB);
-    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 24 MiB large\n");
+    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 24 MiB (25166848 bytes) large\n");
     assert_eq!(size(&daemon), 24 * MIB + 1024);
     let found = site.read(&daemon);
     assert!(found[..before.len()] == before[..] && found[before.len()..].iter().all(|byte| *byte == 0));

@@ -12,7 +12,7 @@ const LISTED: &str =
     concat!(include_str!("../src/schemas/offline.txt"), include_str!("../src/schemas/daemon.txt"));
 
 /// Objects whose keys are names of their own: of windows of time, reasons, ways, fields.
-const MAPS: &[&str] = &["fields", "windows", "bypassed", "latency"];
+const MAPS: &[&str] = &["fields", "windows", "bypassed", "latency", "labels"];
 
 /// What was printed under one schema's name: each value's fields.
 #[derive(Default)]
@@ -339,6 +339,7 @@ fn while_it_runs(all: &mut All, images: &Images, daemon: &Daemon) {
     assert_eq!(copied.exit, 0, "{copied:?}");
     // Nobody has asked for it, so it is not cached.
     all.take(&ask(daemon, &["explain", "media", "19M", "--json"]).out);
+    all.take(&ask(daemon, &["metrics", "--json"]).out);
     let read = common::run(tool("nbdcopy").arg(daemon.uri("media")).arg(images.path("found")));
     assert_eq!(read.exit, 0, "{read:?}");
     let mut said = |words: &[&str]| drop(all.take(&ask(daemon, &[words, &["--json"]].concat()).out));

@@ -2,7 +2,7 @@
 
 use crate::control::jobs::Verb;
 use crate::failure::{Failure, Kind};
-use crate::sizes::{human, human_at_most, typed};
+use crate::sizes::{exact, human, typed};
 use bcached_engine::{Doing, Error};
 use bcached_env::IoErrorKind;
 use bcached_uring::note::NoteError;
@@ -65,6 +65,14 @@ fn cannot_open(device: &Path) -> String {
     format!("{OPEN} on {}", device.display())
 }
 
+/// The same as [`of_open`]; of a set that is damaged the log has the details.
+pub fn of_open_logged(device: &Path, error: &Error) -> Failure {
+    if is_damage(error) {
+        tracing::error!(event = "set-damaged", "{}: {error}", device.display());
+    }
+    of_open(device, error)
+}
+
 /// Why the set on the cache device at `device` cannot be opened.
 pub fn of_open(device: &Path, error: &Error) -> Failure {
     let failure = |kind| Failure::new(kind, cannot_open(device)).why(error.to_string());
@@ -81,7 +89,8 @@ pub fn of_open(device: &Path, error: &Error) -> Failure {
         }
         Error::Sizes { .. } => failure(Kind::Geometry).next("make it again with a larger --bucket"),
         error if is_damage(error) => failure(Kind::Damaged)
-            .next("`bcached check` looks at all of it and writes nothing; keep its devices as they are"),
+            .why(damage(error))
+            .next("`bcached check` says what that costs, and writes nothing; keep its devices as they are"),
         Error::NotACache => failure(Kind::NotBcache),
         error if error.may_pass() => failure(Kind::DeviceFails).next("look at the device"),
         // What a failed flush has dropped, or a missing end held, is not known, and another opening would not know of it.
@@ -142,6 +151,20 @@ fn is_damage(error: &Error) -> bool {
     }
 }
 
+/// What is damaged, for people: which bytes make no sense is for the log.
+pub fn damage(error: &Error) -> String {
+    match error {
+        Error::Node { .. } => "its index is damaged".to_owned(),
+        Error::NoJournal => "its journal is damaged: there is no entry".to_owned(),
+        Error::Format { doing: Doing::Priorities, .. } => {
+            "the generations of its buckets are damaged".to_owned()
+        }
+        Error::Format { doing: Doing::Uuids, .. } => "its table of volumes is damaged".to_owned(),
+        Error::Format { doing: Doing::Journal, .. } => "its journal is damaged".to_owned(),
+        error => error.to_string(),
+    }
+}
+
 /// Why long work on a volume has come to nothing.
 pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
     let what = match verb {
@@ -160,7 +183,7 @@ pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
     match error {
         Error::NoRoom { sectors_max, .. } => {
             return Failure::new(Kind::NoRoom, what)
-                .why(format!("its cache can promise no more than {} of it", human_at_most(sectors_max * 512)))
+                .why(format!("its cache can promise no more than {} of it", exact(sectors_max * 512)))
                 .next(format!("the largest that fits is `--size {}`", typed(sectors_max * 512)));
         }
         Error::NotWalked { percent } => {
@@ -209,7 +232,7 @@ pub fn of_flash(name: &str, error: &Error) -> Failure {
                 "{} are asked for, and the cache can promise {} ({sectors_max} sectors) beside what is dirty and what \
                  others in it were promised",
                 human(sectors * 512),
-                human_at_most(sectors_max * 512)
+                exact(sectors_max * 512)
             ),
         )
         .next(format!("the largest that fits is `--size {}`; nothing overrides this", typed(sectors_max * 512)))

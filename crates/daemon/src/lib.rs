@@ -29,6 +29,7 @@ pub mod metrics;
 pub mod names;
 pub mod notes;
 pub mod offline;
+mod oom;
 pub mod options;
 mod owned;
 mod passed;

@@ -54,6 +54,8 @@ pub fn parse(typed: &str, bare: Bare) -> Result<u64, SizeError> {
         return Err(fail(Reason::NoNumber));
     }
     let number: u64 = number.parse().map_err(|_| fail(Reason::Large))?;
+    // As it is printed: `10 GiB`.
+    let suffix = suffix.strip_prefix(' ').filter(|suffix| binary_unit(suffix).is_some()).unwrap_or(suffix);
     let unit = match (suffix, bare) {
         ("", Bare::Bytes) => 1,
         ("", Bare::Sectors) => 512,
@@ -86,27 +88,17 @@ fn refusal(suffix: &str) -> Reason {
     if scaled && matches!(letters.as_str(), "B" | "b") { Reason::Decimal } else { Reason::Suffix }
 }
 
-/// `bytes` as people read it, to the nearest: a binary unit and one digit after the point, or plain bytes below 1 KiB.
+/// `bytes` as people read it, to the nearest: a binary unit and one digit after the point, or plain bytes below 1 KiB. What
+/// is nearly one of the next unit is called so.
 #[must_use]
 pub fn human(bytes: u64) -> String {
-    in_tenths(bytes, |unit| unit / 2)
-}
-
-/// The same, never more than there is: of what somebody may ask for a part of.
-#[must_use]
-pub fn human_at_most(bytes: u64) -> String {
-    in_tenths(bytes, |_| 0)
-}
-
-/// What is nearly one of the next unit is called so, if it is rounded so.
-fn in_tenths(bytes: u64, rounded_by: impl Fn(u128) -> u128) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
     }
     let tenths = |step: u32| {
         let unit = 1_u128 << (10 * step);
-        (u128::from(bytes) * 10 + rounded_by(unit)) / unit
+        (u128::from(bytes) * 10 + unit / 2) / unit
     };
     let step = ((63 - bytes.leading_zeros()) / 10).min(5);
     let step = if step < 5 && tenths(step) >= 10 * 1024 { step + 1 } else { step };
@@ -115,6 +107,33 @@ fn in_tenths(bytes: u64, rounded_by: impl Fn(u128) -> u128) -> String {
         format!("{} {name}", tenths / 10)
     } else {
         format!("{}.{} {name}", tenths / 10, tenths % 10)
+    }
+}
+
+/// The same, with the number of bytes unless [`parse`] takes the text for exactly that: of what somebody may ask for.
+#[must_use]
+pub fn exact(bytes: u64) -> String {
+    let text = human(bytes);
+    match parse(&text, Bare::Bytes) {
+        Ok(read) if read == bytes => text,
+        _ if bytes < 1024 => text,
+        _ => format!("{text} ({bytes} bytes)"),
+    }
+}
+
+/// From one byte to before another, as people read it: `711-761 MiB`; of a stretch that is shorter than what is told of
+/// such numbers its length, and where it is.
+#[must_use]
+pub fn human_range(start: u64, end: u64) -> String {
+    let (from, to) = (human(start), human(end));
+    if from == to {
+        return format!("{} at {from}", human(end.saturating_sub(start)));
+    }
+    match (from.split_once(' '), to.split_once(' ')) {
+        (Some((number, unit)), Some((_, of_end))) if unit == of_end || start == 0 => {
+            format!("{number}-{to}")
+        }
+        _ => format!("{from}-{to}"),
     }
 }
 
@@ -136,6 +155,7 @@ mod tests {
             assert_eq!(parse("4k", bare), Ok(4096));
             assert_eq!(parse("4K", bare), Ok(4096));
             assert_eq!(parse("4KiB", bare), Ok(4096));
+            assert_eq!(parse("4 KiB", bare), Ok(4096), "as it is printed");
             assert_eq!(parse("1M", bare), Ok(1 << 20));
             assert_eq!(parse("3GiB", bare), Ok(3 << 30));
             assert_eq!(parse("2T", bare), Ok(2 << 40));
@@ -159,7 +179,7 @@ mod tests {
                 "{decimal}"
             );
         }
-        for typed in ["1X", "1 M", "1MiBs", "1Mi B", "1iB", "1.5G", "0x10"] {
+        for typed in ["1X", "1  M", "1 X", "1 ", "1MiBs", "1Mi B", "1iB", "1.5G", "0x10"] {
             assert!(sentence(typed).expect_err(typed).contains("the suffixes are"), "{typed}");
         }
         for typed in ["", "M", "-1", "+1", " 1", "½"] {
@@ -191,7 +211,27 @@ mod tests {
         assert_eq!(human((1 << 30) - 1), "1 GiB");
         assert_eq!(human((20 << 20) - 8192), "20 MiB");
         assert_eq!(human((2 << 20) - (60 << 10)), "1.9 MiB");
-        assert_eq!(human_at_most((4 << 30) - (8 << 10)), "3.9 GiB");
-        assert_eq!(human_at_most(4 << 30), "4 GiB");
+    }
+
+    /// A volume of 10 GiB less 8 KiB was 10 GiB large in `status` and 9.9 GiB in a refusal of `shrink`.
+    #[test]
+    fn a_size_that_is_told_can_be_asked_for() {
+        let volume = (10 << 30) - (8 << 10);
+        assert_eq!(exact(volume), "10 GiB (10737410048 bytes)");
+        for bytes in [0, 512, 1536, 4096, 10 << 30, volume, (1 << 40) + 512] {
+            let text = exact(bytes);
+            assert!(text.starts_with(&human(bytes)), "one rounding: {text}");
+            let read = text.split_once('(').map_or(text.as_str(), |(_, exact)| exact);
+            let read = read.trim_end_matches(" bytes)").trim_end_matches(" B");
+            assert_eq!(parse(read, Bare::Bytes), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn people_read_ranges() {
+        assert_eq!(human_range(711 << 20, 761 << 20), "711-761 MiB");
+        assert_eq!(human_range(0, 761 << 20), "0-761 MiB");
+        assert_eq!(human_range(711 << 20, 1 << 30), "711 MiB-1 GiB");
+        assert_eq!(human_range(5 << 30, (5 << 30) + 4096), "4 KiB at 5 GiB");
     }
 }

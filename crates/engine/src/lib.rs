@@ -76,7 +76,7 @@ pub use settings::Settings;
 pub use space::ages::Ages;
 pub use space::{DiscardState, Discards};
 pub use stats::{Bypassed, Reads, Stats, Traffic, VolumeStats};
-pub use status::{BucketCount, Status, Unserved};
+pub use status::{BucketCount, Status, Unserved, WaitedOut};
 pub use times::Times;
 pub use volume::flash_size::Shrinking;
 pub use volume::forget::{Forgetting, Lost};

@@ -9,7 +9,7 @@ use crate::settings::Settings;
 use crate::space::{Bucket, DiscardState, Discards, Usage};
 use crate::state::State;
 use crate::stats::Stats;
-use crate::volume::VolumeInfo;
+use crate::volume::{VolumeId, VolumeInfo};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::{DiskHealth, Time};
@@ -60,6 +60,8 @@ pub struct Status {
     pub flash_room_sectors: u64,
     /// Dirty data of all volumes, in sectors.
     pub dirty_sectors: u64,
+    /// That is all; if not, the tree has not been walked to its end, or has damaged nodes that hide some.
+    pub is_counted: bool,
     /// Levels of the tree above its leaves.
     pub tree_depth: u8,
     /// How full the root is with live keys, in percent (`root_usage_percent`).
@@ -101,12 +103,26 @@ pub struct Status {
     pub given_up_before: Arc<[GivenUp]>,
     /// B-tree nodes that could not be read when they were last tried: the first few.
     pub unreadable: Vec<UnreadableNode>,
+    /// Volumes whose requests have waited for a device as long as they may, and fail now. Whoever holds them back fills this in:
+    /// the set itself holds none back.
+    pub waited_out: Vec<WaitedOut>,
     /// Counters.
     pub stats: Stats,
     /// The volumes.
     pub volumes: Vec<VolumeInfo>,
     /// How long the requests of each of them took.
     pub latencies: Vec<Latencies>,
+}
+
+/// A device that requests of a volume have waited for as long as they may (`freeze_timeout`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitedOut {
+    /// The volume.
+    pub volume: VolumeId,
+    /// It is the cache.
+    pub cache: bool,
+    /// It is the backing device.
+    pub backing: bool,
 }
 
 /// A volume that the set knows and nobody serves.
@@ -120,6 +136,8 @@ pub struct Unserved {
     pub flash_sectors: Option<u64>,
     /// Dirty data, in sectors.
     pub dirty_sectors: u64,
+    /// That is all of it.
+    pub is_counted: bool,
 }
 
 /// What a set has counted of one bucket.
@@ -152,6 +170,7 @@ fn unserved(s: &State) -> Vec<Unserved> {
         label: slot.label,
         flash_sectors: slot.is_flash_only().then_some(slot.sectors),
         dirty_sectors: s.dirty.of(inode),
+        is_counted: s.has_counted(inode),
     })
     .collect()
 }
@@ -194,6 +213,7 @@ impl CacheSet {
             unserved: unserved(s),
             flash_room_sectors: s.flash_room(),
             dirty_sectors: s.dirty.total(),
+            is_counted: s.is_counted() && s.frozen.is_empty(),
             tree_depth: s.root.level,
             root_usage_percent: root_usage_percent(s),
             nodes: s.nodes.count() as u64,
@@ -211,6 +231,7 @@ impl CacheSet {
             given_up: Arc::clone(&s.losses.here),
             given_up_before: Arc::clone(&s.losses.before),
             unreadable: s.unreadable_nodes(),
+            waited_out: Vec::new(),
             stats: s.stats.as_of(s.now),
             latencies: s.volumes.iter().map(|(_, volume)| volume.latencies.clone()).collect(),
             volumes,

@@ -1,18 +1,18 @@
 //! `bcached check`: every invariant of the format, read-only, on devices that nobody writes meanwhile.
 //!
 //! A device's role is what its superblock says. Damage is an answer (exit status 1), and so is a backing device that
-//! belongs to none of the sets; a device that cannot be read, or is no cache, is a failure. What was not judged is said.
+//! belongs to none of the sets; a device that cannot be read, or is no cache, is a failure. What was not judged is said,
+//! and no number that a damaged structure hides.
 
 use crate::device::{self, Access, Device};
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::image::Image;
 use crate::output::{Report, Show};
-use crate::sizes::human;
 use crate::superblock::{self, Found};
 use bcached_check::{
-    Checked as Judged, Damage, DamageKind, Options, ReadAt, SetSummary, Severity, Source, TreeSummary,
-    Volume, check,
+    Checked as Judged, Claim, Count, Damage, DamageKind, Hidden, Known, Options, ReadAt, SetSummary,
+    Severity, Source, TreeSummary, Volume, check,
 };
 use bcached_daemon::notes;
 use bcached_format::units::bytes_of;
@@ -20,6 +20,9 @@ use bcached_format::{BackingState, Inode, Position, Superblock, Uuid};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use words::{Group, name};
+
+mod words;
 
 /// What was found on all devices.
 #[derive(Serialize)]
@@ -47,9 +50,25 @@ struct CheckedSet {
     #[serde(skip_serializing_if = "Option::is_none")]
     tree: Option<TreeSummary>,
     volumes: Vec<Volume>,
+    /// The answer in a line.
+    verdict: String,
+    /// What was found, each kind once.
+    damage: Vec<Group>,
+    /// How far it is known how much is dirty.
+    dirty_state: Known,
     /// Data that is newer than its backing device; volumes without one have none. Absent if it cannot be told.
     #[serde(skip_serializing_if = "Option::is_none")]
     dirty_bytes: Option<u64>,
+    /// The same where it may be more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dirty_bytes_at_least: Option<u64>,
+    /// Dirty data of volumes that the table does not name; absent: none is known of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dirty_bytes_of_nobody: Option<u64>,
+    /// What the superblocks of the backing devices say.
+    backing_claims: Vec<Claim>,
+    /// Where the index of the volumes is damaged, in sectors of their key spaces.
+    hidden: Vec<Hidden>,
     /// Volumes that were not judged against their backing devices, because these were not named.
     volumes_without_backing: Vec<String>,
     /// Volumes with cached data behind the end of their backing devices.
@@ -59,6 +78,11 @@ struct CheckedSet {
     note: Option<PathBuf>,
     findings: Vec<Damage>,
     findings_left_out: u64,
+    /// How often each kind was found.
+    counts: Vec<Count>,
+    /// The text lists each finding.
+    #[serde(skip)]
+    verbose: bool,
 }
 
 /// A device with what its superblock says it is.
@@ -97,8 +121,10 @@ pub fn run(flags: &flags::Check) -> Result<Report, Failure> {
     let cache_images: Vec<_> = caches.iter().map(|opened| (opened, Image::of(&opened.device))).collect();
     let images: Vec<_> = backings.iter().map(|opened| Image::of(&opened.device)).collect();
     let references: Vec<&dyn ReadAt> = images.iter().map(|image| image as &dyn ReadAt).collect();
-    let sets: Vec<_> =
-        cache_images.iter().map(|(opened, image)| check_set(&opened.name, image, &references)).collect();
+    let sets: Vec<_> = cache_images
+        .iter()
+        .map(|(opened, image)| check_set(&opened.name, image, &references, flags.verbose))
+        .collect();
     let foreign_backing_devices = foreign(&sets, &backings);
     let sound = sets.iter().all(CheckedSet::is_sound) && foreign_backing_devices.is_empty();
     let fit = backings.iter().filter(|opened| matches!(opened.role, Role::Backing(_)));
@@ -144,28 +170,50 @@ fn open(path: &Path) -> Result<Opened, Failure> {
     Ok(Opened { name: path.display().to_string(), device, role })
 }
 
-fn check_set(device: &str, image: &Image<'_>, backings: &[&dyn ReadAt]) -> CheckedSet {
+fn check_set(device: &str, image: &Image<'_>, backings: &[&dyn ReadAt], verbose: bool) -> CheckedSet {
     let judged = check(image, backings, Options::default());
     let volumes_cut_short = cut_short(&judged);
-    let report = judged.report;
+    let mut report = judged.report;
+    // That a backing device is of another set is said once, by those who know all the sets.
+    report.findings.retain(|damage| !matches!(damage.kind, DamageKind::OtherSet { .. }));
+    report.counts.retain(|count| count.kind != OTHER_SET);
+    let note = report.set.as_ref().and_then(|set| notes::left_behind(set.set_uuid));
+    if note.is_some() && report.dirty.state == Known::Known {
+        // What that holds is counted nowhere.
+        let is_none = report.dirty.sectors + report.dirty.alone_sectors == 0;
+        report.dirty.state = if is_none { Known::Unknown } else { Known::AtLeast };
+    }
     let with_backing = |volume: &&Volume| !volume.flash_only && !volume.invalidated;
     let unjudged = report.volumes.iter().filter(with_backing).filter(|volume| volume.state.is_none());
-    let dirty = report.volumes.iter().filter(|volume| !volume.flash_only).map(|volume| volume.dirty_sectors);
-    // That a backing device is of another set is said once, by those who know all the sets.
-    let is_own = |damage: &Damage| !matches!(damage.kind, DamageKind::OtherSet { .. });
+    // What a damaged table says are volumes are none.
+    let unjudged = unjudged.filter(|_| !report.findings.iter().any(Damage::hides_names));
+    let dirty = report.dirty;
+    let in_state = |state| (dirty.state == state).then(|| bytes_of(dirty.sectors));
     CheckedSet {
         device: device.to_owned(),
-        dirty_bytes: report.tree.is_some().then(|| bytes_of(dirty.sum())),
+        verdict: words::verdict(&report),
+        damage: words::groups(&report),
+        dirty_state: dirty.state,
+        dirty_bytes: in_state(Known::Known),
+        dirty_bytes_at_least: in_state(Known::AtLeast),
+        dirty_bytes_of_nobody: Some(bytes_of(dirty.nobodys_sectors)).filter(|bytes| *bytes > 0),
+        backing_claims: report.claims,
+        hidden: report.hidden,
         volumes_without_backing: unjudged.map(name).collect(),
         volumes_cut_short,
-        note: report.set.as_ref().and_then(|set| notes::left_behind(set.set_uuid)),
+        note,
         set: report.set,
         tree: report.tree,
-        findings: report.findings.into_iter().filter(is_own).collect(),
+        findings: report.findings,
         findings_left_out: report.findings_left_out,
+        counts: report.counts,
         volumes: report.volumes,
+        verbose,
     }
 }
+
+/// What [`DamageKind::OtherSet`] is called.
+const OTHER_SET: &str = "other-set";
 
 /// The volumes with cached data behind the end of their backing devices, which were longer once. If that data is
 /// dirty, the check has found an error as well.
@@ -182,60 +230,38 @@ fn cut_short(judged: &Judged<'_>) -> Vec<String> {
     view.volumes().iter().filter(is_cut).map(name).collect()
 }
 
-/// The label, or else the UUID.
-fn name(volume: &Volume) -> String {
-    let label = volume.label.to_string();
-    if label.is_empty() { volume.uuid.to_string() } else { label }
-}
-
 impl CheckedSet {
-    fn count(&self, severity: Severity) -> usize {
-        self.findings.iter().filter(|finding| finding.severity == severity).count()
+    fn count(&self, severity: Severity) -> u64 {
+        self.counts.iter().filter(|one| one.severity == severity).map(|one| one.count).sum()
     }
 
     fn is_sound(&self) -> bool {
         self.count(Severity::Error) == 0 && self.findings_left_out == 0
     }
 
-    /// Writing to a string cannot fail.
+    /// Writing to a string cannot fail. The verdict comes first, then what was found, each kind once.
     fn write(&self, text: &mut String) -> std::fmt::Result {
-        for finding in &self.findings {
-            let word = match finding.severity {
-                Severity::Warning => "warning",
-                Severity::Error => "error",
-            };
-            writeln!(text, "{}: {word}: {finding}", self.device)?;
+        let device = &self.device;
+        writeln!(text, "{device}: {}", self.verdict)?;
+        for Group { severity, what, .. } in &self.damage {
+            writeln!(text, "{device}: {}: {what}", word(*severity))?;
         }
-        if self.findings_left_out > 0 {
-            writeln!(text, "{}: {} more findings are not listed", self.device, self.findings_left_out)?;
+        if self.verbose {
+            for finding in &self.findings {
+                writeln!(text, "{device}:   {}: {finding}", word(finding.severity))?;
+            }
+            if self.findings_left_out > 0 {
+                writeln!(text, "{device}:   {} more findings are not listed", self.findings_left_out)?;
+            }
+        } else if !self.damage.is_empty() {
+            writeln!(text, "{device}: -v lists each finding with its place")?;
         }
         for volume in &self.volumes_cut_short {
             writeln!(
                 text,
-                "{}: warning: data of {volume} is cached behind the end of its backing device: was that cut short?",
-                self.device
+                "{device}: warning: data of {volume} is cached behind the end of its backing device: was that cut short?"
             )?;
         }
-        match self.count(Severity::Error) {
-            0 if self.findings_left_out == 0 => write!(text, "{}: sound", self.device)?,
-            errors => write!(text, "{}: {}", self.device, counted(errors as u64, "error"))?,
-        }
-        if let Some(tree) = &self.tree {
-            let used = self.volumes.iter().filter(|volume| !volume.invalidated).count();
-            let nodes = counted(tree.interior_nodes + tree.leaves, "node");
-            write!(text, ", {nodes}, {}", counted(used as u64, "volume"))?;
-        } else if self.set.as_ref().is_some_and(|set| !set.started) {
-            write!(text, ", never started")?;
-        }
-        if let Some(dirty) = self.dirty_bytes {
-            write!(text, ", {} dirty", human(dirty))?;
-            let alone = self.volumes.iter().filter(|volume| volume.flash_only && !volume.invalidated);
-            let alone: u64 = alone.map(|volume| bytes_of(volume.dirty_sectors)).sum();
-            if alone > 0 {
-                write!(text, ", {} of volumes that live here alone", human(alone))?;
-            }
-        }
-        writeln!(text)?;
         self.write_unjudged(text)
     }
 
@@ -255,9 +281,11 @@ impl CheckedSet {
     }
 }
 
-/// `1 node`, `2 nodes`.
-fn counted(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+const fn word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Warning => "warning",
+        Severity::Error => "error",
+    }
 }
 
 impl Show for Checked {

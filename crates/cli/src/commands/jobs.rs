@@ -11,7 +11,7 @@ use bcached_daemon::control::client;
 use bcached_daemon::control::jobs::{Begin, Job, Jobs, State, Verb};
 use bcached_daemon::control::status::{Status, Volume};
 use bcached_daemon::offline::overwrite::Overrides;
-use bcached_daemon::sizes::{self, human};
+use bcached_daemon::sizes;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -236,8 +236,7 @@ fn all_volumes(watch: &Watch<'_>) -> Result<All, Failure> {
     let unserved = status.caches.iter().flat_map(|cache| &cache.unserved);
     // What lives in the cache alone is nowhere else when it is flushed.
     let unserved = unserved.filter(|left| left.flash_size_bytes.is_none());
-    let unserved = unserved
-        .map(|left| format!("{} dirty of {}, which is not served", human(left.dirty_bytes), left.name()));
+    let unserved = unserved.map(|left| format!("{} of {}, which is not served", left.dirty, left.name()));
     let missing: Vec<_> = not_open.chain(not_served).chain(unserved).collect();
     let missing = (!missing.is_empty())
         .then(|| Failure::new(Kind::NotFound, "not everything can be flushed").why(missing.join("; ")));

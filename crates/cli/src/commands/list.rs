@@ -5,7 +5,7 @@ use crate::flags;
 use crate::output::{Report, Show};
 use bcached_daemon::control::client;
 use bcached_daemon::control::jobs::Job;
-use bcached_daemon::control::status::{Cache, Exported, Status, Volume};
+use bcached_daemon::control::status::{Cache, Dirty, Exported, Status, Volume};
 use bcached_daemon::sizes::human;
 use serde::Serialize;
 
@@ -36,8 +36,8 @@ struct Line {
     state: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     size_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dirty_bytes: Option<u64>,
+    #[serde(flatten)]
+    dirty: Dirty,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_mode: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,7 +65,7 @@ impl Line {
             name: cache.name.clone(),
             state: cache.state.clone(),
             size_bytes: counts.map(|counts| counts.buckets * counts.bucket_bytes),
-            dirty_bytes: counts.map(|counts| counts.dirty_bytes),
+            dirty: counts.map_or_else(unknown, |counts| counts.dirty.clone()),
             cache_mode: None,
             cache: None,
             flash_only: false,
@@ -83,7 +83,7 @@ impl Line {
             name: volume.name.clone(),
             state: volume.state.clone(),
             size_bytes: facts.map(|facts| facts.size_bytes),
-            dirty_bytes: facts.map(|facts| facts.dirty_bytes),
+            dirty: facts.map_or_else(unknown, |facts| facts.dirty.clone()),
             cache_mode: facts.map(|facts| facts.cache_mode.clone()),
             cache: volume.cache.clone(),
             flash_only: facts.is_some_and(|facts| facts.flash_only),
@@ -113,12 +113,25 @@ impl Line {
             self.name.clone(),
             self.state.clone(),
             size(self.size_bytes),
-            size(self.dirty_bytes),
+            dirty_cell(&self.dirty),
             text(&self.cache_mode),
             text(&self.cache),
             if self.flash_only { "in its cache alone".to_owned() } else { text(&self.device) },
             self.exported(),
         ]
+    }
+}
+
+/// What is not open says nothing of its dirty data.
+fn unknown() -> Dirty {
+    Dirty::of(0, false)
+}
+
+fn dirty_cell(dirty: &Dirty) -> String {
+    match (dirty.dirty_bytes, dirty.dirty_bytes_at_least) {
+        (Some(all), _) => human(all),
+        (None, Some(least)) => format!(">= {}", human(least)),
+        (None, None) => "unknown".to_owned(),
     }
 }
 

@@ -1,5 +1,6 @@
-//! `bcached metrics`: the daemon's numbers in the text format of Prometheus, as the daemon wrote them. They are text, also
-//! with `--json`: `status --json` has the same numbers.
+//! `bcached metrics`: the daemon's numbers in the text format of Prometheus, as the daemon wrote them, and the same as JSON.
+
+mod json;
 
 use crate::failure::{Failure, Kind};
 use crate::flags;
@@ -9,14 +10,19 @@ use std::io::Write as _;
 use std::path::Path;
 
 /// Asks, and prints or writes.
-pub fn run(flags: &flags::Metrics) -> Result<Report, Failure> {
+pub fn run(flags: &flags::Metrics, as_json: bool) -> Result<Report, Failure> {
     let socket = flags.control.socket();
     let Some(file) = &flags.textfile else {
-        return client::get(&socket, "/v1/metrics").map(Report::text_only);
+        return json::report(client::get(&socket, "/v1/metrics")?);
     };
+    if as_json && file.as_os_str() != "-" {
+        return Err(Failure::new(Kind::Usage, "--textfile=FILE writes text, and prints nothing")
+            .next("leave --json out, or the name of the file")
+            .option("--textfile"));
+    }
     let text = client::get(&socket, "/v1/metrics?names=node")?;
     if file.as_os_str() == "-" {
-        return Ok(Report::text_only(text));
+        return json::report(text);
     }
     replace(file, &text).map_err(|error| {
         let kind = match error.kind() {

@@ -46,7 +46,7 @@ pub fn run(command: Command, json: bool) -> Result<Report, Failure> {
         Command::Scan(flags) => scan::run(&flags),
         Command::Config(verb) => config::run(&verb),
         Command::Events(flags) => events::run(&flags, json),
-        Command::Metrics(flags) => metrics::run(&flags),
+        Command::Metrics(flags) => metrics::run(&flags, json),
         Command::Get(flags) => options::get(&flags),
         Command::Set(flags) => options::set(&flags),
         Command::Unset(flags) => options::unset(&flags),

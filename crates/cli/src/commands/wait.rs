@@ -72,7 +72,9 @@ fn is_as_wanted(volume: &Volume, wanted: WaitFor) -> bool {
     let Some(facts) = volume.facts.as_ref().filter(|facts| !facts.outdated) else { return false };
     match wanted {
         WaitFor::Served => true,
-        WaitFor::Clean => facts.dirty_bytes == 0 && facts.backing_state.as_deref() != Some("dirty"),
+        WaitFor::Clean => {
+            facts.dirty.dirty_bytes == Some(0) && facts.backing_state.as_deref() != Some("dirty")
+        }
         WaitFor::Detached => facts.attached == Some(false),
     }
 }

@@ -289,6 +289,9 @@ fn waiting_for_a_disk_has_an_end_and_the_disk_is_looked_for_all_the_same() {
     let log = daemon.log();
     assert_eq!(log.matches("event=device-awaited-in-vain").count(), 1, "{log}");
     assert!(log.contains("volume tank: its backing device has not come back in time"), "{log}");
+    let status = bcached(&["status", "--control", daemon.control()]).out;
+    let over = "requests that need it fail: it has not come back within freeze_timeout (1s)";
+    assert!(status.contains(over) && !status.contains("need it wait"), "{status}");
     site.plug(&copy, "tank");
     wait_for_event(&daemon, "device-returned");
     client.ask("read -P 0 8M 64k", "read 65536/65536");

@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::offline::overwrite::Overrides;
-use crate::sizes::human;
+use crate::sizes::{exact, human};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Write as _};
 
@@ -165,7 +165,8 @@ pub struct Job {
     pub elapsed_seconds: u64,
     /// Dirty data that there was at the beginning.
     pub dirty_bytes_at_start: u64,
-    /// How much that was nobody knows: the cache is not open.
+    /// How much that was nobody knows: the cache is not open, or its index is damaged or not read to its end. It was that much at the
+    /// least.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dirty_unknown: bool,
     /// Dirty data that is left, if its engine answers.
@@ -288,9 +289,13 @@ impl Job {
     /// What it would be.
     fn planned_text(&self) -> String {
         let Self { volume, verb, .. } = self;
-        let size = human(self.size_bytes.unwrap_or_default());
+        let size = exact(self.size_bytes.unwrap_or_default());
 
-        let dirty = human(self.dirty_bytes_at_start);
+        let dirty = match (self.dirty_unknown, self.dirty_bytes_at_start) {
+            (false, dirty) => human(dirty),
+            (true, 0) => "an unknown amount".to_owned(),
+            (true, least) => format!("at least {}", human(least)),
+        };
         match verb {
             Verb::Flush => format!("{volume}: {dirty} would be written back"),
             Verb::Detach => {
@@ -348,7 +353,7 @@ impl Job {
             Verb::Release => "released: it is not served any more, and what is dirty of it stays there",
             Verb::Replace => "replaced: nothing on its former device counts any more, and that is let go of",
         };
-        let size = human(self.size_bytes.unwrap_or_default());
+        let size = exact(self.size_bytes.unwrap_or_default());
         let line = match (self.state, self.already) {
             (State::Done, true) => match verb {
                 Verb::Flush => format!("{volume}: nothing is dirty"),

@@ -1,6 +1,7 @@
 //! What the daemon says about itself: the body of `/v1/status`, `bcached.status` version 1. Within a version, fields
 //! are only added; what is not known is absent.
 
+mod dirty;
 mod text;
 
 use super::hardware::Hardware;
@@ -9,6 +10,7 @@ use super::numbers::{CacheNumbers, VolumeNumbers};
 use crate::names::{self, Known};
 use crate::sizes::human;
 use bcached_engine::Opening;
+pub use dirty::Dirty;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -110,6 +112,9 @@ pub struct CacheCounts {
     pub cache_replacement_policy: String,
     pub buckets: u64,
     pub buckets_available: u64,
+    /// The buckets that hold cached data, dirty or clean, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached_bytes: Option<u64>,
     pub buckets_free: u64,
     pub buckets_metadata: u64,
     /// Kept free for the next start, so that it need not read the whole index first.
@@ -118,7 +123,8 @@ pub struct CacheCounts {
     /// How much of the index has been read since the start; before it is 100, numbers of buckets and dirty data are of that part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub walked_percent: Option<u64>,
-    pub dirty_bytes: u64,
+    #[serde(flatten)]
+    pub dirty: Dirty,
     pub tree_depth: u64,
     pub nodes: u64,
     pub node_bytes: u64,
@@ -212,13 +218,23 @@ impl VolumeCounts {
 pub struct Unserved {
     pub uuid: String,
     pub label: String,
-    pub dirty_bytes: u64,
+    #[serde(flatten)]
+    pub dirty: Dirty,
     /// It lives in the cache alone, and is so large.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash_size_bytes: Option<u64>,
 }
 
 impl Unserved {
+    /// How much of it is used, of one that lives in the cache alone.
+    fn used(&self) -> String {
+        match (self.dirty.dirty_bytes, self.dirty.dirty_bytes_at_least) {
+            (Some(all), _) => human(all),
+            (None, Some(least)) => format!("at least {}", human(least)),
+            (None, None) => "an unknown part".to_owned(),
+        }
+    }
+
     /// The volume in a sentence.
     #[must_use]
     pub fn name(&self) -> String {
@@ -263,6 +279,10 @@ pub struct Volume {
     /// Why it is not served as it should be, and what works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What the superblock of its backing device said when it was looked at last, of one that is not served; served ones have
+    /// `backing_state`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub superblock_state: Option<String>,
     /// Its backing device as configured; absent for a volume that lives on the cache alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing: Option<String>,
@@ -356,7 +376,8 @@ pub struct VolumeFacts {
     /// The word of the backing superblock; absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing_state: Option<String>,
-    pub dirty_bytes: u64,
+    #[serde(flatten)]
+    pub dirty: Dirty,
     /// How its dirty data is written back; absent without a backing device, or while it is not cached.
     #[serde(flatten)]
     pub writeback: Option<Writeback>,

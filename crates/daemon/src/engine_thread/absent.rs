@@ -56,6 +56,11 @@ impl Absences {
         self.inside.get(&volume).is_none_or(|count| *count == 0)
     }
 
+    /// Since when requests of the volume have had to wait for its backing device, if they have.
+    pub fn missed_since(&self, volume: VolumeId) -> Option<Time> {
+        self.missed.get(&volume).map(|missed| missed.since)
+    }
+
     /// The volume is served no more.
     pub fn forget(&mut self, volume: VolumeId) {
         self.missed.remove(&volume);

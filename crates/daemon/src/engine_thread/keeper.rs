@@ -15,7 +15,9 @@ use super::absent::Absences;
 use super::cache_back::Returned;
 use crate::engine_failure;
 use crate::failure::Failure;
-use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
+use bcached_engine::{
+    CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions, WaitedOut,
+};
 use bcached_env::sync::Notify;
 use bcached_env::{DiskId, Env, Time};
 use bcached_format::{CacheMode, Uuid};
@@ -412,6 +414,14 @@ impl Keeper {
                     }
                 }
             }
+            let now = self.0.env.now();
+            let waited_out = |info: &VolumeInfo| {
+                let is_over = |since: Time| now >= since + info.options.freeze_timeout;
+                let cache = sets.waits_since.get(&info.id).copied().is_some_and(is_over);
+                let backing = sets.absences.missed_since(info.id).is_some_and(is_over);
+                (cache || backing).then_some(WaitedOut { volume: info.id, cache, backing })
+            };
+            status.waited_out = status.volumes.iter().filter_map(waited_out).collect();
             status
         })
     }

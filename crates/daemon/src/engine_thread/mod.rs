@@ -298,7 +298,7 @@ impl EngineThread {
         let opened = executor
             .block_on(opening)
             .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))
-            .and_then(|set| set.map_err(|error| engine_failure::of_open(&device, &error)));
+            .and_then(|set| set.map_err(|error| engine_failure::of_open_logged(&device, &error)));
         if let (Err(_), Some(place), false) = (&opened, &recipe.note, tells) {
             take_back_note(place, &found.0);
         }

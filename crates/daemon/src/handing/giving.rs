@@ -5,6 +5,7 @@ use super::link::{Link, Message, Of, Yours};
 use super::{END_LIMIT, HELLO_LIMIT, KILLED_LIMIT, LOOK, PROTOCOL, READY_LIMIT, TRIAL, VARIABLE};
 use crate::control::LeftSockets;
 use crate::failure::{Failure, Kind};
+use crate::oom;
 use crate::passed::Sockets;
 use bcached_front_nbd as nbd;
 use bcached_port::socket::inherited::{self, Purpose};
@@ -54,7 +55,7 @@ impl Successor {
         command.env(VARIABLE, std::process::id().to_string()).stdin(Stdio::from(theirs));
         // One that is tried and one that is not may follow each other.
         command.env_remove(TRIAL).envs(is_trial.then_some((TRIAL, "1")));
-        let started = command.spawn();
+        let started = oom::as_before(|| command.spawn());
         // With its end of the link, which is to be the process's alone.
         drop(command);
         let process = started.map_err(|error| cannot(format!("it cannot be started: {error}")))?;

@@ -24,9 +24,11 @@ fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
         gauge("bcached_cache_bucket_bytes", "Size of a bucket.", |open| {
             Some(open.counts.bucket_bytes as f64)
         }),
-        gauge("bcached_cache_dirty_bytes", "Data that is not on the backing devices yet.", |open| {
-            Some(open.counts.dirty_bytes as f64)
-        }),
+        gauge(
+            "bcached_cache_dirty_bytes",
+            "Data that is not on the backing devices yet; absent: not known.",
+            |open| open.counts.dirty.dirty_bytes.map(|bytes| bytes as f64),
+        ),
         gauge(
             "bcached_cache_congested_bytes",
             "Streams of so much and more go past the cache device because it is slow; 0: it is not congested.",

@@ -47,7 +47,9 @@ fn of_members<'a>() -> Vec<Metric<Member<'a>>> {
         &member.numbers.windows.total
     }
     vec![
-        gauge("node_bcache_dirty_data_bytes", "", |member| Some(member.facts.dirty_bytes as f64)),
+        gauge("node_bcache_dirty_data_bytes", "", |member| {
+            member.facts.dirty.dirty_bytes.map(|bytes| bytes as f64)
+        }),
         gauge("node_bcache_dirty_target_bytes", "", |member| {
             Some(member.facts.writeback.as_ref()?.dirty_target_bytes as f64)
         }),

@@ -8,9 +8,11 @@ use crate::control::status::{Volume, VolumeFacts};
 fn metrics() -> Vec<Metric<VolumeFacts>> {
     vec![
         gauge("bcached_volume_size_bytes", "Size of the volume.", |facts| Some(facts.size_bytes as f64)),
-        gauge("bcached_volume_dirty_bytes", "Data that is not on the backing device yet.", |facts| {
-            Some(facts.dirty_bytes as f64)
-        }),
+        gauge(
+            "bcached_volume_dirty_bytes",
+            "Data that is not on the backing device yet; absent: not known.",
+            |facts| facts.dirty.dirty_bytes.map(|bytes| bytes as f64),
+        ),
         gauge("bcached_volume_dirty_target_bytes", "Dirty data that write-back aims at.", |facts| {
             facts.writeback.as_ref().map(|writeback| writeback.dirty_target_bytes as f64)
         }),

@@ -44,7 +44,7 @@ pub fn of(table: &Table, (verb, subject): (Verb, &Subject), status: &Status) -> 
             failed: status.failed.as_ref(),
             walked_percent: status.walked_percent,
             devices: volumes.iter().filter_map(silent).collect(),
-            nodes: nodes.map(|node| health::unreadable(node, name)).collect(),
+            nodes: nodes.filter_map(|node| health::unreadable(std::slice::from_ref(node), name)).collect(),
             volumes,
         },
     )

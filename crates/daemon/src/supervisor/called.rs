@@ -1,7 +1,7 @@
 //! What volumes are called here that an engine knows by its own numbers, or by their UUIDs.
 
 use super::table::{VolumeEntry, VolumeState};
-use crate::control::status::Unserved;
+use crate::control::status::{Dirty, Unserved};
 use crate::sizes::human;
 use bcached_engine::{GivenUp, VolumeId, VolumeInfo};
 
@@ -34,7 +34,7 @@ fn lost_of(volumes: &[VolumeEntry], lost: &GivenUp) -> String {
     let entry = entry_of(volumes, lost);
     let unserved = || {
         let (uuid, label) = (lost.uuid.to_string(), lost.label.to_string());
-        Unserved { uuid, label, dirty_bytes: 0, flash_size_bytes: None }.name()
+        Unserved { uuid, label, dirty: Dirty::default(), flash_size_bytes: None }.name()
     };
     let name = entry.and_then(|entry| entry.name.clone()).unwrap_or_else(unserved);
     let amount = format!("up to {} of {name}", human(lost.sectors * 512));

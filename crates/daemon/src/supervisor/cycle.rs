@@ -11,7 +11,7 @@ use crate::engine_failure;
 use crate::engine_thread::{Added, Adding, Engine, Given, Long, Way};
 use crate::failure::{Failure, Kind};
 use crate::options::quiet;
-use crate::sizes::human;
+use crate::sizes::exact;
 use bcached_engine::{Error, VolumeId, VolumeInfo};
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,8 @@ pub struct Planned {
     pub engine: Option<Engine>,
     /// Dirty data now, in bytes.
     pub dirty: u64,
+    /// It may be more: not all of it is counted.
+    pub dirty_unknown: bool,
     /// Dirty data that the work does not concern, in bytes.
     pub dirty_beside: u64,
     /// The number of the work that does it already.
@@ -81,6 +83,7 @@ impl Planned {
             name: name.to_owned(),
             engine,
             dirty: 0,
+            dirty_unknown: false,
             dirty_beside: 0,
             joins: None,
             work: None,
@@ -112,6 +115,7 @@ impl Planned {
         shown.id = self.joins;
         shown.already = is_nothing;
         shown.dirty_bytes_at_start = self.dirty;
+        shown.dirty_unknown = self.dirty_unknown;
         shown.size_bytes = self.size;
         shown.notes.clone_from(&self.notes);
         if let Some(loss) = self.loss.as_ref().filter(|_| self.lost > 0) {
@@ -147,7 +151,9 @@ impl Supervisor {
         }
         let (engine, now) = self.engine_and_info(&entry, begin.verb)?;
         let dirty = now.dirty_sectors * 512;
-        let mut planned = Planned { dirty, ..Planned::nothing(begin.verb, name, Some(engine)) };
+        let dirty_unknown = !now.is_dirty_known();
+        let mut planned =
+            Planned { dirty, dirty_unknown, ..Planned::nothing(begin.verb, name, Some(engine)) };
         let here = Some(Work::Here(Self::long_of(begin.verb)));
         match begin.verb {
             Verb::Flush => planned.work = here.filter(|_| now.attached && now.may_be_dirty()),
@@ -553,7 +559,7 @@ fn check_joins(
     };
     Err(Failure::new(Kind::InUse, format!("{} cannot be done to {name}", begin.verb))
         .why(match size.filter(|_| is_of_another_size) {
-            Some(size) => format!("{verb} to {} goes on there (job {number})", human(size)),
+            Some(size) => format!("{verb} to {} goes on there (job {number})", exact(size)),
             None => format!("{verb} goes on there (job {number})"),
         })
         .next(next))

@@ -8,7 +8,7 @@ use crate::control::AskExplain;
 use crate::control::explain::Explained as Shown;
 use crate::engine_failure;
 use crate::failure::{Failure, Kind};
-use crate::sizes::{human, human_at_most};
+use crate::sizes::{exact, human};
 use bcached_engine::{Bypass, Error, Explained, InCache, Traffic, VolumeInfo, Whereabouts};
 use bcached_format::CacheMode;
 use std::cmp::Reverse;
@@ -46,11 +46,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
         let explained = explained.map_err(|error| match error {
             Error::Range { volume_sectors, .. } => {
                 Failure::new(Kind::Usage, format!("{name} has no byte {offset}"))
-                    .why(format!(
-                        "it is {} large ({} bytes)",
-                        human_at_most(volume_sectors * 512),
-                        volume_sectors * 512
-                    ))
+                    .why(format!("it is {} large", exact(volume_sectors * 512)))
                     .next("name an offset before that")
             }
             error => Failure::new(Kind::Io, format!("where that is cannot be told of {name}"))

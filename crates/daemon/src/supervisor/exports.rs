@@ -39,7 +39,10 @@ impl Supervisor {
     /// Makes a served volume known to the front ends, under its name.
     pub(super) fn export(&self, entry: &VolumeEntry) {
         self.start_fronts_of(entry);
-        if self.publish(entry) {
+        let name = entry.display_name();
+        // It comes to another engine, and has been served all the while: the work's own end tells of that.
+        let only_moves = self.shared().jobs.moves(name);
+        if self.publish(entry) && !only_moves {
             tracing::info!(event = "volume-served", "{}: served", entry.display_name());
         }
     }

@@ -77,6 +77,7 @@ impl Table {
             told: info.options,
             data_offset: None,
             kept_mode: Some(info.mode),
+            kept_state: None,
             said_mode: OfMode::default(),
             read_only: said.is_some_and(|flash| flash.read_only),
             shared: said.is_some_and(|flash| flash.shared),

@@ -11,7 +11,7 @@ use crate::engine_failure;
 use crate::engine_thread::{Engine, Long};
 use crate::failure::{Failure, Kind};
 use crate::lost::{self, Owner};
-use crate::sizes::{human, human_at_most, typed};
+use crate::sizes::{exact, human, typed};
 use bcached_engine::{Error, VolumeId, VolumeInfo};
 use std::path::PathBuf;
 use std::thread;
@@ -38,13 +38,13 @@ impl Supervisor {
         })?;
         check_blocks(size, now).map_err(|why| refused(Kind::Geometry, why))?;
         if size < has {
-            return Err(refused(Kind::Usage, format!("it is {} large", human_at_most(has)))
+            return Err(refused(Kind::Usage, format!("it is {} large", exact(has)))
                 .next(format!("`bcached shrink {name} --size {}` makes it smaller", typed(size))));
         }
         if size > most {
             let why = format!(
                 "its cache can promise {} beside what is dirty and what others in it were promised",
-                human_at_most(most)
+                exact(most)
             );
             return Err(refused(Kind::NoRoom, why).next(format!("{largest}; nothing overrides this")));
         }
@@ -69,7 +69,7 @@ impl Supervisor {
             .ok_or_else(|| refused(Kind::Usage, "its new size is not said".to_owned()).option("--size"))?;
         check_blocks(size, now).map_err(|why| refused(Kind::Geometry, why).option("--size"))?;
         if size > now.sectors * 512 {
-            return Err(refused(Kind::Usage, format!("it is {} large", human_at_most(now.sectors * 512)))
+            return Err(refused(Kind::Usage, format!("it is {} large", exact(now.sectors * 512)))
                 .next(format!("`bcached grow {name} --size {}` makes it larger", typed(size)))
                 .option("--size"));
         }
@@ -170,7 +170,7 @@ impl Losing {
 fn too_much(name: &str, size: u64, lost: u64, accepted: Option<u64>) -> Failure {
     let accepted = losing::more_than(accepted);
     Failure::new(Kind::DataLoss, format!("cannot shrink {name}"))
-        .why(format!("{} of it behind {} {accepted}, and is nowhere else", human(lost), human(size)))
+        .why(format!("{} of it behind {} {accepted}, and is nowhere else", exact(lost), exact(size)))
         .next(format!("discard what is not needed there, or give it up with `--accept-loss {}`", typed(lost)))
         .option("--accept-loss")
 }

@@ -383,6 +383,11 @@ impl Fronts {
         }
     }
 
+    /// Something of the volume of that name is being taken away.
+    pub fn is_retiring(&self, name: &str) -> bool {
+        self.lock().retiring.iter().any(|(of, _)| of == name)
+    }
+
     /// Where a volume can be had, and why not.
     pub fn places_of(&self, name: &str, ways: Ways) -> Vec<Had> {
         let running = self.lock();

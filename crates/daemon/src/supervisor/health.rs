@@ -3,10 +3,10 @@
 use super::table::Table;
 use crate::engine_failure;
 use crate::options::value::Value;
-use crate::sizes::human;
+use crate::sizes::{human, human_range};
 use bcached_engine::{
-    DiskHealth, Doing, Error, OnError, Status, UnreadableNode, Unwritable, VolumeId, VolumeInfo,
-    WritebackTrouble,
+    Covered, DiskHealth, Doing, Error, OnError, Status, UnreadableNode, Unwritable, VolumeId, VolumeInfo,
+    WaitedOut, WritebackTrouble,
 };
 use bcached_env::IoErrorKind;
 use std::time::Duration;
@@ -128,34 +128,62 @@ pub fn stopped(error: &Error, given_up: &str) -> String {
     )
 }
 
-/// A btree node that cannot be read, and what it is the index of. `name` gives a volume its name.
-pub fn unreadable(node: &UnreadableNode, name: impl Fn(VolumeId) -> String) -> String {
-    let covers: Vec<_> = node
-        .covers
+/// Nodes of the index that cannot be read, by what that costs. `name` gives a volume its name.
+pub fn unreadable(nodes: &[UnreadableNode], name: impl Fn(VolumeId) -> String) -> Option<String> {
+    let what = damaged(nodes)?;
+    let parts: Vec<_> = nodes
         .iter()
-        .map(|part| format!("sectors {} to {} of {}", part.start, part.end, name(part.volume)))
+        .flat_map(|node| &node.covers)
+        .map(|part| format!("{} {}", name(part.volume), in_bytes(part)))
         .collect();
-    let covers = if covers.is_empty() { "no volume that is served".to_owned() } else { covers.join(", ") };
-    let (bucket, level, error) = (node.bucket, node.level, &node.error);
-    format!("the btree node in bucket {bucket} (level {level}), index of {covers}, cannot be read ({error})")
+    Some(match parts.as_slice() {
+        [] => format!("{what}; it is the index of no volume that is served"),
+        [one] => format!("{what}; {one} is unreadable from the cache"),
+        several => format!("{what}; {} are unreadable from the cache", several.join(", ")),
+    })
+}
+
+/// Where a node is, and what was met there: for the log, and for who asks for details.
+pub fn in_detail(node: &UnreadableNode) -> String {
+    let UnreadableNode { bucket, sector, level, error, .. } = node;
+    format!("btree node in bucket {bucket}, sector {sector}, level {level}: {error}")
+}
+
+/// What has happened to them; `None`: there are none.
+fn damaged(nodes: &[UnreadableNode]) -> Option<String> {
+    let is_damaged = nodes.iter().any(|node| matches!(node.error, Error::Node { .. }));
+    let state = if is_damaged { "damaged" } else { "unreadable" };
+    match nodes.len() {
+        0 => None,
+        1 => Some(format!("index node {state}")),
+        several => Some(format!("{several} index nodes {state}")),
+    }
+}
+
+fn in_bytes(part: &Covered) -> String {
+    human_range(part.start * 512, part.end * 512)
 }
 
 /// What of the volume cannot be found in the cache, because `nodes` cannot be read.
 fn without_index(info: &VolumeInfo, nodes: &[UnreadableNode]) -> Option<String> {
-    let parts: Vec<_> = nodes
-        .iter()
-        .flat_map(|node| &node.covers)
-        .filter(|part| part.volume == info.id)
-        .map(|part| format!("{} to {}", part.start, part.end))
-        .collect();
-    (!parts.is_empty()).then(|| format!("the index of its sectors {} cannot be read", parts.join(", ")))
+    let covers = |node: &UnreadableNode| node.covers.iter().any(|part| part.volume == info.id);
+    let nodes: Vec<_> = nodes.iter().filter(|node| covers(node)).cloned().collect();
+    let what = damaged(&nodes)?;
+    let parts = nodes.iter().flat_map(|node| &node.covers).filter(|part| part.volume == info.id);
+    let parts: Vec<_> = parts.map(in_bytes).collect();
+    let are = if parts.len() == 1 { "is" } else { "are" };
+    Some(format!("{what}; {} of it {are} unreadable from the cache", parts.join(", ")))
 }
 
 /// What becomes of a volume whose cache has stopped writing because of `error`.
-fn without_cache(info: &VolumeInfo, error: &Error) -> String {
+fn without_cache(info: &VolumeInfo, error: &Error, is_over: bool) -> String {
     let is_needed = info.flash_only || info.may_be_dirty();
     let what = match info.options.on_cache_error {
         _ if !is_needed => "it goes on without it, at its backing device's pace".to_owned(),
+        OnError::Freeze if is_over => {
+            let limit = Value::Time(info.options.freeze_timeout);
+            format!("reads go on, writes fail: it has not worked again within freeze_timeout ({limit})")
+        }
         OnError::Freeze if error.may_be_awaited() => {
             let limit = Value::Time(info.options.freeze_timeout);
             format!("reads go on, writes wait until it works again, for {limit} in all")
@@ -180,9 +208,13 @@ fn others(unwritable: &Unwritable) -> String {
 }
 
 /// What becomes of requests that need the backing device of a volume, which is gone.
-fn without_backing(info: &VolumeInfo) -> Option<String> {
+fn without_backing(info: &VolumeInfo, is_over: bool) -> Option<String> {
     info.backing_health?.last_error.filter(|last| last.kind.is_final())?;
     Some(match info.options.on_backing_error {
+        OnError::Freeze if is_over => {
+            let limit = Value::Time(info.options.freeze_timeout);
+            format!("requests that need it fail: it has not come back within freeze_timeout ({limit})")
+        }
         OnError::Freeze => {
             let limit = Value::Time(info.options.freeze_timeout);
             format!("requests that need it wait until it is back, for {limit} in all")
@@ -210,13 +242,17 @@ pub struct SetTrouble<'a> {
     pub failing: Option<(u64, &'a DiskHealth)>,
     /// Nodes that cannot be read.
     pub nodes: &'a [UnreadableNode],
+    /// Volumes whose requests have waited in vain.
+    pub waited_out: &'a [WaitedOut],
 }
 
 /// Why a served volume is not as it should be, and what works. `backing` is its backing device as configured.
 pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -> Option<String> {
-    let SetTrouble { failed, failing, nodes } = set;
+    let SetTrouble { failed, failing, nodes, waited_out } = set;
+    let over = waited_out.iter().find(|over| over.volume == info.id);
     let worn = || failing.map(|(errors, health)| format!("of its cache {}", self::failing(errors, health)));
-    let cache = failed.map(|error| without_cache(info, error)).or_else(worn);
+    let cache =
+        failed.map(|error| without_cache(info, error, over.is_some_and(|over| over.cache))).or_else(worn);
     let device = backing.zip(info.backing_health).and_then(|(device, health)| sentence(device, &health));
     let writeback = info.writeback_trouble.as_ref().map(|trouble| {
         let others = others(&info.unwritable);
@@ -228,7 +264,7 @@ pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -
         .map(|error| format!("nothing is dirty, but its superblock cannot be marked clean ({error})"));
     let index = without_index(info, nodes);
     let told = cache.into_iter().chain(index).chain(writeback).chain(marking).chain(device);
-    let told: Vec<_> = told.chain(without_backing(info)).collect();
+    let told: Vec<_> = told.chain(without_backing(info, over.is_some_and(|over| over.backing))).collect();
     (!told.is_empty()).then(|| told.join("; "))
 }
 
@@ -254,7 +290,7 @@ pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bcached_engine::{Covered, RateInfo, VolumeOptions, VolumeStats, WritebackTrouble};
+    use bcached_engine::{RateInfo, VolumeOptions, VolumeStats, WritebackTrouble};
     use bcached_env::{DiskId, IoError};
     use bcached_format::{BackingState, CacheMode, Label, Uuid};
 
@@ -322,11 +358,16 @@ mod tests {
         let part = |volume, start| Covered { volume: VolumeId(volume), start, end: start + 8 };
         let covers = vec![part(0, 64), part(1, 0)];
         let node = UnreadableNode { bucket: 7, sector: 896, level: 0, covers, error: Error::LostWrites };
-        let shown = unreadable(&node, |volume| format!("v{}", volume.0));
-        let wanted = "the btree node in bucket 7 (level 0), index of sectors 64 to 72 of v0, sectors 0 to 8 of v1, cannot";
-        assert!(shown.starts_with(wanted), "{shown}");
+        let shown = unreadable(std::slice::from_ref(&node), |volume| format!("v{}", volume.0));
+        let wanted = "index node unreadable; v0 32-36 KiB, v1 0-4 KiB are unreadable from the cache";
+        assert_eq!(shown.as_deref(), Some(wanted));
+        let detail = in_detail(&node);
+        assert!(detail.starts_with("btree node in bucket 7, sector 896, level 0: "), "{detail}");
         let told = degraded(&info, SetTrouble { nodes: &[node], ..SetTrouble::default() }, None);
-        assert_eq!(told.as_deref(), Some("the index of its sectors 64 to 72 cannot be read"));
+        assert_eq!(
+            told.as_deref(),
+            Some("index node unreadable; 32-36 KiB of it is unreadable from the cache")
+        );
     }
 
     /// Dirty data that cannot be written back.
@@ -345,6 +386,14 @@ mod tests {
 
     /// What else may become of a volume with dirty data.
     fn told_by_policy(info: &VolumeInfo, error: &Error) {
+        // Nobody waits for ever, and then `status` must not say that somebody does.
+        let waited_out = [WaitedOut { volume: info.id, cache: true, backing: false }];
+        let set = SetTrouble { failed: Some(error), waited_out: &waited_out, ..SetTrouble::default() };
+        let over = degraded(info, set, None).unwrap_or_default();
+        assert!(
+            over.ends_with("reads go on, writes fail: it has not worked again within freeze_timeout (2m)"),
+            "{over}"
+        );
         let told = |policy, error| {
             let options = VolumeOptions { on_cache_error: policy, ..info.options };
             let set = SetTrouble { failed: Some(error), ..SetTrouble::default() };

@@ -30,7 +30,7 @@ const ENDED_MAX: usize = 64;
 /// Long work, by its number.
 pub struct Jobs {
     last: u64,
-    all: BTreeMap<u64, Job>,
+    pub(super) all: BTreeMap<u64, Job>,
 }
 
 /// No daemon began before this moment, in seconds since 1970.
@@ -208,13 +208,13 @@ pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
         let dirty_sectors = match &job.subject {
             Subject::Volume(_, served) => {
                 let info = status.volumes.iter().find(|info| info.id == served.id);
-                info.map(|info| info.dirty_sectors)
+                info.filter(|info| info.is_dirty_known()).map(|info| info.dirty_sectors)
             }
             Subject::Unserved(uuid) => {
                 let left = status.unserved.iter().find(|left| left.uuid == *uuid);
-                left.map(|left| left.dirty_sectors)
+                left.filter(|left| left.is_counted).map(|left| left.dirty_sectors)
             }
-            Subject::Cache(_) => Some(status.dirty_sectors),
+            Subject::Cache(_) => Some(status.dirty_sectors).filter(|_| status.is_counted),
             Subject::Arrivals(_) => None,
         };
         if let Some(dirty_sectors) = dirty_sectors {
@@ -395,7 +395,7 @@ impl Jobs {
     }
 
     /// Work that has not ended.
-    fn under_way(&self, number: u64) -> Option<&Job> {
+    pub(super) fn under_way(&self, number: u64) -> Option<&Job> {
         self.all.get(&number).filter(|job| job.ended.is_none())
     }
 
@@ -541,6 +541,17 @@ impl Supervisor {
             // Before anybody hears of the end: he finds it so.
             self.take_back(&job);
         }
+        if let (Verb::Grow | Verb::Shrink, Some(volume)) = (job.verb, job.volume()) {
+            self.resized(volume);
+        }
+        if outcome.is_ok() && self.begins_to_show(number, &job) {
+            return;
+        }
+        self.finish_job(number, &job, outcome);
+    }
+
+    /// Everybody may see that it has ended.
+    pub(super) fn finish_job(&self, number: u64, job: &Job, outcome: Result<(), Failure>) {
         self.shared().jobs.end(number, outcome.clone());
         match outcome {
             Ok(()) => {
@@ -554,7 +565,7 @@ impl Supervisor {
             }
         }
         if let (Verb::Grow | Verb::Shrink, Some(volume)) = (job.verb, job.volume()) {
-            self.resized(volume);
+            self.leave_unwanted_cache(volume);
         }
     }
 

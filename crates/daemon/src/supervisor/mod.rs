@@ -53,6 +53,7 @@ mod report;
 mod resize;
 mod returning;
 mod said;
+mod shown;
 mod steps;
 mod stop;
 mod table;
@@ -74,6 +75,7 @@ use crate::failure::{Failure, Kind};
 use crate::handing::{self, Predecessor, Successor, Taken, Yours};
 use crate::log;
 use crate::notes;
+use crate::oom;
 use crate::owned::OwnedList;
 use crate::passed;
 use crate::sysfs::Sysfs;
@@ -124,6 +126,8 @@ enum Event {
     Given(u64, usize, Option<usize>, Box<Result<Given, Error>>),
     /// What was to be forgotten, by the work of this number, is, or not and why.
     Forgotten(u64, Uuid, Result<(), Failure>),
+    /// What the work of this number has done can be seen, or cannot yet.
+    Shown(u64, bool),
     /// A volume that was to become smaller, by the work of this number, is, and so many bytes are lost; or not and why.
     Shrunk(u64, Result<u64, Failure>),
     /// An engine has made a volume in its cache alone, or serves one again.
@@ -267,6 +271,7 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
         predecessor.cannot(failure);
     }
     let (config, notes, signals) = prepared?;
+    oom::protect();
     let taken = match &predecessor {
         Some(predecessor) => predecessor.take()?,
         None => Taken { passed, ..Taken::default() },
@@ -485,6 +490,7 @@ impl Supervisor {
                 Ok(Event::Returned(volume, taken)) => self.returned(volume, *taken),
                 Ok(Event::CacheReturned(cache, taken)) => self.cache_returned(cache, *taken),
                 Ok(Event::CacheProved(cache)) => self.cache_proved(cache),
+                Ok(Event::Shown(number, is_shown)) => self.shown(number, is_shown),
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),

@@ -60,6 +60,22 @@ pub fn cache_not_served(failure: &Failure) -> Failure {
     Failure::new(failure.kind, "its cache is not served").why(failure.reason()).next(next)
 }
 
+/// The same of a cache whose metadata is damaged: what of the volume is in it only its superblock says.
+pub fn cache_damaged(superblock: &BackingSuperblock, cache: &str, failure: &Failure) -> Failure {
+    let refused = cache_not_served(failure);
+    let says = match superblock.state() {
+        BackingState::Dirty => {
+            "the backing device says dirty, so its newest data is in that cache; how much is not known"
+        }
+        BackingState::Clean => "the backing device says clean, so all of its data is there",
+        BackingState::None | BackingState::Stale => return refused,
+    };
+    let what = failure.why.as_deref().unwrap_or("it cannot be read").to_owned();
+    Failure::new(failure.kind, format!("its cache {cache} is not served: {what}"))
+        .why(says)
+        .next(failure.next.as_deref().unwrap_or("`bcached check` says what that costs").to_owned())
+}
+
 /// What it means for a volume that the device of its cache, called so if that is known, cannot be had yet.
 pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
     match reason.kind {

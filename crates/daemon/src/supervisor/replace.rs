@@ -12,12 +12,12 @@ use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Shared};
 use crate::config::NO_CACHE;
 use crate::control::jobs::{Begin, Job as Shown, State, Verb};
+use crate::control::status::Dirty;
 use crate::devices::{self, CacheDevice};
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
 use crate::names::Called;
 use crate::offline::fresh::{self, Fresh, Geometry};
-use crate::sizes::human;
 use bcached_engine::Status;
 use bcached_format::{BackingState, CacheSuperblock, Uuid};
 use bcached_uring::{Access, Device, Presence};
@@ -326,9 +326,10 @@ fn judge(found: &Found, engine: Option<&Engine>) -> Result<Judged, Failure> {
     }
     check_unserved(name, &status)?;
     let dirty_bytes = status.dirty_sectors * 512;
-    if let (Some(error), true) = (&status.failed, dirty_bytes > 0) {
+    let dirty = Dirty::of(status.dirty_sectors, status.is_counted);
+    if let (Some(error), true) = (&status.failed, dirty.dirty_bytes != Some(0)) {
         return Err(cannot(Kind::DataLoss)
-            .why(format!("it has stopped writing ({error}), and {} dirty in it would be lost", human(dirty_bytes)))
+            .why(format!("it has stopped writing ({error}), and what is dirty in it would be lost: {dirty}"))
             .next("bring its device back; of a volume that is given up, `bcached remove` it and `bcached forget` it with --accept-loss"));
     }
     let blocks = status.volumes.iter().filter_map(|volume| volume.backing_block_sectors);
@@ -424,10 +425,10 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
             // It was removed already. A label may be anything.
             return Err(lives_there(name, &called, &format!("`bcached forget {}`", left.uuid)));
         }
-        if left.dirty_sectors > 0 {
-            let dirty = human(left.dirty_sectors * 512);
+        let dirty = Dirty::of(left.dirty_sectors, left.is_counted);
+        if dirty.dirty_bytes != Some(0) {
             return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
-                .why(format!("{dirty} dirty of {called}, which is not served, would be lost"))
+                .why(format!("{dirty} of {called}, which is not served, would be lost"))
                 .next(format!("serve that, or give it up: `bcached forget {}`", left.uuid)));
         }
     }

@@ -8,8 +8,8 @@ use crate::control::AskStatus;
 use crate::control::Work;
 use crate::control::hardware::Hardware;
 use crate::control::status::{
-    self, BypassCounts, Cache, CacheCounts, Client, Covered, Exported, Progress, Status, UnreadableNode,
-    Unserved, Volume, VolumeCounts, VolumeFacts, Writeback,
+    self, BypassCounts, Cache, CacheCounts, Client, Covered, Dirty, Exported, Progress, Status,
+    UnreadableNode, Unserved, Volume, VolumeCounts, VolumeFacts, Writeback,
 };
 use crate::engine_thread::Engine;
 use crate::names;
@@ -53,15 +53,14 @@ fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work:
             cache.counts = Some(counts_of(status, ages));
             cache.unreadable = unreadable(&entries, index, status);
             let left = status.unserved.iter();
-            let left = left.filter(|left| left.dirty_sectors > 0 || left.flash_sectors.is_some());
+            let may_be_dirty = |left: &&bcached_engine::Unserved| left.dirty_sectors > 0 || !left.is_counted;
+            let left = left.filter(|left| may_be_dirty(left) || left.flash_sectors.is_some());
             cache.unserved = left.map(unserved).collect();
             let given_up = called::given_up(&entries, &status.given_up);
             let failed = status.failed.as_ref().map(|error| health::stopped(error, &given_up));
             let device = health::sentence(&cache.device, &status.cache_health);
-            let nodes = cache.unreadable.first().map(|first| match cache.unreadable.len() {
-                1 => first.reason.clone(),
-                several => format!("{} (the first of {several})", first.reason),
-            });
+            let name = |volume| called::name_of(&entries, index, volume, &status.volumes);
+            let nodes = health::unreadable(&status.unreadable, name);
             let absent = cache.reason.take();
             let told: Vec<_> = absent.into_iter().chain(failed.or(device)).chain(nodes).collect();
             cache.reason = (!told.is_empty()).then(|| told.join("; "));
@@ -148,7 +147,7 @@ pub fn unserved(left: &bcached_engine::Unserved) -> Unserved {
     Unserved {
         uuid: left.uuid.to_string(),
         label: left.label.to_string(),
-        dirty_bytes: left.dirty_sectors * 512,
+        dirty: Dirty::of(left.dirty_sectors, left.is_counted),
         flash_size_bytes: left.flash_sectors.map(|sectors| sectors * 512),
     }
 }
@@ -159,7 +158,11 @@ fn unreadable(volumes: &[VolumeEntry], cache: usize, status: &EngineStatus) -> V
         bucket: node.bucket,
         sector: node.sector,
         level: node.level,
-        reason: health::unreadable(node, name),
+        reason: format!(
+            "{} ({})",
+            health::unreadable(std::slice::from_ref(node), name).unwrap_or_default(),
+            health::in_detail(node)
+        ),
         covers: node
             .covers
             .iter()
@@ -200,6 +203,7 @@ fn volume(
                 failed: status.failed.as_ref(),
                 failing: status.is_failing.then_some((status.io_errors, &status.cache_health)),
                 nodes: &status.unreadable,
+                waited_out: &status.waited_out,
             });
             let trouble = health::degraded(now, set.unwrap_or_default(), entry.backing.as_deref());
             let absent = entry.absent.as_deref().map(str::to_owned);
@@ -220,7 +224,9 @@ fn volume(
     let cache = cache.filter(|cache| cache.name != NO_CACHE);
     let hardware =
         entry.opened.as_ref().zip(backing.as_ref()).map(|(opened, path)| Hardware::of(opened, path));
+    let is_served = facts.is_some();
     Volume {
+        superblock_state: entry.kept_state.filter(|_| !is_served).map(|state| state_word(state).to_owned()),
         name: entry.name.clone().or_else(|| backing.clone()).unwrap_or_default(),
         kernel_name: names::in_control_files(entry.number),
         state: state.to_owned(),
@@ -243,16 +249,8 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
         size_bytes: info.sectors * 512,
         block_bytes: info.block_sectors * 512,
         cache_mode: info.mode.name().to_owned(),
-        backing_state: info.state.map(|state| {
-            match state {
-                BackingState::None => "no cache",
-                BackingState::Clean => "clean",
-                BackingState::Dirty => "dirty",
-                BackingState::Stale => "inconsistent",
-            }
-            .to_owned()
-        }),
-        dirty_bytes: info.dirty_sectors * 512,
+        backing_state: info.state.map(|state| state_word(state).to_owned()),
+        dirty: Dirty::of(info.dirty_sectors, info.is_dirty_known()),
         writeback: (info.attached && !info.flash_only).then(|| Writeback {
             dirty_target_bytes: info.dirty_target_sectors * 512,
             oldest_dirty_seconds: info.oldest_dirty.and_then(DirtyAge::known).map(|age| age.as_secs()),
@@ -271,6 +269,16 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
             bypass: bypass(&info.stats.reads, &info.stats.bypassed),
         }),
         numbers: Some(numbers::of_volume(info, latencies)),
+    }
+}
+
+/// In the kernel's words.
+const fn state_word(state: BackingState) -> &'static str {
+    match state {
+        BackingState::None => "no cache",
+        BackingState::Clean => "clean",
+        BackingState::Dirty => "dirty",
+        BackingState::Stale => "inconsistent",
     }
 }
 
@@ -320,11 +328,14 @@ fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
         cache_replacement_policy: status.replacement.name().to_owned(),
         buckets: status.buckets,
         buckets_available: status.buckets_available,
+        cached_bytes: (status.walked_percent == 100).then_some(
+            (status.buckets_clean + status.buckets_dirty + status.buckets_open) * status.bucket_sectors * 512,
+        ),
         buckets_free: status.buckets_free,
         buckets_metadata: status.buckets_metadata,
         buckets_reserved: Some(status.buckets_reserved),
         walked_percent: Some(status.walked_percent),
-        dirty_bytes: status.dirty_sectors * 512,
+        dirty: Dirty::of(status.dirty_sectors, status.is_counted),
         tree_depth: status.tree_depth.into(),
         nodes: status.nodes,
         node_bytes: status.node_bytes,

@@ -12,7 +12,7 @@ use crate::config::{Config, SetFile};
 use crate::control::jobs::{Begin, Verb};
 use crate::engine_thread::Long;
 use crate::failure::{Failure, Kind};
-use crate::sizes::{human, human_at_most, typed};
+use crate::sizes::{exact, human, typed};
 use bcached_engine::{Status, VolumeInfo};
 
 impl Supervisor {
@@ -42,8 +42,8 @@ impl Supervisor {
         if capacity < now.sectors {
             return Err(cannot(format!(
                 "{device} has room for {} and the volume is {} large",
-                human_at_most(capacity * 512),
-                human_at_most(now.sectors * 512)
+                exact(capacity * 512),
+                exact(now.sectors * 512)
             ))
             .next("give the device its size back: nothing of the volume may be missing"));
         }
@@ -53,7 +53,7 @@ impl Supervisor {
             planned.note(&format!(
                 "the configuration says `size = \"{}\"`, and the device has room for {}",
                 typed(size),
-                human_at_most(capacity * 512)
+                exact(capacity * 512)
             ));
         }
         planned.size = Some(sectors * 512);
@@ -91,7 +91,7 @@ impl Supervisor {
         let block = now.block_sectors * 512;
         let has = now.sectors * 512;
         if size > has {
-            return Err(refused(Kind::Usage, format!("it is {} large", human_at_most(has)))
+            return Err(refused(Kind::Usage, format!("it is {} large", exact(has)))
                 .next(format!("`bcached grow {name}` takes up a device that has grown")));
         }
         if size < has && (size == 0 || !size.is_multiple_of(block)) {
@@ -177,10 +177,9 @@ impl Supervisor {
         if let Some(now) = now {
             let sectors = entry.served_sectors(now.sectors, now.block_sectors);
             self.tell_size(volume, sectors);
-            let (name, size) = (entry.display_name(), human(sectors * 512));
+            let (name, size) = (entry.display_name(), exact(sectors * 512));
             tracing::info!(event = "volume-resized", "{name}: it is {size} large now");
         }
-        self.leave_unwanted_cache(volume);
     }
 
     /// A set that has been opened anew knows best how large the volumes in its cache alone are: a table that could not be written for all anybody
@@ -236,7 +235,7 @@ impl Supervisor {
             Ok(Some(_)) => tracing::info!(
                 event = "job-begun",
                 "{name}: no more than {} of it are to be served: it is made so small",
-                human(limit)
+                exact(limit)
             ),
             Err(failure) => tracing::error!(event = "job-failed", "{name}: shrink: {failure}"),
         }

@@ -82,6 +82,7 @@ impl Supervisor {
                 Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
                 Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
                 Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
+                Ok(Event::Shown(number, is_shown)) => self.shown(number, is_shown),
                 Ok(Event::FlashAdded(done)) => self.flash_added(*done),
                 Ok(Event::Stopped(index, stopped)) => self.cache_let_go(index, stopped.outcome),
                 _ => {}

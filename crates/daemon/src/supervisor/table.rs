@@ -13,7 +13,7 @@ use crate::supervisor::said::SaidOfLodgers;
 use crate::supervisor::without::{self, Lack};
 use crate::supervisor::words::{OfMode, OfSettings};
 use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeInfo, VolumeOptions};
-use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
+use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_port::Ways;
 use bcached_uring::Presence;
 use std::collections::BTreeSet;
@@ -143,6 +143,8 @@ pub struct VolumeEntry {
     pub data_offset: Option<u64>,
     /// The cache mode in its superblock, once seen.
     pub kept_mode: Option<CacheMode>,
+    /// The state in its superblock, when that was looked at last.
+    pub kept_state: Option<BackingState>,
     /// The modes that it was asked to have and has not yet.
     pub said_mode: OfMode,
     pub read_only: bool,
@@ -395,6 +397,8 @@ impl Table {
         let entry = &mut self.volumes[index];
         // Its engine says so from now on.
         (entry.kept_mode, entry.owes, entry.again) = (Some(info.mode), false, None);
+        // From now on its engine knows better.
+        entry.kept_state = None;
         info.sectors = entry.served_sectors(info.sectors, info.block_sectors);
         if info.attached {
             entry.lack = None;
@@ -572,6 +576,7 @@ impl VolumeEntry {
             told: VolumeOptions::default(),
             data_offset: None,
             kept_mode: None,
+            kept_state: None,
             said_mode: OfMode::default(),
             read_only: volume.read_only,
             shared: volume.shared,

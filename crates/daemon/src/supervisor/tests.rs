@@ -11,7 +11,7 @@ use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Start, Supervisor, report};
 use crate::config::{Cache, CommandLine, Config, FrontPlaces, Volume};
 use crate::control::Signal;
-use crate::control::status::{Progress, Volume as VolumeStatus, VolumeFacts};
+use crate::control::status::{Dirty, Progress, Volume as VolumeStatus, VolumeFacts};
 use crate::engine_thread::{self, Engine};
 use crate::options::layers::Configured;
 use bcached_engine::{Error, UnreadableNode};
@@ -196,7 +196,7 @@ fn a_node_that_cannot_be_read_is_told_once() {
     };
     let told = |nodes: &[UnreadableNode]| supervisor.shared().table.note_unreadable(0, nodes, &[]);
     let first = told(&[node(128)]);
-    assert!(first[0].starts_with("the btree node in bucket 1 (level 0)"), "{first:?}");
+    assert!(first[0].contains("(btree node in bucket 1, sector 128, level 0: "), "{first:?}");
     assert_eq!((first.len(), told(&[node(128)]).len()), (1, 0));
     assert_eq!(told(&[node(128), node(256)]).len(), 1, "the other one");
     assert_eq!((told(&[]).len(), told(&[node(128)]).len()), (0, 1), "it could be read meanwhile");
@@ -266,7 +266,7 @@ fn a_volume_is_found_by_the_beginning_of_its_uuid() {
             block_bytes: 0,
             cache_mode: "none".to_owned(),
             backing_state: None,
-            dirty_bytes: 0,
+            dirty: Dirty::of(0, true),
             writeback: None,
             counts: None,
             numbers: None,

@@ -3,7 +3,6 @@
 use super::called::{self, name_of};
 use super::table::{Table, VolumeEntry, VolumeState};
 use super::{Phase, Supervisor};
-use crate::sizes::human;
 use crate::supervisor::{health, report};
 use bcached_engine::{GivenUp, Status, UnreadableNode, VolumeInfo};
 use std::collections::BTreeSet;
@@ -76,11 +75,9 @@ impl Table {
         let name = cache.name.as_ref().unwrap_or(&cache.device);
         let news = status.unserved.iter().filter(is_dirty).filter(|left| !told.contains(&left.uuid.0));
         let news = news.map(|left| {
-            let (volume, dirty) = (report::unserved(left), human(left.dirty_sectors * 512));
-            let volume = volume.name();
-            format!(
-                "cache {name}: {dirty} dirty of {volume}, which is not served: it stays there until it is"
-            )
+            let left = report::unserved(left);
+            let (volume, dirty) = (left.name(), &left.dirty);
+            format!("cache {name}: {dirty} of {volume}, which is not served: it stays there until it is")
         });
         news.collect()
     }
@@ -97,7 +94,11 @@ impl Table {
         let all: BTreeSet<_> = nodes.iter().map(|node| node.sector).collect();
         let told = std::mem::replace(&mut cache.unreadable_logged, all);
         let news = nodes.iter().filter(|node| !told.contains(&node.sector));
-        news.map(|node| health::unreadable(node, name)).collect()
+        let told = |node: &UnreadableNode| {
+            let cost = health::unreadable(std::slice::from_ref(node), name).unwrap_or_default();
+            format!("{cost} ({})", health::in_detail(node))
+        };
+        news.map(told).collect()
     }
 }
 

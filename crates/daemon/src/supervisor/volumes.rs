@@ -70,7 +70,7 @@ impl Supervisor {
     ) -> Result<VolumeState, Unopened> {
         let superblock = self.look(index, device)?;
         let waits = match reason.kind {
-            Kind::Damaged => reasons::cache_not_served(reason),
+            Kind::Damaged => reasons::cache_damaged(&superblock, cache, reason),
             _ => reasons::cache_waits(&superblock, Some(cache), reason),
         };
         self.lacks(index, device, Some(cache), (&superblock, reason, waits))
@@ -174,6 +174,7 @@ impl Supervisor {
         let superblock = self.slow_looks.open(device, devices::look_at_backing)?;
         let entry = &mut self.shared().table.volumes[index];
         (entry.uuid, entry.label) = (Some(superblock.uuid()), Some(superblock.label()));
+        entry.kept_state = Some(superblock.state());
         (entry.kept_mode, entry.data_offset) =
             (Some(superblock.cache_mode()), Some(superblock.data_offset()));
         Ok(superblock)

@@ -143,6 +143,7 @@ fn devices_of_one_name_lie_apart() {
         let mut facts: VolumeFacts = serde_json::from_value(facts).expect("all that has no default");
         facts.numbers.as_mut().expect("numbers").slot = u32::try_from(place).ok();
         Volume {
+            superblock_state: None,
             name: format!("v{place}"),
             kernel_name: format!("bcache{place}"),
             state: "served".to_owned(),

@@ -357,6 +357,12 @@ pub struct VolumeInfo {
 }
 
 impl VolumeInfo {
+    /// Whether its dirty data is all counted, or its superblock denies that there is any.
+    #[must_use]
+    pub fn is_dirty_known(&self) -> bool {
+        self.is_counted || (self.dirty_sectors == 0 && self.state == Some(BackingState::Clean))
+    }
+
     /// Whether some of it is dirty in the cache, or may be: it has not all been counted, and its superblock does not deny it.
     #[must_use]
     pub fn may_be_dirty(&self) -> bool {

@@ -1,6 +1,6 @@
 //! The same for people, in lines.
 
-use super::{Cache, Status, Volume, VolumeCounts};
+use super::{Cache, Client, Status, Volume, VolumeCounts};
 use crate::control::numbers::CacheNumbers;
 use crate::sizes::human;
 use std::fmt::Write as _;
@@ -23,15 +23,14 @@ impl Status {
                 let _ = writeln!(text, "cache {}: {written}", cache.name);
             }
             for left in &cache.unserved {
-                let (dirty, name) = (human(left.dirty_bytes), left.name());
+                let (dirty, name) = (&left.dirty, left.name());
                 let _ = match left.flash_size_bytes.map(human) {
-                    None => {
-                        writeln!(text, "cache {}: {dirty} dirty of {name}, which is not served", cache.name)
-                    }
+                    None => writeln!(text, "cache {}: {dirty} of {name}, which is not served", cache.name),
                     Some(size) => writeln!(
                         text,
-                        "cache {}: {dirty} of {size} used by {name}, which lives in it alone and is not served",
-                        cache.name
+                        "cache {}: {} of {size} used by {name}, which lives in it alone and is not served",
+                        cache.name,
+                        left.used()
                     ),
                 };
             }
@@ -49,19 +48,39 @@ impl Status {
                 let _ = writeln!(text, "volume {}: {hits}", volume.name);
             }
         }
-        for client in &self.clients {
-            let volume = client.volume.as_deref().unwrap_or("nothing yet");
-            let doing = match (client.writing, client.read_only) {
-                (true, _) => "writing",
-                (false, true) => "reading (read-only)",
-                (false, false) => "reading",
-            };
-            let _ = writeln!(text, "client {}: {doing} {volume}", client.peer);
-        }
+        write_clients(&mut text, &self.clients);
         for job in &self.jobs {
             text.push_str(&job.text());
         }
         text
+    }
+}
+
+/// A line for each client of a volume, however many connections it has.
+fn write_clients(text: &mut String, clients: &[Client]) {
+    let mut told: Vec<(&Client, usize, bool, bool)> = Vec::new();
+    for client in clients {
+        let is_it = |(other, ..): &&mut (&Client, usize, bool, bool)| {
+            (&other.peer, &other.volume, &other.way) == (&client.peer, &client.volume, &client.way)
+        };
+        match told.iter_mut().find(is_it) {
+            Some((_, count, writes, only_looks)) => {
+                *count += 1;
+                *writes |= client.writing;
+                *only_looks &= client.read_only;
+            }
+            None => told.push((client, 1, client.writing, client.read_only)),
+        }
+    }
+    for (client, count, writes, only_looks) in told {
+        let volume = client.volume.as_deref().unwrap_or("nothing yet");
+        let doing = match (writes, only_looks) {
+            (true, _) => "writing",
+            (false, true) => "reading (read-only)",
+            (false, false) => "reading",
+        };
+        let times = if count > 1 { format!(" x{count}") } else { String::new() };
+        let _ = writeln!(text, "client {}{times}: {doing} {volume}", client.peer);
     }
 }
 
@@ -78,17 +97,15 @@ impl Cache {
                 _ => format!("{}% of {asked} reads hit", counts.hits * 100 / asked),
             };
             let counting = match counts.walked_percent {
-                Some(percent) if percent < 100 => format!(" so far (its index is {percent}% read)"),
+                Some(percent) if percent < 100 => format!(" (its index is {percent}% read)"),
                 _ => String::new(),
             };
-            let _ = write!(
-                line,
-                ", {} of {} buckets of {} available, {} dirty{counting}, {ratio}",
-                counts.buckets_available,
-                counts.buckets,
-                human(counts.bucket_bytes),
-                human(counts.dirty_bytes)
-            );
+            // Before its index has been read nobody knows.
+            if let Some(cached) = counts.cached_bytes.filter(|_| counting.is_empty()) {
+                let size = counts.buckets * counts.bucket_bytes;
+                let _ = write!(line, ", {} of {} cached", human(cached), human(size));
+            }
+            let _ = write!(line, ", {}{counting}, {ratio}", counts.dirty);
         }
         if let Some(reason) = &self.reason {
             let _ = write!(line, ": {reason}");
@@ -103,13 +120,7 @@ impl Volume {
     pub fn line(&self) -> String {
         let mut line = self.state.clone();
         if let Some(facts) = &self.facts {
-            let _ = write!(
-                line,
-                ", {}, {}, {} dirty",
-                human(facts.size_bytes),
-                facts.cache_mode,
-                human(facts.dirty_bytes)
-            );
+            let _ = write!(line, ", {}, {}, {}", human(facts.size_bytes), facts.cache_mode, facts.dirty);
             for exported in &self.exports {
                 let Some(place) = exported.told_place() else { continue };
                 let _ = write!(line, ", {place}");
@@ -137,5 +148,37 @@ impl Volume {
             let _ = write!(line, ": {reason}");
         }
         line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There was a line for each connection.
+    #[test]
+    fn a_client_has_one_line() {
+        let client = |peer: &str, volume: &str, writing, read_only| Client {
+            peer: peer.to_owned(),
+            volume: Some(volume.to_owned()),
+            writing,
+            read_only,
+            tls: false,
+            way: Some("nbd".to_owned()),
+        };
+        let clients = [
+            client("process 7 (nbdcopy)", "media", false, false),
+            client("process 8 (qemu)", "media", false, true),
+            client("process 7 (nbdcopy)", "media", true, false),
+            client("process 7 (nbdcopy)", "tank", false, false),
+            client("process 7 (nbdcopy)", "media", false, false),
+        ];
+        let mut text = String::new();
+        write_clients(&mut text, &clients);
+        assert_eq!(
+            text,
+            "client process 7 (nbdcopy) x3: writing media\nclient process 8 (qemu): reading (read-only) media\n\
+             client process 7 (nbdcopy): reading tank\n"
+        );
     }
 }

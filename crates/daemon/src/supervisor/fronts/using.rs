@@ -1,13 +1,14 @@
 //! Who uses which volume, and by what: for people, and for who must not take it away from them.
 
 use super::Fronts;
+use bcached_front_dev::Rung;
 use bcached_front_fuse::FuseServer;
 use bcached_front_nbd::NbdServer;
 use bcached_front_ublk::Features;
 use bcached_port::Way;
 use bcached_uring::{Holder, Identity};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Somebody who uses a volume, or could.
 pub struct User {
@@ -57,7 +58,8 @@ impl Fronts {
             with_users(&mut user.peer);
         }
         for (name, way, path) in devices {
-            let its = users_of_device(&path).into_iter();
+            // One may have it open several times.
+            let its = users_of_device(&path).into_iter().collect::<BTreeSet<_>>().into_iter();
             users.extend(its.map(|peer| User::of(way, peer, Some(name.clone()), true)));
         }
         users
@@ -78,6 +80,19 @@ impl Fronts {
             Way::Nbd | Way::VhostUser | Way::Fuse => false,
         };
         self.users().iter().any(|user| user.volume.as_deref() == Some(name) && !is_told(user.way))
+    }
+
+    /// The block device of the volume of that name, if it is there and is told when the volume has another size.
+    pub fn told_device(&self, name: &str) -> Option<PathBuf> {
+        let (rung, path) = {
+            let running = self.lock();
+            (running.dev.rung(name), running.device_path(name)?)
+        };
+        let is_told = match rung {
+            Some(Rung::Nbd | Rung::Loop) => true,
+            Some(Rung::Ublk) | None => Features::probe().is_ok_and(Features::may_resize),
+        };
+        is_told.then_some(path)
     }
 
     /// Who uses the volume of that name.

@@ -21,7 +21,7 @@ pub static BACKING: &[File] = &[
     File::option(Scope::Volume, "cache_mode"),
     File::deed("clear_stats", Deed::ClearStats),
     File::deed("detach", Deed::Detach),
-    File::of_member("dirty_data", |member| size(member.facts.dirty_bytes)),
+    File::of_member("dirty_data", |member| size(member.facts.dirty.counted())),
     fixed("io_disable", Kind::Flag, |_| "0".to_owned(), "`bcached stop VOLUME` ends service in order"),
     fixed(
         "io_error_limit",
@@ -130,7 +130,7 @@ fn controller(member: &Member<'_>) -> String {
     let next = if runs { numbers.next_writeback.as_millis() } else { 0 };
     let text = lines(&[
         ("rate", 2, format!("{}/sec", size(rate(member)))),
-        ("dirty", 2, size(facts.dirty_bytes)),
+        ("dirty", 2, size(facts.dirty.counted())),
         ("target", 2, size(target)),
         ("proportional", 1, signed_size(now(numbers.writeback_proportional_bytes))),
         ("integral", 1, signed_size(now(numbers.writeback_integral_bytes))),

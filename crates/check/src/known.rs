@@ -1,0 +1,231 @@
+//! How far numbers are known. A structure that cannot be read hides what it would have said: a sum that leaves that out
+//! is a lower bound, or nothing at all.
+
+use crate::Report;
+use crate::damage::{Damage, DamageKind, Place, Structure, Use};
+use crate::tree::Tree;
+use crate::volumes::Volume;
+use bcached_format::{Inode, Position};
+use serde::Serialize;
+
+/// Damaged stretches of key space that are kept; beyond that all of it counts as damaged.
+const STRETCHES_MAX: usize = 4096;
+
+/// How far a number is known.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Known {
+    /// It is exact.
+    Known,
+    /// It may be more.
+    AtLeast,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// A stretch of a volume's key space whose index is damaged: what the cache has of it is not known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Hidden {
+    /// Number of the volume.
+    pub inode: u32,
+    /// First sector.
+    pub start: u64,
+    /// End; none: the end of the volume.
+    pub end: Option<u64>,
+}
+
+/// The dirty data of a set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Dirty {
+    /// How far the numbers are known.
+    pub state: Known,
+    /// Sectors that are newer than their backing devices.
+    pub sectors: u64,
+    /// Sectors of volumes that live in the cache alone.
+    pub alone_sectors: u64,
+    /// Sectors under numbers that the table of volumes gives to nobody.
+    pub nobodys_sectors: u64,
+}
+
+impl Dirty {
+    /// Of a set of which nothing was read.
+    pub const UNKNOWN: Self =
+        Self { state: Known::Unknown, sectors: 0, alone_sectors: 0, nobodys_sectors: 0 };
+
+    /// Of a set that was never started.
+    pub(crate) const NONE: Self = Self { state: Known::Known, ..Self::UNKNOWN };
+}
+
+/// What findings leave unknown.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Doubts {
+    /// Journal, generations or root: every number is in doubt.
+    all: bool,
+    /// The table of volumes: keys are counted, and whose they are is not known.
+    names: bool,
+    /// Stretches of key space: after the first position, up to and including the second.
+    keys: Vec<(Position, Position)>,
+}
+
+/// What one finding leaves unknown.
+enum Hides {
+    Nothing,
+    All,
+    Names,
+    Keys,
+}
+
+impl DamageKind {
+    fn hides(&self, structure: Structure) -> Hides {
+        match self {
+            Self::Unreadable(_) | Self::StaleMetadata { .. } => match structure {
+                Structure::Journal | Structure::Priorities => Hides::All,
+                Structure::UuidTable => Hides::Names,
+                Structure::Node => Hides::Keys,
+                Structure::Superblock | Structure::Content => Hides::Nothing,
+            },
+            Self::NoJournalEntries
+            | Self::JournalEntry(_)
+            | Self::JournalHidden { .. }
+            | Self::JournalMissing { .. }
+            | Self::JournalDuplicate { .. }
+            | Self::JournalLastSeqFalls { .. }
+            | Self::JournalKey { .. }
+            | Self::BadRoot { .. }
+            | Self::RootPosition { .. }
+            | Self::PrioSet(_)
+            | Self::PrioBucket { .. }
+            | Self::PrioSeq { .. } => Hides::All,
+            Self::BadUuidKey { .. }
+            | Self::UuidTableSize { .. }
+            | Self::UuidTable(_)
+            | Self::DuplicateUuid { .. } => Hides::Names,
+            Self::Node(_)
+            | Self::NodeSetLost { .. }
+            | Self::NodeShorter { .. }
+            | Self::KeyOrder { .. }
+            | Self::Key { .. }
+            | Self::KeyOutsideNode { .. }
+            | Self::TwoChildren { .. }
+            | Self::ChildrenEnd { .. }
+            | Self::BucketTwice { second: Use::Node, .. } => Hides::Keys,
+            _ => Hides::Nothing,
+        }
+    }
+}
+
+impl Damage {
+    /// The table of volumes is damaged: whose the numbers are that it gives is not known.
+    #[must_use]
+    pub fn hides_names(&self) -> bool {
+        matches!(self.kind.hides(self.place.structure), Hides::Names)
+    }
+
+    /// A node of the index is damaged, which hides what the cache has of some stretch of a volume: [`Report::hidden`].
+    #[must_use]
+    pub fn hides_keys(&self) -> bool {
+        self.place.node.is_some() && matches!(self.kind.hides(self.place.structure), Hides::Keys)
+    }
+}
+
+impl Doubts {
+    pub fn add(&mut self, place: &Place, kind: &DamageKind) {
+        match (kind.hides(place.structure), place.node) {
+            (Hides::Nothing, _) => {}
+            (Hides::All, _) | (Hides::Keys, None) => self.all = true,
+            (Hides::Names, _) => self.names = true,
+            (Hides::Keys, Some(node)) => {
+                // Of a node whose last children are missing the others were walked.
+                let low = match kind {
+                    DamageKind::ChildrenEnd { found: Some(found) } if *found < node.high => *found,
+                    _ => node.low,
+                };
+                self.add_stretch(low, node.high);
+            }
+        }
+    }
+
+    fn add_stretch(&mut self, low: Position, high: Position) {
+        if self.keys.last() == Some(&(low, high)) {
+            return;
+        }
+        if self.keys.len() == STRETCHES_MAX {
+            self.all = true;
+        } else {
+            self.keys.push((low, high));
+        }
+    }
+
+    /// The same, with the nodes that the walk could not read, in order and joined.
+    fn stretches(&self, tree: &Tree) -> Vec<(Position, Position)> {
+        let lost = tree.lost.iter().map(|node| (node.low, node.high));
+        let mut all: Vec<_> = self.keys.iter().copied().chain(lost).collect();
+        all.sort_unstable();
+        let mut joined: Vec<(Position, Position)> = Vec::new();
+        for (low, high) in all {
+            match joined.last_mut() {
+                Some((_, end)) if low <= *end => *end = (*end).max(high),
+                _ => joined.push((low, high)),
+            }
+        }
+        joined
+    }
+}
+
+/// What of the volume lies after `low` and up to `high`.
+fn part_of(volume: &Volume, (low, high): (Position, Position)) -> Option<Hidden> {
+    let inode = Inode(volume.inode);
+    let start = if low.inode < inode { 0 } else { low.offset };
+    let end = (high.inode == inode).then_some(high.offset);
+    let is_before = |end: Option<u64>| end.is_none_or(|end| start < end);
+    let is_there = low.inode <= inode && high.inode >= inode && is_before(end) && is_before(volume.end);
+    is_there.then_some(Hidden { inode: inode.0, start, end })
+}
+
+impl Hidden {
+    /// All of the volume, as far as its size is known.
+    #[must_use]
+    pub fn is_all_of(&self, volume: &Volume) -> bool {
+        self.start <= volume.start && self.end.is_none_or(|end| volume.end.is_some_and(|all| end >= all))
+    }
+}
+
+/// Says how far the numbers of a report are known; `tree`: as it was walked, if it was.
+pub(crate) fn judge(report: &mut Report, doubts: &Doubts, tree: Option<(&Tree, u64)>) {
+    let stretches = tree.map(|(tree, _)| doubts.stretches(tree)).unwrap_or_default();
+    let mut hidden = Vec::new();
+    for volume in &mut report.volumes {
+        let its: Vec<_> = stretches.iter().filter_map(|stretch| part_of(volume, *stretch)).collect();
+        volume.dirty_state = match () {
+            () if tree.is_none() || doubts.all || doubts.names => Known::Unknown,
+            () if its.is_empty() => Known::Known,
+            () if volume.dirty_sectors == 0 || its.iter().any(|part| part.is_all_of(volume)) => {
+                Known::Unknown
+            }
+            () => Known::AtLeast,
+        };
+        if !volume.invalidated {
+            hidden.extend(its);
+        }
+    }
+    report.hidden = hidden;
+    let counted = || report.volumes.iter().filter(|volume| !volume.invalidated);
+    let sum = |alone| counted().filter(|one| one.flash_only == alone).map(|one| one.dirty_sectors).sum();
+    let (mut sectors, mut alone_sectors) = (sum(false), sum(true));
+    let mut nobodys_sectors = tree.map_or(0, |(_, nobodys)| nobodys);
+    if doubts.names {
+        // The keys are there, and what the table says of their numbers cannot be trusted.
+        nobodys_sectors += sectors + alone_sectors;
+        (sectors, alone_sectors) = (0, 0);
+    }
+    let worst = counted().map(|volume| volume.dirty_state).max().unwrap_or(Known::Known);
+    // Without a volume in the table only nobody's keys can be in what is damaged.
+    let may_hide = doubts.names || (!stretches.is_empty() && counted().next().is_none());
+    let state = match () {
+        () if tree.is_none() || doubts.all => Known::Unknown,
+        () if worst == Known::Known && !may_hide && nobodys_sectors == 0 => Known::Known,
+        () if sectors + alone_sectors == 0 => Known::Unknown,
+        () => Known::AtLeast,
+    };
+    report.dirty = Dirty { state, sectors, alone_sectors, nobodys_sectors };
+}

@@ -1,0 +1,74 @@
+//! How much is dirty, and how far that is known. A number that is not known is absent, and never a zero.
+
+use crate::sizes::human;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Dirty data.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dirty {
+    /// All of it; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes: Option<u64>,
+    /// What has been counted where it may be more: the index has not been read to its end, or some of it is damaged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes_at_least: Option<u64>,
+    /// `known`, `at-least` or `unknown`.
+    #[serde(default)]
+    pub dirty_state: String,
+}
+
+impl Dirty {
+    /// So many sectors were counted, which `is_all` of them or not.
+    #[must_use]
+    pub fn of(sectors: u64, is_all: bool) -> Self {
+        let bytes = sectors * 512;
+        let (dirty_bytes, dirty_bytes_at_least, state) = match (is_all, bytes) {
+            (true, _) => (Some(bytes), None, "known"),
+            (false, 0) => (None, None, "unknown"),
+            (false, _) => (None, Some(bytes), "at-least"),
+        };
+        Self { dirty_bytes, dirty_bytes_at_least, dirty_state: state.to_owned() }
+    }
+
+    /// What has been counted.
+    #[must_use]
+    pub fn counted(&self) -> u64 {
+        self.dirty_bytes.or(self.dirty_bytes_at_least).unwrap_or(0)
+    }
+}
+
+/// `1.5 MiB dirty`, for people.
+impl fmt::Display for Dirty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.dirty_bytes, self.dirty_bytes_at_least) {
+            (Some(all), _) => write!(f, "{} dirty", human(all)),
+            (None, Some(least)) => write!(f, "at least {} dirty", human(least)),
+            (None, None) => f.write_str("amount of dirty data unknown"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_is_no_zero() {
+        for (sectors, is_all, text, json) in [
+            (0, true, "0 B dirty", r#"{"dirty_bytes":0,"dirty_state":"known"}"#),
+            (2048, true, "1 MiB dirty", r#"{"dirty_bytes":1048576,"dirty_state":"known"}"#),
+            (
+                2048,
+                false,
+                "at least 1 MiB dirty",
+                r#"{"dirty_bytes_at_least":1048576,"dirty_state":"at-least"}"#,
+            ),
+            (0, false, "amount of dirty data unknown", r#"{"dirty_state":"unknown"}"#),
+        ] {
+            let dirty = Dirty::of(sectors, is_all);
+            assert_eq!(dirty.to_string(), text);
+            assert_eq!(serde_json::to_string(&dirty).expect("an object"), json);
+        }
+    }
+}
