@@ -218,7 +218,7 @@ fn extents_belong_to_volumes() {
     only(Image::with_leaf(&[&[nobodys]]), Kind::Nobodys { key: nobodys, inode: Inode(5) });
 
     let mut image = Image::with_leaf(&[&[dirty(16, 24, 100)]]);
-    image.slots[0].invalidate(7);
+    image.slots[0].release(7);
     only(image, Kind::DirtyOfGivenUp { key: dirty(16, 24, 100) });
 
     let key = Key { inode: Inode(1), ..clean(16, 24, 100) };
@@ -452,7 +452,7 @@ fn a_range_over_several_leaves_has_the_content_of_each() {
 #[test]
 fn slots_that_were_given_up_all_look_alike() {
     let mut image = Image::with_leaf(&[&[]]);
-    image.slots.iter_mut().for_each(|slot| slot.invalidate(7));
+    image.slots.iter_mut().for_each(|slot| slot.release(7));
     assert_eq!(kinds(image), []);
 }
 

@@ -88,6 +88,7 @@ impl Image {
             root_level: 0,
             prio_bucket: PRIO_BUCKET,
             marks_reserve: false,
+            table: None,
         };
         Self {
             superblock,

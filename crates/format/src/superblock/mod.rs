@@ -15,9 +15,9 @@ use crate::units::SECTOR_BYTES;
 use alloc::boxed::Box;
 use layout as field;
 
-pub use backing::{BackingFormat, BackingState, BackingSuperblock, CacheMode};
+pub use backing::{Attachment, BackingFormat, BackingState, BackingSuperblock, CacheMode};
 pub use cache::{BUCKETS_MIN, CacheFormat, CacheSuperblock, Replacement};
-pub use layout::STRUCTURE;
+pub use layout::{ATTACHMENT, STRUCTURE};
 
 /// Sector of the superblock on every device.
 pub const SUPERBLOCK_SECTOR: u64 = 8;
