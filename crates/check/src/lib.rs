@@ -177,10 +177,16 @@ fn check_started<'a>(
     let header = journal.header;
     let (mut buckets, chain) = buckets::read_chain(cache, &geometry, &header, findings)?;
     claim_metadata(&geometry, &chain, &header, &mut buckets, findings);
-    let slots =
-        volumes::read_table(cache, &geometry, &header.uuids, journal.old_uuids, entry_place, findings)
-            .unwrap_or_default();
-    let mut volumes = volumes::join(&slots, &backings, findings);
+    let slots = volumes::read_table(
+        cache,
+        &geometry,
+        (superblock.set_uuid(), &header),
+        journal.old_uuids,
+        entry_place,
+        findings,
+    )
+    .unwrap_or_default();
+    let mut volumes = volumes::join(&slots, &header, &backings, findings);
     let root = tree::root(&geometry, &header.root, header.root_level, &mut buckets, entry_place, findings)?;
     let tree = tree::walk(cache, &geometry, root, &mut buckets, findings, &mut |_, _| {});
     let replay = content::replay(cache, &geometry, &journal, &mut buckets, findings);

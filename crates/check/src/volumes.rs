@@ -3,10 +3,11 @@
 use crate::buckets::sectors;
 use crate::damage::{DamageKind, Device, Findings, Place, Structure, as_text};
 use crate::image::ReadAt;
+use bcached_format::checksum::checksum;
 use bcached_format::key_check::check_uuid_key;
 use bcached_format::{
-    BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, Geometry, Inode, Key, Label,
-    RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot, uuid,
+    BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, Geometry, Inode, JsetHeader, Key, Label,
+    RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, TableSeal, Uuid, UuidSlot, uuid,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -54,11 +55,12 @@ pub(crate) struct Backing {
 pub(crate) fn read_table(
     image: &dyn ReadAt,
     geometry: &Geometry,
-    key: &Key,
+    (set, header): (Uuid, &JsetHeader),
     old: bool,
     place: Place,
     findings: &mut Findings,
 ) -> Option<Vec<UuidSlot>> {
+    let key = &header.uuids;
     if let Err(error) = check_uuid_key(geometry, key) {
         findings.error(place, DamageKind::BadUuidKey { key: *key, error });
         return None;
@@ -77,12 +79,33 @@ pub(crate) fn read_table(
     };
     match slots {
         Ok(slots) => {
+            let seal = header.table.filter(|_| !old);
+            report_seals(&slots, set, seal.map(|seal| (seal, checksum(&bytes))), place, findings);
             report_duplicates(&slots, place, findings);
             Some(slots)
         }
         Err(error) => {
             findings.error(place, DamageKind::UuidTable(error));
             None
+        }
+    }
+}
+
+/// What bcached has written of the table must be what stands there.
+fn report_seals(
+    slots: &[UuidSlot],
+    set: Uuid,
+    seal: Option<(TableSeal, u64)>,
+    place: Place,
+    findings: &mut Findings,
+) {
+    let Some((seal, found)) = seal else { return };
+    if seal.sum != found {
+        findings.error(place, DamageKind::UuidTableSum { wanted: seal.sum, found });
+    }
+    for (number, slot) in (0_u32..).zip(slots).filter(|(_, slot)| !slot.is_free()) {
+        if !slot.is_sealed(set, Inode(number)) || slot.edition != seal.edition {
+            findings.error(place, DamageKind::DoubtedSlot { number, uuid: slot.uuid });
         }
     }
 }
@@ -154,6 +177,7 @@ fn read_superblock(image: &dyn ReadAt, place: Place, findings: &mut Findings) ->
 /// The volumes of the table, joined with the backing devices.
 pub(crate) fn join(
     slots: &[UuidSlot],
+    header: &JsetHeader,
     backings: &[Option<Backing>],
     findings: &mut Findings,
 ) -> BTreeMap<Inode, Volume> {
@@ -180,6 +204,14 @@ pub(crate) fn join(
         let uuid = backing.superblock.uuid();
         let known = volumes.values_mut().find(|volume| volume.uuid == uuid && !volume.invalidated);
         if let Some(volume) = known {
+            let slot = slots.get(volume.inode as usize);
+            report_older_copies(
+                &backing.superblock,
+                (volume.inode, slot),
+                header,
+                Place::backing(index),
+                findings,
+            );
             volume.start = backing.superblock.data_offset();
             volume.end = Some(backing.sectors);
             volume.state = Some(state_name(backing.superblock.state()));
@@ -190,6 +222,25 @@ pub(crate) fn join(
         }
     }
     volumes
+}
+
+/// A backing device and a cache that bcached used together say the same of the attachment, unless one is an older copy.
+fn report_older_copies(
+    backing: &BackingSuperblock,
+    (number, slot): (u32, Option<&UuidSlot>),
+    header: &JsetHeader,
+    place: Place,
+    findings: &mut Findings,
+) {
+    let is_attached = matches!(backing.state(), BackingState::Clean | BackingState::Dirty);
+    let Some(attachment) = backing.attachment().filter(|_| is_attached) else { return };
+    let stamps = slot.map_or([0; 2], |slot| slot.attachment);
+    let differs = Inode(number) != attachment.number || stamps[1] != 0 && !stamps.contains(&attachment.stamp);
+    if attachment.entry > header.seq {
+        findings.error(place, DamageKind::OlderCache { entry: attachment.entry, newest: header.seq });
+    } else if header.table.is_some() && differs {
+        findings.error(place, DamageKind::OlderBacking);
+    }
 }
 
 const fn state_name(state: BackingState) -> &'static str {

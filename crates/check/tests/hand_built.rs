@@ -6,9 +6,12 @@ mod common;
 use bcached_check::{
     Checked, DamageKind as Kind, Options, Piece, ReadAt, Severity, Source, Structure, Use, check,
 };
+use bcached_format::checksum::checksum;
 use bcached_format::error::{BsetError, KeyError, NodeError, PrioError};
-use bcached_format::{BackingState, Inode, Key, Pointer, Pointers, Position, Uuid, prio};
-use common::{Image, backing, clean, dirty, node_key, pointer};
+use bcached_format::{
+    BackingState, Inode, Key, Pointer, Pointers, Position, TableSeal, Uuid, UuidSlot, prio,
+};
+use common::{Image, SET_UUID, backing, clean, dirty, node_key, pointer};
 
 /// The findings of an image without backing devices.
 #[track_caller]
@@ -530,4 +533,33 @@ fn findings_are_bounded() {
     assert_eq!((checked.report.findings.len(), checked.report.findings_left_out), (3, 35));
     let checked = check(&bytes, &[], Options { findings_max: 0, ..Options::default() });
     assert!(!checked.report.is_clean(), "what was left out may have been an error");
+}
+
+/// bcached's journal entries say what the table of volumes is to be: one that is lost, or has a slot that is another one, is told.
+#[test]
+fn a_table_that_is_not_what_was_written_is_told() {
+    let sealed = |change: fn(&mut Vec<UuidSlot>)| {
+        let mut image = Image::with_leaf(&[&[]]);
+        let edition = 77;
+        for (number, slot) in (0..).zip(&mut image.slots) {
+            slot.seal(SET_UUID, Inode(number), edition);
+        }
+        let mut table = vec![0; usize::try_from(image.geometry().meta_bytes()).unwrap()];
+        for (slot, place) in image.slots.iter().zip(table.chunks_exact_mut(128)) {
+            place.copy_from_slice(&slot.to_bytes());
+        }
+        let seal = TableSeal { sum: checksum(&table), edition };
+        for (header, _) in image.journal.iter_mut().flat_map(|(_, entries)| entries) {
+            header.table = Some(seal);
+        }
+        change(&mut image.slots);
+        kinds(image)
+    };
+    assert_eq!(sealed(|_| {}), []);
+    let is_sum = |kind: &Kind| matches!(kind, Kind::UuidTableSum { .. });
+    let lost = sealed(|slots| slots.iter_mut().for_each(|slot| *slot = UuidSlot::FREE));
+    assert!(matches!(&lost[..], [sum] if is_sum(sum)), "{lost:?}");
+    let swapped = sealed(|slots| slots.swap(0, 1));
+    let doubted = swapped.iter().filter(|kind| matches!(kind, Kind::DoubtedSlot { .. })).count();
+    assert!(swapped.iter().any(is_sum) && doubted == 2, "{swapped:?}");
 }

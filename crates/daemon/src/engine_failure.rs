@@ -247,6 +247,20 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
                  device is old and has holes: copy what is whole, then `wipefs --all` and `bcached make` begin anew",
             ),
         ),
+        Error::OlderCache { .. } => (
+            Kind::WrongSet,
+            Some(
+                "serve it with the newer cache device; if that is gone, `bcached forget` of this volume drops what the older one \
+                 holds of it, and the backing device is attached anew",
+            ),
+        ),
+        Error::OlderBacking => (
+            Kind::WrongSet,
+            Some(
+                "serve the newer device; to go on with this one, `bcached forget` of this volume drops what the cache holds of \
+                 the newer state, and this device is attached anew",
+            ),
+        ),
         Error::BlockSize { .. } => {
             (Kind::Geometry, Some("make the cache with `bcached make --for` that backing device, or --block"))
         }

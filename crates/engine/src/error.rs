@@ -190,6 +190,20 @@ pub enum Error {
     /// The backing device is dirty but the set's table does not know it.
     #[error("the backing device is marked dirty for this set, but the set does not know it")]
     DirtyUnknown,
+    /// The backing device knows of a journal entry that the cache has never had.
+    #[error(
+        "the cache is an older copy of itself: the backing device was used with journal entry {entry}, and the newest that \
+         the cache has is {newest}"
+    )]
+    OlderCache {
+        /// The entry that the backing device knows of.
+        entry: u64,
+        /// The newest that is there.
+        newest: u64,
+    },
+    /// The set knows a later state of the backing device.
+    #[error("the backing device is an older copy of itself: the cache holds data of a later state of it")]
+    OlderBacking,
     /// Sizes that leave no room to append to nodes or to the journal.
     #[error(
         "cannot run a cache with buckets of {bucket_sectors} sectors, blocks of {block_sectors} and {journal_buckets} \

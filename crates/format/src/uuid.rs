@@ -99,10 +99,10 @@ pub struct UuidSlot {
     pub sectors: u64,
     /// Which writing of the table this is, by bcached; see [`Self::is_sealed`].
     pub edition: u64,
-    /// Checksum as stored.
-    sum: u64,
+    /// Checksum as stored; see [`Self::is_sealed`].
+    pub sum: u64,
     /// As stored; see [`Self::is_released`].
-    released: u64,
+    pub released: u64,
     /// What the superblock of the backing device says of its attachment, if bcached wrote both: one of these two
     /// ([`Attachment::stamp`](crate::superblock::Attachment::stamp)). The second is the newer one; zero: nothing is known.
     pub attachment: [u64; 2],
@@ -170,6 +170,11 @@ impl UuidSlot {
     #[must_use]
     pub const fn is_released(&self) -> bool {
         self.released == RELEASED_MARK
+    }
+
+    /// What the slot says of its release does not count.
+    pub const fn forget_release(&mut self) {
+        self.released = 0;
     }
 
     /// Seals slot `number` of set `set` for one writing of the table.

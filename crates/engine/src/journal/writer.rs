@@ -93,6 +93,7 @@ fn close(s: &mut State) -> Option<(Closed, Payload, usize)> {
         root_level: u16::from(s.root.level),
         prio_bucket: s.prios.current.first().expect("a chain has a first bucket").index,
         marks_reserve: s.prios.marks_reserve,
+        table: s.uuid_seal,
     };
     let mut memory = s.journal.memory.take(s.geometry.whole_blocks(JSET_BYTES_MAX));
     let bytes = memory.as_mut_slice();

@@ -53,6 +53,7 @@ pub(super) async fn initialise(
             journal.behind(former, bucket)
         }
     };
+    let set_uuid = superblock.set_uuid();
     let uuid_key = uuids::table_key(&geometry, &buckets, uuid_bucket);
     let size = u16::try_from(geometry.node_sectors()).expect("node sizes fit a key");
     let pointer = bcached_format::Pointer::new(
@@ -71,8 +72,9 @@ pub(super) async fn initialise(
         journal,
         // The order is turned: what is stored first goes to the spare chain.
         prios: PrioChains { marks_reserve: false, current: spare, spare: current, sequence: 0 },
-        uuids: UuidTable::empty(geometry.uuid_slots()),
+        uuids: UuidTable::empty(set_uuid, geometry.uuid_slots()),
         uuid_key,
+        uuid_seal: None,
         dirty: DirtyCounts::default(),
         frontier: Frontier::at_end(),
         reserve_wanted: reserve::wanted(&geometry, options.reserve),
@@ -106,10 +108,13 @@ async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
     let mut node = Node::create(root.key, 0, set.env().random(), &set.with(|s| s.geometry));
     let first = write::seal_pending(&mut node).expect("a fresh node has a first set");
     write::write_set(set, root.pointer().sector(), &first).await?;
+    let edition = uuids::new_stamp(set);
     let (sector, bytes) = set.with(|s| {
         let pointer = crate::btree::pointer_to_read(&s.uuid_key.pointers).expect("just made");
-        (pointer.sector(), s.uuids.to_bytes())
+        (pointer.sector(), s.uuids.to_bytes(edition))
     });
+    let seal = uuids::seal_of(set.env(), &bytes, edition).await;
+    set.with(|s| s.uuid_seal = Some(seal));
     let written = set.write_cache(Cause::Uuids, sector, Buffer::copied_from(&bytes).freeze()).await;
     written.map_err(Error::io(Doing::Uuids))?;
     let pin = load::load(set, root).await?;

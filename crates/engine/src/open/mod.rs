@@ -40,7 +40,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Disk, DiskId, Env, Note, Stock};
-use bcached_format::{BucketId, CacheSuperblock, Geometry, Key, SUPERBLOCK_BYTES, Superblock};
+use bcached_format::{BucketId, CacheSuperblock, Geometry, Key, SUPERBLOCK_BYTES, Superblock, TableSeal};
 use core::cell::{Cell, RefCell};
 
 /// Buckets taken as they are at start, because the walk has proven that nothing points to them: enough for the splits
@@ -88,6 +88,7 @@ struct Parts {
     prios: PrioChains,
     uuids: UuidTable,
     uuid_key: Key,
+    uuid_seal: Option<TableSeal>,
     dirty: DirtyCounts,
     frontier: Frontier,
     reserve_wanted: u64,
@@ -125,6 +126,7 @@ fn assemble(
         prios: parts.prios,
         uuids: parts.uuids,
         uuid_key: parts.uuid_key,
+        uuid_seal: parts.uuid_seal,
         coming: Vec::new(),
         forgetting: BTreeSet::new(),
         dirty: parts.dirty,

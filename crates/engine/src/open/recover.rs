@@ -55,7 +55,8 @@ pub(super) async fn recover(
     let root = root_of(&geometry, &header.root, header.root_level)?;
     let stored = prios::read((&env, &disk), &geometry, header.prio_bucket, header.marks_reserve).await?;
     check_number(stored.sequence)?;
-    let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
+    let set_uuid = superblock.set_uuid();
+    let uuids = uuids::read((&env, &disk), &geometry, set_uuid, &header, old_uuids).await?;
     let metadata = metadata_buckets(&geometry, &stored.chain, &header.uuids)?;
     let noted = note.recovered(superblock.session());
     let oldest = header.last_seq;
@@ -106,6 +107,7 @@ pub(super) async fn recover(
         prios,
         uuids,
         uuid_key: header.uuids,
+        uuid_seal: header.table.filter(|_| !old_uuids),
         dirty: settled.dirty,
         frontier: settled.frontier,
         reserve_wanted,

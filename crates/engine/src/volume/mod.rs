@@ -1,6 +1,7 @@
 //! Volumes: a backing device with its state in the cache, or a flash-only volume.
 
 pub mod attach;
+pub(crate) mod attachment;
 pub mod detach;
 pub mod epoch;
 pub mod flash;

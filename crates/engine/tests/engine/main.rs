@@ -48,6 +48,7 @@ mod stalled;
 mod stopped;
 mod stripes;
 mod superblock;
+mod tables;
 mod transitions;
 mod uncached;
 mod unwalked;
