@@ -158,6 +158,8 @@ pub struct State {
     pub prios: PrioChains,
     /// The table of volumes.
     pub uuids: UuidTable,
+    /// The newest journal entry when the set was opened; 0: it had never been started.
+    pub opened_at: u64,
     /// Where the table is stored, as the next journal entry will name it.
     pub uuid_key: Key,
     /// What that entry says of the stored table: nothing until this version of bcached has stored it.

@@ -177,6 +177,12 @@ impl UuidTable {
         self.lived.insert(inode);
     }
 
+    /// A volume has been served under the number since the table was read.
+    #[must_use]
+    pub fn has_lived(&self, inode: Inode) -> bool {
+        self.lived.contains(&inode)
+    }
+
     /// The slot of a volume that is no more, or gets another. Nobody needs its keys.
     pub fn give_up(&mut self, inode: Inode, seconds: u32) {
         let Some(slot) = self.slot_mut(inode).filter(|slot| slot.is_used()) else { return };

@@ -13,6 +13,7 @@ pub mod mutant;
 pub mod passthrough;
 pub mod policy;
 mod seat;
+mod tables;
 pub mod tuning;
 pub mod work;
 
@@ -231,6 +232,12 @@ pub trait System {
 
     /// Whether it never asks a device for a flush while another one runs there. Of two the kernel may tell a failure to one only.
     fn flushes_alone(&self) -> bool {
+        false
+    }
+
+    /// Damages, in a way that `seed` tells, what says which volume has which number, on devices that nobody uses. False: there is
+    /// no such thing. The next process must serve every volume all the same.
+    fn damage_table(&self, _devices: &mut [Device], _seed: u64) -> bool {
         false
     }
 

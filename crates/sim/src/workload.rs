@@ -139,6 +139,8 @@ pub enum Step {
     Pause(u64),
     /// Wait for all answers.
     Settle,
+    /// The next process finds a table of volumes that is not what was written, in a way that the seed tells.
+    Table(u64),
     /// End this process, in one of three ways, and start the next.
     Restart(Restart),
 }
@@ -319,6 +321,7 @@ impl fmt::Display for Step {
             Self::Delete { volume } => write!(f, "delete {volume}"),
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
             Self::Settle => write!(f, "settle"),
+            Self::Table(seed) => write!(f, "table {seed}"),
             Self::Restart(restart) => write!(f, "restart {restart}"),
         }
     }

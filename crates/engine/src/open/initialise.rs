@@ -75,6 +75,7 @@ pub(super) async fn initialise(
         uuids: UuidTable::empty(set_uuid, geometry.uuid_slots()),
         uuid_key,
         uuid_seal: None,
+        opened_at: 0,
         dirty: DirtyCounts::default(),
         frontier: Frontier::at_end(),
         reserve_wanted: reserve::wanted(&geometry, options.reserve),

@@ -107,6 +107,7 @@ pub(super) async fn recover(
         prios,
         uuids,
         uuid_key: header.uuids,
+        opened_at: header.seq,
         uuid_seal: header.table.filter(|_| !old_uuids),
         dirty: settled.dirty,
         frontier: settled.frontier,

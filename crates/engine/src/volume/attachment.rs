@@ -54,7 +54,8 @@ pub(super) fn recognise(
     if known.is_none() && !is_free(s) {
         return Ok(None);
     }
-    let newest = s.journal.durable();
+    // One that has been served by this process may know of entries that this process has made.
+    let newest = if s.uuids.has_lived(attachment.number) { s.journal.durable() } else { s.opened_at };
     if attachment.entry > newest {
         return Err(Error::OlderCache { entry: attachment.entry, newest });
     }

@@ -27,6 +27,7 @@ mod lent;
 mod lost_sets;
 mod memory;
 mod numbers;
+mod older_copies;
 mod opening;
 mod overlaid;
 mod pace;

@@ -151,7 +151,9 @@ impl Client {
         match step {
             Step::Pause(milliseconds) => self.pause(milliseconds).await,
             Step::Settle => self.settle().await,
-            Step::Restart(_) => unreachable!("the rig restarts"),
+            Step::Restart(_) | Step::Table(_) => {
+                unreachable!("the rig restarts, and works on devices in between")
+            }
             Step::Trouble { device, rule } => {
                 self.shared.world.borrow_mut().devices[device].faults.add(rule);
             }

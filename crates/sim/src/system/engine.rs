@@ -8,7 +8,7 @@ use super::policy::Knob;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, System, Told, VolumeShape};
-use super::{asking, lodger, lost, work};
+use super::{asking, lodger, lost, tables, work};
 use crate::disk::Device;
 use crate::growth;
 use crate::note::MemoryNote;
@@ -269,6 +269,10 @@ impl System for Engine {
             devices.push(backing);
         }
         devices
+    }
+
+    fn damage_table(&self, devices: &mut [Device], seed: u64) -> bool {
+        tables::damage(&mut devices[0], seed)
     }
 
     /// The offline checker, which shares nothing with the engine but the meaning of bytes. Even after a crash a clean copy
