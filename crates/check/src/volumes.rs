@@ -44,6 +44,26 @@ pub struct Volume {
     pub(crate) backing: Option<usize>,
 }
 
+impl Volume {
+    /// The volume of a slot, before anything else is known of it.
+    fn of_slot(inode: u32, slot: &UuidSlot) -> Self {
+        Self {
+            inode,
+            uuid: slot.uuid,
+            label: slot.label,
+            flash_only: slot.is_flash_only(),
+            invalidated: slot.is_invalidated(),
+            start: 0,
+            end: if slot.is_flash_only() { Some(slot.sectors) } else { None },
+            state: None,
+            claims_clean: false,
+            live_sectors: 0,
+            dirty_sectors: 0,
+            backing: None,
+        }
+    }
+}
+
 /// A backing device of the set.
 #[derive(Debug)]
 pub(crate) struct Backing {
@@ -183,21 +203,18 @@ pub(crate) fn join(
 ) -> BTreeMap<Inode, Volume> {
     let mut volumes = BTreeMap::new();
     for (inode, slot) in (0_u32..).zip(slots).filter(|(_, slot)| !slot.is_free()) {
-        let volume = Volume {
-            inode,
-            uuid: slot.uuid,
-            label: slot.label,
-            flash_only: slot.is_flash_only(),
-            invalidated: slot.is_invalidated(),
-            start: 0,
-            end: slot.is_flash_only().then_some(slot.sectors),
-            state: None,
-            claims_clean: false,
-            live_sectors: 0,
-            dirty_sectors: 0,
-            backing: None,
-        };
-        volumes.insert(Inode(inode), volume);
+        volumes.insert(Inode(inode), Volume::of_slot(inode, slot));
+    }
+    // As the engine does: what the table has lost a backing device may still know.
+    for superblock in backings.iter().flatten().map(|backing| &backing.superblock) {
+        let attachment = superblock.attachment().filter(|_| is_attached(superblock));
+        let is_named = volumes.values().any(|volume| volume.uuid == superblock.uuid() && !volume.invalidated);
+        if let Some(number) = attachment.map(|of| of.number).filter(|_| !is_named)
+            && slots.get(number.0 as usize).is_some_and(UuidSlot::is_free)
+        {
+            let slot = UuidSlot { uuid: superblock.uuid(), label: superblock.label(), ..UuidSlot::FREE };
+            volumes.insert(number, Volume::of_slot(number.0, &slot));
+        }
     }
     for (index, backing) in backings.iter().enumerate() {
         let Some(backing) = backing else { continue };
@@ -224,6 +241,10 @@ pub(crate) fn join(
     volumes
 }
 
+fn is_attached(superblock: &BackingSuperblock) -> bool {
+    matches!(superblock.state(), BackingState::Clean | BackingState::Dirty)
+}
+
 /// A backing device and a cache that bcached used together say the same of the attachment, unless one is an older copy.
 fn report_older_copies(
     backing: &BackingSuperblock,
@@ -232,9 +253,8 @@ fn report_older_copies(
     place: Place,
     findings: &mut Findings,
 ) {
-    let is_attached = matches!(backing.state(), BackingState::Clean | BackingState::Dirty);
-    let Some(attachment) = backing.attachment().filter(|_| is_attached) else { return };
-    let stamps = slot.map_or([0; 2], |slot| slot.attachment);
+    let Some(attachment) = backing.attachment().filter(|_| is_attached(backing)) else { return };
+    let stamps = slot.filter(|slot| !slot.is_free()).map_or([0; 2], |slot| slot.attachment);
     let differs = Inode(number) != attachment.number || stamps[1] != 0 && !stamps.contains(&attachment.stamp);
     if attachment.entry > header.seq {
         findings.error(place, DamageKind::OlderCache { entry: attachment.entry, newest: header.seq });

@@ -119,6 +119,9 @@ pub struct CacheCounts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub walked_percent: Option<u64>,
     pub dirty_bytes: u64,
+    /// Of these, dirty data of no volume that the set's table names. Absent until the index has been read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ownerless_dirty_bytes: Option<u64>,
     pub tree_depth: u64,
     pub nodes: u64,
     pub node_bytes: u64,

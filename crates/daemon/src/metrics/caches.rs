@@ -48,6 +48,11 @@ fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
             "Mean size of an extent, as of the last pass of GC or the start.",
             |open| open.numbers.average_key_bytes.map(|bytes| bytes as f64),
         ),
+        gauge(
+            "bcached_cache_ownerless_dirty_bytes",
+            "Dirty data of no volume that the table of volumes names.",
+            |open| Some(open.counts.ownerless_dirty_bytes? as f64),
+        ),
         gauge("bcached_cache_memory_nodes", "Nodes in memory.", |open| Some(open.counts.nodes as f64)),
         gauge("bcached_cache_memory_bytes", "Memory that nodes take.", |open| {
             Some(open.counts.node_bytes as f64)

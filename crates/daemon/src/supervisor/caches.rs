@@ -219,6 +219,9 @@ impl Supervisor {
             for told in shared.table.note_unserved(index, status) {
                 tracing::warn!(event = "dirty-not-served", "{told}");
             }
+            for told in shared.table.note_table(index, status) {
+                tracing::error!(event = "table-damaged", "{told}");
+            }
         }
     }
 

@@ -325,6 +325,7 @@ fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
         buckets_reserved: Some(status.buckets_reserved),
         walked_percent: Some(status.walked_percent),
         dirty_bytes: status.dirty_sectors * 512,
+        ownerless_dirty_bytes: (status.walked_percent == 100).then_some(status.ownerless_dirty_sectors * 512),
         tree_depth: status.tree_depth.into(),
         nodes: status.nodes,
         node_bytes: status.node_bytes,

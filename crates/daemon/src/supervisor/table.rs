@@ -91,6 +91,8 @@ pub struct CacheEntry {
     pub unreadable_logged: BTreeSet<u64>,
     /// Volumes of which the log was told that their dirty data lies here and they are not served.
     pub unserved_logged: BTreeSet<[u8; 16]>,
+    /// What was said of a damaged table of volumes, and of dirty data without an owner.
+    pub table_logged: BTreeSet<String>,
     /// What had been given up when its set was opened, as the log was told.
     pub given_up_logged: Arc<[GivenUp]>,
     /// The log has said what it waits for.
@@ -507,6 +509,7 @@ impl CacheEntry {
             walking_logged: false,
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),
+            table_logged: BTreeSet::new(),
             given_up_logged: Arc::default(),
             wait_logged: false,
             state: CacheState::Waiting(not_looked()),

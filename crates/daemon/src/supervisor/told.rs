@@ -85,6 +85,41 @@ impl Table {
         news.collect()
     }
 
+    /// What is wrong with the table of volumes, and what nobody owns for that reason, if the log has not heard of it yet: a
+    /// sentence each.
+    pub fn note_table(&mut self, index: usize, status: &Status) -> Vec<String> {
+        let Some(cache) = self.caches.get_mut(index) else { return Vec::new() };
+        let name = cache.name.as_ref().unwrap_or(&cache.device);
+        let mut news = Vec::new();
+        if status.table_is_damaged {
+            news.push(format!(
+                "cache {name}: its table of volumes is not the one that was written; volumes whose backing device names its \
+                 number are served, others may be missing"
+            ));
+        }
+        for slot in &status.doubted {
+            let of = match slot.label.to_string() {
+                label if label.is_empty() => slot.uuid.to_string(),
+                label => label,
+            };
+            news.push(format!(
+                "cache {name}: slot {} of its table of volumes ({of}) is not what was written; no volume is served from it, \
+                 and what the cache holds under that number is kept",
+                slot.inode.0
+            ));
+        }
+        if status.ownerless_dirty_sectors > 0 && status.walked_percent == 100 {
+            news.push(format!(
+                "cache {name}: {} dirty belong to no volume that its table names; they are kept and written nowhere; attach the \
+                 backing device that they are of, or look with `bcached check`",
+                human(status.ownerless_dirty_sectors * 512)
+            ));
+        }
+        news.retain(|told| !cache.table_logged.contains(told));
+        cache.table_logged.extend(news.iter().cloned());
+        news
+    }
+
     /// The btree nodes of a set that cannot be read and of which the log has not heard yet: a sentence each.
     pub fn note_unreadable(
         &mut self,

@@ -22,6 +22,11 @@ impl Status {
             if let Some(written) = numbers.and_then(CacheNumbers::sentence) {
                 let _ = writeln!(text, "cache {}: {written}", cache.name);
             }
+            let ownerless = cache.counts.as_ref().and_then(|counts| counts.ownerless_dirty_bytes);
+            if let Some(bytes) = ownerless.filter(|bytes| *bytes > 0) {
+                let dirty = human(bytes);
+                let _ = writeln!(text, "cache {}: {dirty} dirty of no known volume, kept", cache.name);
+            }
             for left in &cache.unserved {
                 let (dirty, name) = (human(left.dirty_bytes), left.name());
                 let _ = match left.flash_size_bytes.map(human) {
