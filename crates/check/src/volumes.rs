@@ -207,7 +207,7 @@ pub(crate) fn join(
     }
     // As the engine does: what the table has lost a backing device may still know.
     for superblock in backings.iter().flatten().map(|backing| &backing.superblock) {
-        let attachment = superblock.attachment().filter(|_| is_attached(superblock));
+        let attachment = superblock.attachment();
         let is_named = volumes.values().any(|volume| volume.uuid == superblock.uuid() && !volume.invalidated);
         if let Some(number) = attachment.map(|of| of.number).filter(|_| !is_named)
             && slots.get(number.0 as usize).is_some_and(UuidSlot::is_free)

@@ -110,6 +110,13 @@ impl UuidTable {
         self.slots[inode.0 as usize] = slot;
     }
 
+    /// A doubted slot is free: its number has no keys, and what it names is elsewhere.
+    pub fn forget_doubted(&mut self, inode: Inode) {
+        if self.doubted.remove(&inode) {
+            self.slots[inode.0 as usize] = UuidSlot::FREE;
+        }
+    }
+
     /// The number is nobody's as far as the table tells: its slot is free, or doubted.
     #[must_use]
     pub fn is_unowned(&self, inode: Inode) -> bool {
@@ -165,6 +172,12 @@ impl UuidTable {
         let is_new = |inode: &Inode| !self.looked_at.contains_key(inode);
         let free = self.numbered().filter(|(_, slot)| slot.is_free()).map(|(inode, _)| inode);
         free.chain(self.doubted.iter().copied()).find(is_new)
+    }
+
+    /// It was looked for in the tree.
+    #[must_use]
+    pub fn was_looked_at(&self, inode: Inode) -> bool {
+        self.looked_at.contains_key(&inode)
     }
 
     /// The tree has keys under a number that is nobody's, or none.

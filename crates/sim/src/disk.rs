@@ -139,6 +139,8 @@ pub struct Device {
     pub faults: Faults,
     /// It answers *unreachable* to everything.
     pub gone: bool,
+    /// What stands on it was damaged on purpose, and no process has ended in order since.
+    pub is_spoiled: bool,
     /// Nothing completes before this virtual time (nanoseconds): a stall.
     pub stalled_until: u64,
     /// What a power cut cannot take.
@@ -165,6 +167,7 @@ impl Device {
             model,
             faults: Faults::default(),
             gone: false,
+            is_spoiled: false,
             stalled_until: 0,
             volatile: BTreeMap::new(),
             in_flight: BTreeMap::new(),

@@ -98,8 +98,6 @@ pub struct Rig {
     pub troubled: bool,
     /// What the system is in the middle of, if it tells.
     pub phases: Arc<Phases>,
-    /// The table of volumes was damaged, and no process has ended in order since.
-    table_is_damaged: bool,
     seed: u64,
     lives: u64,
     requests: Rc<Cell<u64>>,
@@ -151,7 +149,6 @@ impl Rig {
             oracle,
             depth,
             troubled: false,
-            table_is_damaged: false,
             phases: Arc::default(),
             seed,
             lives: 0,
@@ -265,14 +262,15 @@ impl Rig {
     }
 
     /// While nobody runs: the table of volumes becomes another one than was written.
-    pub fn damage_table(&mut self, seed: u64) {
+    pub fn damage_table(&self, seed: u64) {
         let mut world = self.world.borrow_mut();
-        self.table_is_damaged |= self.system.damage_table(&mut world.devices, seed);
+        let is_damaged = self.system.damage_table(&mut world.devices, seed);
+        world.devices[0].is_spoiled |= is_damaged;
     }
 
     /// A process has ended in order: all that was damaged before it has been written anew.
-    pub fn has_stopped(&mut self) {
-        self.table_is_damaged = false;
+    pub fn has_stopped(&self) {
+        self.world.borrow_mut().devices[0].is_spoiled = false;
     }
 
     /// Ends what is left of the last life as `crash` would.
@@ -286,11 +284,11 @@ impl Rig {
     /// # Errors
     /// What is not sound.
     pub fn inspect(&self) -> Result<(), Fault> {
-        if self.table_is_damaged {
+        let devices = &self.world.borrow().devices;
+        if devices[0].is_spoiled {
             // The checker finds that, as it should, and little else is sound without it.
             return Ok(());
         }
-        let devices = &self.world.borrow().devices;
         let counted = self.counted.borrow();
         let faults =
             panic::caught(|| self.system.inspect(devices, counted.as_deref())).map_err(Fault::Panic)?;

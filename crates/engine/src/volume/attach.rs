@@ -137,7 +137,6 @@ impl CacheSet {
             BackingState::Clean => {
                 self.with(|s| s.coming.push(uuid));
                 superblock.set_state(BackingState::Stale);
-                superblock.set_attachment(None);
                 let written = {
                     let _phase = self.begin(Phase::BackingStale);
                     record::write_superblock(&disk, &superblock.seal()).await
@@ -260,6 +259,7 @@ impl CacheSet {
             Ok(inode)
         });
         let inode = inode.await?;
+        self.forget_empty_doubted().await;
         uuids::store(self).await?;
         Ok(inode)
     }

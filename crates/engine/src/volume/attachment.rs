@@ -28,8 +28,8 @@ pub(super) fn of(s: &State, inode: Inode) -> Option<Attachment> {
 
 /// The superblock is about to be written: what it says of its attachment is of now.
 pub(super) fn renew(s: &State, superblock: &mut BackingSuperblock) {
-    let is_attached = matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
-    let attachment = superblock.attachment().filter(|_| is_attached);
+    // One that is stale keeps it: whoever attaches it anew finds what is to become void.
+    let attachment = superblock.attachment().filter(|_| superblock.state() != BackingState::None);
     superblock.set_attachment(attachment.map(|of| Attachment { entry: s.journal.durable(), ..of }));
 }
 
@@ -44,9 +44,10 @@ pub(super) fn recognise(
     seconds: u32,
 ) -> Result<Option<Inode>, Error> {
     let known = s.uuids.find(superblock.uuid());
-    let is_attached = superblock.set_uuid() == s.superblock.set_uuid()
-        && matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
-    let Some(attachment) = superblock.attachment().filter(|_| is_attached) else { return Ok(known) };
+    let is_ours =
+        superblock.set_uuid() == s.superblock.set_uuid() && superblock.state() != BackingState::None;
+    let Some(attachment) = superblock.attachment().filter(|_| is_ours) else { return Ok(known) };
+    let is_stale = superblock.state() == BackingState::Stale;
     let is_free = |s: &State| {
         s.uuids.is_unowned(attachment.number)
             && !s.volumes.iter().any(|(_, volume)| volume.inode == Some(attachment.number))
@@ -56,7 +57,7 @@ pub(super) fn recognise(
     }
     // One that has been served by this process may know of entries that this process has made.
     let newest = if s.uuids.has_lived(attachment.number) { s.journal.durable() } else { s.opened_at };
-    if attachment.entry > newest {
+    if attachment.entry > newest && !is_stale {
         return Err(Error::OlderCache { entry: attachment.entry, newest });
     }
     let Some(inode) = known else {
@@ -71,11 +72,37 @@ pub(super) fn recognise(
         return Ok(Some(attachment.number));
     };
     let stamps = s.uuids.slot(inode).map_or([0; 2], |slot| slot.attachment);
+    if is_stale {
+        // What the cache holds is void, whatever it is.
+        return Ok(known);
+    }
     let differs = inode != attachment.number || stamps[1] != 0 && !stamps.contains(&attachment.stamp);
     if s.uuids.is_ours() && differs { Err(Error::OlderBacking) } else { Ok(known) }
 }
 
 impl CacheSet {
+    /// Doubted slots under whose numbers no key stands are free again: nothing can be lost with them. Not what may be a volume in the
+    /// cache alone, of which nothing else tells that it exists.
+    pub(super) async fn forget_empty_doubted(&self) {
+        let doubted: Vec<Inode> = self.with(|s| {
+            let backed = s.uuids.doubted().filter(|(_, slot)| !slot.is_flash_only());
+            backed.map(|(inode, _)| inode).collect()
+        });
+        for inode in doubted {
+            if self.with(|s| s.uuids.was_looked_at(inode)) {
+                continue;
+            }
+            let found = self.survey_beyond(inode, 0, |found| found.present || found.dirty).await;
+            let is_vacant = found.is_ok_and(|found| !found.present && !found.dirty);
+            self.with(|s| {
+                s.uuids.looked_at(inode, is_vacant);
+                if is_vacant {
+                    s.uuids.forget_doubted(inode);
+                }
+            });
+        }
+    }
+
     /// The last that is said of attachments in an orderly stop: whoever brings back a copy of either device that was made before it is
     /// noticed. What cannot be said is as after a crash.
     pub(crate) async fn seal_attachments(&self) {
