@@ -31,6 +31,8 @@ pub struct Fresh {
     pub superblock: CacheSuperblock,
     /// It was there already.
     pub was_made: bool,
+    /// What was overwritten, or will be, without a question.
+    pub warning: Option<String>,
 }
 
 /// Makes it; with `dry_run` nothing is written, and the device is not claimed.
@@ -54,11 +56,13 @@ pub fn cache(path: &Path, suits: Geometry, overrides: &Overrides, dry_run: bool)
             .next("--wipe-bcache makes it anew")
             .option("--wipe-bcache"));
         }
-        return Ok(Fresh { device, superblock, was_made: true });
+        return Ok(Fresh { device, superblock, was_made: true, warning: None });
     }
-    let erase = overwrite::check(&device, overrides)?;
-    if let Some(kind) =
-        overrides.wipe_signature.iter().find(|kind| erase.iter().all(|found| found.kind != kind.as_str()))
+    let cleared = overwrite::check(&device, overrides)?;
+    if let Some(kind) = overrides
+        .wipe_signature
+        .iter()
+        .find(|kind| cleared.erase.iter().all(|found| found.kind != kind.as_str()))
     {
         return Err(Failure::new(
             Kind::Usage,
@@ -99,9 +103,9 @@ pub fn cache(path: &Path, suits: Geometry, overrides: &Overrides, dry_run: bool)
     })
     .map_err(|error| refuse(error.to_string()))?;
     if !dry_run {
-        overwrite::write(&device, &erase, &superblock.seal())?;
+        overwrite::write(&device, &cleared.erase, &superblock.seal())?;
     }
-    Ok(Fresh { device, superblock, was_made: false })
+    Ok(Fresh { device, superblock, was_made: false, warning: cleared.warning(path) })
 }
 
 /// A random uuid, marked as such (version 4).

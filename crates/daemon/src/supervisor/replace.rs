@@ -180,6 +180,7 @@ fn plan_new(
         (false, true) => format!("{device} becomes a new cache set, with a UUID that is drawn then"),
         (false, false) => format!("{device} becomes the cache set {}", fresh.superblock.set_uuid()),
     });
+    shown.notes.extend(fresh.warning.clone());
     if begin.dry_run {
         return Ok(None);
     }

@@ -154,11 +154,16 @@ impl Seen {
 /// Why a device without a superblock is not fit: what somebody uses, or has something on it, is not to be made anything.
 fn no_bcache(path: &Path, looked: Device) -> Result<Infallible, Failure> {
     let others = signatures::find(&looked)?;
+    let holds_unknown = others.is_empty() && signatures::holds_unknown(&looked)?;
     drop(looked);
     drop(device::open(path, Access::Check)?);
     let none = Failure::new(Kind::NotBcache, format!("{} is no bcache device", path.display()));
     if others.is_empty() {
         Device::may_own(path)?;
+        if holds_unknown {
+            let next = "see that it is the right one: `bcached make` overwrites it without a question";
+            return Err(none.why(format!("it {}", signatures::UNKNOWN_DATA)).next(next));
+        }
         return Err(none.next("`bcached make` makes it one"));
     }
     let next = match others.iter().find_map(|signature| signature.class.removed_by()) {
@@ -166,7 +171,7 @@ fn no_bcache(path: &Path, looked: Device) -> Result<Infallible, Failure> {
         None => "name another device; if nothing on it is needed, `bcached make` says how it is overwritten"
             .to_owned(),
     };
-    let marks = others.iter().map(|signature| signature.kind).collect::<Vec<_>>().join(", ");
+    let marks = others.iter().map(|signature| signature.kind.as_ref()).collect::<Vec<_>>().join(", ");
     Err(none.why(format!("it has the mark of {marks}")).next(next))
 }
 
