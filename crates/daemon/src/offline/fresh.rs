@@ -1,6 +1,7 @@
 //! A new cache on a device: made, or, if somebody has made one there and nobody has used it, taken as it is.
 
 use super::device::{self, Access, Device};
+use super::lost_sets::LostSets;
 use super::overwrite::{self, Overrides};
 use super::superblock::{self, Found};
 use crate::failure::{Failure, Kind};
@@ -39,8 +40,15 @@ pub struct Fresh {
 ///
 /// # Errors
 /// The device cannot be had, carries something that was not said to be of no use, or does not suit.
-pub fn cache(path: &Path, suits: Geometry, overrides: &Overrides, dry_run: bool) -> Result<Fresh, Failure> {
+pub fn cache(
+    path: &Path,
+    suits: Geometry,
+    (overrides, lost): (&Overrides, &LostSets),
+    dry_run: bool,
+) -> Result<Fresh, Failure> {
     let device = device::open(path, if dry_run { Access::Check } else { Access::Own })?;
+    // Somebody may have made it over the cache of a missing set: as long as nobody uses it, that can be brought back.
+    overwrite::refuse_lost_cache(&device, lost)?;
     let refuse =
         |why: String| Failure::new(Kind::Geometry, format!("cannot use {}", path.display())).why(why);
     if let Found::Sound(Superblock::Cache(superblock)) = superblock::read(&device)?
@@ -58,7 +66,7 @@ pub fn cache(path: &Path, suits: Geometry, overrides: &Overrides, dry_run: bool)
         }
         return Ok(Fresh { device, superblock, was_made: true, warning: None });
     }
-    let cleared = overwrite::check(&device, overrides)?;
+    let cleared = overwrite::check(&device, overrides, lost)?;
     if let Some(kind) = overrides
         .wipe_signature
         .iter()

@@ -2,6 +2,7 @@
 
 use super::device::{self, Device};
 use super::image::Image;
+use super::lost_sets::LostSets;
 use super::signatures::{self, Signature};
 use super::superblock::{self, Found};
 use crate::failure::{Failure, Kind};
@@ -42,8 +43,9 @@ impl Cleared {
 ///
 /// # Errors
 /// Something keeps it from being overwritten, or it cannot be read.
-pub fn check(device: &Device, flags: &Overrides) -> Result<Cleared, Failure> {
-    already_bcache(device, flags)?;
+pub fn check(device: &Device, flags: &Overrides, lost: &LostSets) -> Result<Cleared, Failure> {
+    refuse_lost_cache(device, lost)?;
+    already_bcache(device, flags, lost)?;
     let found = signatures::find(device)?;
     refuse_member(device, &found)?;
     let named = |signature: &&Signature| flags.wipe_signature.iter().any(|kind| *kind == signature.kind);
@@ -53,6 +55,16 @@ pub fn check(device: &Device, flags: &Overrides) -> Result<Cleared, Failure> {
     }
     let holds_unknown = found.is_empty() && signatures::holds_unknown(device)?;
     Ok(Cleared { erase: found, holds_unknown })
+}
+
+/// A device that may be the cache of a missing set, in which a volume has its newest data, is nobody's to overwrite.
+///
+/// # Errors
+/// It may be one, or it cannot be read.
+pub fn refuse_lost_cache(device: &Device, lost: &LostSets) -> Result<(), Failure> {
+    let path = device.path();
+    let claim = lost.claim(device)?;
+    claim.map_or(Ok(()), |claim| Err(claim.refusal(format!("cannot make {}", path.display()), path)))
 }
 
 fn cannot_make(device: &Device, kind: Kind) -> Failure {
@@ -86,7 +98,7 @@ fn place(signature: &Signature) -> String {
 }
 
 /// A bcache superblock may go only if no data is behind it that exists nowhere else.
-fn already_bcache(device: &Device, flags: &Overrides) -> Result<(), Failure> {
+fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result<(), Failure> {
     const OPTION: &str = "--wipe-bcache";
     let refuse = |why: &str| {
         Failure::new(Kind::AlreadyBcache, format!("cannot make {}", device.path().display())).why(why)
@@ -105,7 +117,9 @@ fn already_bcache(device: &Device, flags: &Overrides) -> Result<(), Failure> {
                 _ => "wipefs".to_owned(),
             };
             return Err(refuse("it already is a bcache device, and what is behind it cannot be told").next(
-                format!("its superblock is not sound ({error}); `{remedy}` removes it if nothing is needed"),
+                format!(
+                    "its superblock is not sound ({error}); if it was a cache, image it first; `{remedy}` removes it if nothing is needed"
+                ),
             ));
         }
         Found::Sound(superblock) => superblock,
@@ -120,6 +134,10 @@ fn already_bcache(device: &Device, flags: &Overrides) -> Result<(), Failure> {
                 )))
         }
         Superblock::Cache(cache) if cache.is_synchronous() => match dirty_sectors(device)? {
+            None if let Some(volumes) = lost.dirty_in(cache.set_uuid()) => Err(refuse(&format!(
+                "it is the cache of a set in use that is damaged, and the newest data of {volumes} is in it"
+            ))
+            .next("image it first; `bcached check` says what is damaged, and nothing overrides this")),
             None => Err(refuse(
                 "it is the cache of a set in use that is damaged: what is dirty in it cannot be told",
             )

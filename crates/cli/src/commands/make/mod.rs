@@ -11,6 +11,7 @@ use crate::failure::{Failure, Kind};
 use crate::flags::Make;
 use crate::later;
 use crate::output::Report;
+use bcached_daemon::offline::lost_sets::LostSets;
 use bcached_daemon::offline::overwrite::{self, Cleared, Overrides};
 use plan::{Options, Planned};
 use std::path::PathBuf;
@@ -84,10 +85,12 @@ fn open(devices: &[(Role, PathBuf)], flags: &Make) -> Result<Vec<Target>, Failur
     let mut targets: Vec<Target> = Vec::new();
     let overrides =
         Overrides { wipe_signature: flags.wipe_signature.clone(), wipe_bcache: flags.wipe_bcache };
+    let named: Vec<_> = devices.iter().map(|(_, path)| path).chain(&flags.serves).cloned().collect();
+    let lost = LostSets::look_with(&named, flags.configuration.config.as_deref())?;
     for (role, path) in devices {
         let access = if flags.dry_run { Access::Check } else { Access::Own };
         let device = device::open(path, access)?;
-        let cleared = overwrite::check(&device, &overrides)?;
+        let cleared = overwrite::check(&device, &overrides, &lost)?;
         targets.push(Target { role: *role, device, cleared });
     }
     signatures_named_in_vain(&targets, flags)?;

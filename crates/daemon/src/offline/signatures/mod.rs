@@ -106,6 +106,19 @@ pub fn holds_unknown(device: &Device) -> Result<bool, Failure> {
     Ok(false)
 }
 
+/// What is on a device without a bcache superblock, as a clause; `None`: nothing.
+///
+/// # Errors
+/// As [`find`].
+pub fn described(device: &Device) -> Result<Option<String>, Failure> {
+    let found = find(device)?;
+    if found.is_empty() {
+        return Ok(holds_unknown(device)?.then(|| format!("it {UNKNOWN_DATA}")));
+    }
+    let kinds: Vec<_> = found.iter().map(|signature| signature.kind.as_ref()).collect();
+    Ok(Some(format!("it has the mark of {}", kinds.join(", "))))
+}
+
 /// Of a device that holds something of which no kind is known: for whoever is about to overwrite it.
 pub const UNKNOWN_DATA: &str = "holds data of no known kind";
 

@@ -4,6 +4,7 @@ use super::recipes;
 use super::table::FIXED;
 use super::*;
 use crate::offline::device::Access;
+use crate::offline::lost_sets::LostSets;
 use crate::offline::overwrite::{self, Overrides};
 use crate::offline::superblock;
 use std::collections::BTreeSet;
@@ -192,7 +193,8 @@ fn what_may_go_is_gone_as_blkid_sees_it() {
     let superblock = superblock.expect("a superblock").seal();
     for (kind, pieces) in recipes::all() {
         let (file, device) = recipes::device(&pieces);
-        let refused = overwrite::check(&device, &Overrides::default()).expect_err("refused");
+        let refused =
+            overwrite::check(&device, &Overrides::default(), &LostSets::default()).expect_err("refused");
         assert_eq!(refused.kind.exit(), 3, "{kind}: {refused}");
         assert!(refused.to_string().contains(kind), "{refused}");
         let mut wipe_signature = vec![kind.to_owned()];
@@ -201,6 +203,7 @@ fn what_may_go_is_gone_as_blkid_sees_it() {
             match overwrite::check(
                 &device,
                 &Overrides { wipe_signature: wipe_signature.clone(), wipe_bcache: false },
+                &LostSets::default(),
             ) {
                 Ok(cleared) => break Some(cleared),
                 Err(refused) if members.contains(&kind) => {
