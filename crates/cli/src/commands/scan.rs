@@ -99,7 +99,16 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
             Ok((device, Found::Nothing)) if !named.is_empty() => {
                 failures.push(no_superblock(&device, &lost).unwrap_or_else(|failure| failure));
             }
-            Ok((_, Found::Nothing)) => {}
+            // Of the others only one that may be the cache of a missing set is of interest.
+            Ok((device, Found::Nothing)) => {
+                let what = "it has no bcache superblock".to_owned();
+                let reason =
+                    lost.claim(&device).ok().flatten().map(|claim| claim.refusal(what, device.path()));
+                scanned.unfit.extend(reason.map(|reason| Unfit {
+                    device: device.path().display().to_string(),
+                    reason: reason.to_string(),
+                }));
+            }
             Err(failure) if !named.is_empty() => failures.push(failure),
             Err(failure) if failure.kind == Kind::Permission => {
                 scanned.not_readable.push(path.display().to_string());

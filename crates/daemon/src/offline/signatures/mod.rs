@@ -168,9 +168,12 @@ impl Found<'_> {
         self.signatures.iter().any(|signature| kinds.contains(&signature.kind.as_ref()))
     }
 
-    /// Some of these bytes belong to what was found already.
+    /// Some of these bytes are a mark of what was found already, and not only in an area that goes with one.
     fn covers(&self, offset: u64, length: usize) -> bool {
-        let mut marks = self.signatures.iter().flat_map(|signature| &signature.marks);
-        marks.any(|(at, bytes)| offset < at + *bytes as u64 && *at < offset + length as u64)
+        const MARK_MAX: usize = 4096;
+        let marks = self.signatures.iter().flat_map(|signature| &signature.marks);
+        marks
+            .filter(|(_, bytes)| *bytes <= MARK_MAX)
+            .any(|(at, bytes)| offset < at + *bytes as u64 && *at < offset + length as u64)
     }
 }

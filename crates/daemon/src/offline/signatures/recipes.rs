@@ -170,32 +170,15 @@ fn xfs(magic: &[u8]) -> Pieces {
 }
 
 fn file_systems() -> Vec<(&'static str, Pieces)> {
+    [of_disks(), of_others(), of_flash_and_new(), of_many_places(), minix()].concat()
+}
+
+fn of_disks() -> Vec<(&'static str, Pieces)> {
     let reiser = |at: i64, magic: &[u8]| {
         mark(at, &Block::new(128).le32(0, 60000).le32(12, 8210).le16(44, 4096).put(52, magic).0)
     };
-    let minix = |magic: u16| {
-        Block::new(32).le16(0, 100).le16(4, 1).le16(6, 1).le16(8, 20).le32(12, 0x7FFF_FFFF).le16(16, magic)
-    };
-    let swapped = |magic: u16| {
-        Block::new(32).be16(0, 100).be16(4, 1).be16(6, 1).be16(8, 20).be32(12, 0x7FFF_FFFF).be16(16, magic)
-    };
-    let minix3 =
-        Block::new(32).le32(0, 100).le16(6, 1).le16(8, 1).le16(10, 20).le32(16, 0x7FFF_FFFF).le32(20, 1000);
-    let nilfs =
-        Block::new(0x118).le32(0, 2).le16(6, 0x3434).le16(8, 0x118).le32(12, 0x1234).le64(0x20, BYTES);
-    let nilfs = nilfs.le32(0x14, 2).summed(16, 0..0x118, CRC32, 0x1234, 0).0;
-    let gfs = |format: u32, multihost: u32| {
-        mark(
-            0x10000,
-            &Block::new(64).put(0, b"\x01\x16\x19\x70").be32(24, format).be32(28, multihost).be32(36, 4096).0,
-        )
-    };
-    let squash = |magic: &[u8], major: u16| mark(0, &Block::new(64).put(0, magic).le16(28, major).0);
-    let (jfs, last) = (
-        Block::new(64).put(0, b"JFS1").le32(4, 1).le64(8, 1000).le32(16, 4096).le16(20, 12).le16(22, 3),
-        -4096,
-    );
-    let mut all = vec![
+    let jfs = Block::new(64).put(0, b"JFS1").le32(4, 1).le64(8, 1000).le32(16, 4096).le16(20, 12).le16(22, 3);
+    vec![
         ("xfs", xfs(b"XFSB")),
         ("exfs", xfs(b"EXFS")),
         ("ext2", ext(0, 0, 0)),
@@ -221,6 +204,17 @@ fn file_systems() -> Vec<(&'static str, Pieces)> {
             ]
             .concat(),
         ),
+    ]
+}
+
+fn of_others() -> Vec<(&'static str, Pieces)> {
+    let gfs = |format: u32, multihost: u32| {
+        mark(
+            0x10000,
+            &Block::new(64).put(0, b"\x01\x16\x19\x70").be32(24, format).be32(28, multihost).be32(36, 4096).0,
+        )
+    };
+    vec![
         ("hfsplus", mark(1024, &Block::new(64).put(0, b"H+\0\x04").be32(40, 4096).0)),
         ("hfsplus", mark(1024, &Block::new(64).put(0, b"HX\0\x05").be32(40, 4096).0)),
         ("hfs", mark(1024, &Block::new(64).put(0, b"BD").be32(20, 4096).0)),
@@ -241,6 +235,15 @@ fn file_systems() -> Vec<(&'static str, Pieces)> {
         ("oracleasm", mark(32, b"ORCLDISK")),
         ("vxfs", mark(0x400, b"\xf5\xfc\x01\xa5")),
         ("vxfs", mark(0x2000, b"\xa5\x01\xfc\xf5")),
+    ]
+}
+
+fn of_flash_and_new() -> Vec<(&'static str, Pieces)> {
+    let nilfs =
+        Block::new(0x118).le32(0, 2).le16(6, 0x3434).le16(8, 0x118).le32(12, 0x1234).le64(0x20, BYTES);
+    let nilfs = nilfs.le32(0x14, 2).summed(16, 0..0x118, CRC32, 0x1234, 0).0;
+    let squash = |magic: &[u8], major: u16| mark(0, &Block::new(64).put(0, magic).le16(28, major).0);
+    vec![
         ("squashfs", squash(b"hsqs", 4)),
         ("squashfs3", squash(b"hsqs", 3)),
         ("squashfs3", squash(b"sqsh", 3 << 8)),
@@ -249,7 +252,7 @@ fn file_systems() -> Vec<(&'static str, Pieces)> {
         ("ubifs", mark(0, b"\x31\x18\x10\x06")),
         ("bfs", mark(0, b"\xce\xfa\xad\x1b")),
         ("nilfs2", mark(1024, &nilfs)),
-        ("nilfs2", mark(last, &nilfs)),
+        ("nilfs2", mark(-4096, &nilfs)),
         (
             "f2fs",
             [mark(0x400, b"\x10\x20\xf5\xf2\x01\0\0\0"), mark(0x1400, b"\x10\x20\xf5\xf2\x01\0\0\0")]
@@ -259,11 +262,27 @@ fn file_systems() -> Vec<(&'static str, Pieces)> {
         ("apfs", mark(0, &Block::new(64).le64(8, 1).le32(24, 0x8000_0001).put(32, b"NXSB").le32(36, 4096).0)),
         ("zonefs", mark(0, &Block::new(4096).put(0, b"SFOZ").0)),
         ("erofs", mark(0x400, &Block::new(64).put(0, b"\xe2\xe1\xf5\xe0").put(12, &[12]).0)),
-        ("minix", mark(1024, &minix3.le16(24, 0x4D5A).le16(28, 4096).0)),
-    ];
+    ]
+}
+
+fn minix() -> Vec<(&'static str, Pieces)> {
+    let minix = |magic: u16| {
+        Block::new(32).le16(0, 100).le16(4, 1).le16(6, 1).le16(8, 20).le32(12, 0x7FFF_FFFF).le16(16, magic)
+    };
+    let swapped = |magic: u16| {
+        Block::new(32).be16(0, 100).be16(4, 1).be16(6, 1).be16(8, 20).be32(12, 0x7FFF_FFFF).be16(16, magic)
+    };
+    let minix3 =
+        Block::new(32).le32(0, 100).le16(6, 1).le16(8, 1).le16(10, 20).le32(16, 0x7FFF_FFFF).le32(20, 1000);
+    let mut all = vec![("minix", mark(1024, &minix3.le16(24, 0x4D5A).le16(28, 4096).0))];
     for magic in [0x137F, 0x138F, 0x2468, 0x2478] {
         all.extend([("minix", mark(1024, &minix(magic).0)), ("minix", mark(1024, &swapped(magic).0))]);
     }
+    all
+}
+
+fn of_many_places() -> Vec<(&'static str, Pieces)> {
+    let mut all = Vec::new();
     for place in [0x400, 0x800, 0x1000, 0x2000] {
         all.push(("ocfs2", mark(place, b"OCFSV2")));
     }
