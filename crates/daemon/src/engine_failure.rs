@@ -244,7 +244,7 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
             Kind::WrongSet,
             Some(
                 "look for the cache that it was used with; if that was made to give its dirty data up (`bcached forget`), the \
-                 device is old and has holes: copy what is whole, then `wipefs --all` and `bcached make` begin anew",
+                 device is old and has holes: docs/failures.md (dirty: the newest data was on the cache) says what to do with it",
             ),
         ),
         Error::OlderCache { .. } => (

@@ -290,7 +290,10 @@ impl Job {
         let Self { volume, verb, .. } = self;
         let size = human(self.size_bytes.unwrap_or_default());
 
-        let dirty = human(self.dirty_bytes_at_start);
+        let dirty = match self.dirty_unknown {
+            true => "an unknown amount".to_owned(),
+            false => human(self.dirty_bytes_at_start),
+        };
         match verb {
             Verb::Flush => format!("{volume}: {dirty} would be written back"),
             Verb::Detach => {
@@ -337,6 +340,12 @@ impl Job {
             Verb::Flush => "what was dirty is written back",
             Verb::Detach => "detached: it is served without a cache",
             Verb::Attach => "attached",
+            Verb::Remove if self.dirty_unknown => {
+                "removed: it is served no more; how much of it is dirty in a cache is not known"
+            }
+            Verb::Stop if self.dirty_unknown => {
+                "stopped: it is not served until the next start, or `bcached add`; how much of it is dirty in a cache is not known"
+            }
             Verb::Remove => "removed: it is served no more, and what is dirty of it stays in its cache",
             Verb::Stop => {
                 "stopped: it is not served until the next start, or `bcached add`; what is dirty of it stays in its cache"
@@ -346,7 +355,7 @@ impl Job {
             Verb::Grow | Verb::Shrink => "resized",
             Verb::Import => "imported",
             Verb::Release => "released: it is not served any more, and what is dirty of it stays there",
-            Verb::Replace => "replaced: nothing on its former device counts any more, and that is let go of",
+            Verb::Replace => "replaced: its former device is not used any more",
         };
         let size = human(self.size_bytes.unwrap_or_default());
         let line = match (self.state, self.already) {

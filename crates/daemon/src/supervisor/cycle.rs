@@ -38,6 +38,8 @@ pub struct Planned {
     pub engine: Option<Engine>,
     /// Dirty data now, in bytes.
     pub dirty: u64,
+    /// How much that is nobody knows.
+    pub dirty_unknown: bool,
     /// Dirty data that the work does not concern, in bytes.
     pub dirty_beside: u64,
     /// The number of the work that does it already.
@@ -81,6 +83,7 @@ impl Planned {
             name: name.to_owned(),
             engine,
             dirty: 0,
+            dirty_unknown: false,
             dirty_beside: 0,
             joins: None,
             work: None,
@@ -112,6 +115,7 @@ impl Planned {
         shown.id = self.joins;
         shown.already = is_nothing;
         shown.dirty_bytes_at_start = self.dirty;
+        shown.dirty_unknown = self.dirty_unknown;
         shown.size_bytes = self.size;
         shown.notes.clone_from(&self.notes);
         if let Some(loss) = self.loss.as_ref().filter(|_| self.lost > 0) {
@@ -187,12 +191,23 @@ impl Supervisor {
             _ => return Ok(None),
         };
         let mut planned = Planned::nothing(verb, entry.display_name(), None);
+        self.note_stranded(entry, &mut planned);
         match verb {
             Verb::Remove => self.plan_removal(entry, &mut planned)?,
             Verb::Stop => planned.work = (!is_stopped).then_some(Work::GivesUp),
             _ => return Ok(None),
         }
         Ok(Some(planned))
+    }
+
+    /// What is dirty of a volume that no engine has is not known, unless its device says that nothing is.
+    fn note_stranded(&self, entry: &VolumeEntry, planned: &mut Planned) {
+        planned.dirty_unknown = entry.backing.is_some() && entry.stranded != Some(None);
+        let Some(Some(stranded)) = &entry.stranded else { return };
+        let is_open = |set| self.shared().table.caches.iter().any(|cache| cache.set() == Some(set));
+        if !is_open(stranded.set()) {
+            planned.note(&stranded.loss());
+        }
     }
 
     /// The engine that serves the volume, and what it says of it now.

@@ -60,6 +60,19 @@ pub fn cache_not_served(failure: &Failure) -> Failure {
     Failure::new(failure.kind, "its cache is not served").why(failure.reason()).next(next)
 }
 
+/// The device of its cache is no bcache device, and may have been its cache all the same.
+pub fn cache_has_no_superblock(superblock: &BackingSuperblock, reason: &Failure) -> Failure {
+    if superblock.state() != BackingState::Dirty {
+        return cache_not_served(reason);
+    }
+    let set = superblock.set_uuid();
+    Failure::new(reason.kind, format!("its newest data is in the cache set {set}, which is missing"))
+        .why(reason.reason())
+        .next(
+            "do not make that device anew; docs/failures.md (A cache whose superblock is damaged) says how it is brought back",
+        )
+}
+
 /// What it means for a volume that the device of its cache, called so if that is known, cannot be had yet.
 pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
     match reason.kind {

@@ -4,6 +4,7 @@ use crate::config::{self, Config};
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
+use crate::offline::lost_sets::Stranded;
 use crate::options::layers::{Configured, Layers};
 use crate::supervisor::memory::Nodes;
 use crate::supervisor::numbering::Numbered;
@@ -161,6 +162,8 @@ pub struct VolumeEntry {
     pub absent: Option<Box<str>>,
     /// The set that its superblock named when its cache could not be had.
     pub missed_set: Option<Uuid>,
+    /// Its device was looked at while it could not be served: whether its newest data is in a set.
+    pub stranded: Option<Option<Stranded>>,
     /// Its cache is missing, and can be done without.
     pub lack: Option<Lack>,
     /// What is tried again, ever less often, to serve it has failed the last time.
@@ -585,6 +588,7 @@ impl VolumeEntry {
             opened: None,
             absent: None,
             missed_set: None,
+            stranded: None,
             lack: None,
             again: None,
             state: VolumeState::Waiting(not_looked()),

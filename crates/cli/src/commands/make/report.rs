@@ -23,9 +23,14 @@ struct MadeDevice {
     version: u64,
     block_bytes: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    wiped_signatures: Vec<&'static str>,
+    wiped_signatures: Vec<String>,
+    /// It carries no signature, and something all the same.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    holds_unknown_data: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     warning: Option<String>,
+    #[serde(skip)]
+    overwrites: Option<String>,
     #[serde(flatten)]
     kind: MadeKind,
 }
@@ -51,7 +56,7 @@ impl Made {
 
     /// What its user should know of devices that are as asked for.
     pub fn warnings(&self) -> Vec<String> {
-        self.devices.iter().filter_map(|made| made.warning.clone()).collect()
+        self.devices.iter().flat_map(|made| made.overwrites.iter().chain(&made.warning).cloned()).collect()
     }
 }
 
@@ -86,7 +91,9 @@ fn device(planned: &Planned, target: &Target) -> MadeDevice {
         uuid: uuid.to_string(),
         version,
         block_bytes: bytes_of(block_sectors),
-        wiped_signatures: target.erase.iter().map(|signature| signature.kind).collect(),
+        wiped_signatures: target.cleared.erase.iter().map(|signature| signature.kind.to_string()).collect(),
+        holds_unknown_data: target.cleared.holds_unknown,
+        overwrites: target.cleared.warning(target.device.path()),
         warning: planned.warning(&target.device.path().display().to_string()),
         kind,
     }
