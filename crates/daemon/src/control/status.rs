@@ -37,6 +37,19 @@ pub struct Status {
     /// Long work that goes on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<Job>,
+    /// How the log is doing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<Log>,
+}
+
+/// How the log is doing: lines are dropped where its reader is too slow, because nothing waits for that.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Log {
+    /// Lines that were dropped since the start, or could not be written.
+    pub lines_lost: u64,
+    /// Its reader has taken nothing for so long; absent: it reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stuck_seconds: Option<u64>,
 }
 
 /// A cache set.

@@ -88,6 +88,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 use table::Table;
 use words::Word;
@@ -262,6 +263,13 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     let passed = passed::take()?;
     bcached_uring::memory::return_large_blocks();
     log::init();
+    let outcome = serve_logged(line, predecessor, passed);
+    // Of what was said last somebody may make out why.
+    log::flush();
+    outcome
+}
+
+fn serve_logged(line: CommandLine, predecessor: Option<Predecessor>, passed: passed::Sockets) -> Result<(), Failure> {
     let prepared = prepare(&line, predecessor.is_some());
     if let (Err(failure), Some(predecessor)) = (&prepared, &predecessor) {
         predecessor.cannot(failure);
@@ -565,14 +573,24 @@ impl Supervisor {
                 self.tell_unserved(index, &status);
             }
         }
-        // First: whoever acts on the line below may look at the log.
         tracing::info!(event = "ready", "ready");
         if self.is_first {
-            // Nobody may be reading, which is no reason to stop.
-            let _unread = writeln!(std::io::stdout(), "ready");
+            announce();
         }
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         Ok(())
+    }
+}
+
+/// Says `ready` on standard output, after the log, which whoever acts on it may look at. In a thread of its own: nobody may be reading.
+fn announce() {
+    let say = || {
+        log::flush();
+        // Nobody may be there any more, which is no reason to stop.
+        let _unread = writeln!(std::io::stdout(), "ready");
+    };
+    if thread::Builder::new().name("ready".to_owned()).spawn(say).is_err() {
+        say();
     }
 }
 

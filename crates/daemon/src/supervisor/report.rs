@@ -12,6 +12,7 @@ use crate::control::status::{
     Unserved, Volume, VolumeCounts, VolumeFacts, Writeback,
 };
 use crate::engine_thread::Engine;
+use crate::log;
 use crate::names;
 use bcached_engine::{
     Ages, Bypass, Bypassed, Cause, DirtyAge, DiscardState, Latencies, Reads, Status as EngineStatus, Traffic,
@@ -87,7 +88,13 @@ fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work:
         volumes,
         clients: fronts.map_or_else(Vec::new, clients),
         jobs: if fronts.is_some() { jobs::running(shared) } else { Vec::new() },
+        log: Some(log_now()),
     }
+}
+
+fn log_now() -> status::Log {
+    let log::Condition { lost, stuck } = log::condition();
+    status::Log { lines_lost: lost, stuck_seconds: stuck.map(|lasts| lasts.as_secs()) }
 }
 
 fn clients(fronts: &Fronts) -> Vec<Client> {
