@@ -37,7 +37,7 @@ pub mod sizes;
 mod supervisor;
 mod sysfs;
 mod translate;
-mod whole_file;
+pub mod whole_file;
 
 pub use devices::block_devices;
 pub use supervisor::serve;

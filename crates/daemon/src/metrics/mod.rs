@@ -61,7 +61,8 @@ pub fn text(status: &Status) -> String {
         .sample(&[], status.uptime_seconds);
     text.family("bcached_clients", Kind::Gauge, "Connected clients.").sample(&[], status.clients.len());
     if let Some(log) = status.log {
-        let help = "Lines of the log that were dropped because its reader is too slow, or could not be written.";
+        let help =
+            "Lines of the log that were dropped because its reader is too slow, or could not be written.";
         text.family("bcached_log_lines_lost_total", Kind::Counter, help).sample(&[], log.lines_lost);
     }
     caches::tell_all(&mut text, &status.caches);
