@@ -18,6 +18,7 @@ mod claims;
 mod coming;
 mod cycle;
 mod differs;
+mod early;
 mod ending;
 mod explain;
 mod exports;
@@ -43,6 +44,7 @@ mod options;
 mod owner;
 mod pace;
 mod patience;
+mod ready;
 mod reasons;
 mod release;
 mod release_closed;
@@ -63,7 +65,7 @@ mod volumes;
 mod without;
 mod words;
 
-use crate::config::{CommandLine, Config, WAIT_DEFAULT};
+use crate::config::{CommandLine, Config};
 use crate::control::take_over::{Progress, TakingOver};
 use crate::control::{Control, Handlers, Signal, Signals};
 use crate::descriptors;
@@ -84,11 +86,9 @@ use fronts::Fronts;
 use hand_over::{Course, Life};
 use patience::Patience;
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 use table::Table;
 use words::Word;
@@ -201,6 +201,8 @@ struct Supervisor {
     waits_told: Duration,
     shared: Arc<Mutex<Shared>>,
     exports: ExportTable,
+    /// Volumes that clients wait for.
+    awaited: early::Awaited,
     /// How a stop has ended that somebody asked for.
     ending: ending::Ending,
     fronts: Fronts,
@@ -269,7 +271,11 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     outcome
 }
 
-fn serve_logged(line: CommandLine, predecessor: Option<Predecessor>, passed: passed::Sockets) -> Result<(), Failure> {
+fn serve_logged(
+    line: CommandLine,
+    predecessor: Option<Predecessor>,
+    passed: passed::Sockets,
+) -> Result<(), Failure> {
     let prepared = prepare(&line, predecessor.is_some());
     if let (Err(failure), Some(predecessor)) = (&prepared, &predecessor) {
         predecessor.cannot(failure);
@@ -394,6 +400,7 @@ impl Supervisor {
                 moves: BTreeMap::new(),
             })),
             exports: ExportTable::new(),
+            awaited: early::Awaited::default(),
             ending: ending::Ending::default(),
             fronts: Fronts::new(Arc::new(move || drop(waker.send(Event::FrontChanged))), passed.nbd)
                 .succeeding(connections, predecessor.as_ref().map(|former| former.pid)),
@@ -435,6 +442,7 @@ impl Supervisor {
     fn begin(&mut self) -> Result<(), Failure> {
         reload::warn_of(&self.config);
         self.name_exports();
+        self.tell_absent();
         self.start_fronts()?;
         self.claim_devices()?;
         self.advance()
@@ -454,6 +462,7 @@ impl Supervisor {
             self.tell_openings();
             self.tell_waits(self.started.elapsed());
             self.look_after_all();
+            self.tell_absent();
             let pending = {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()
@@ -553,44 +562,6 @@ impl Supervisor {
             return Err(failure);
         }
         Ok(())
-    }
-
-    fn announce_if_ready(&mut self) -> Result<(), Failure> {
-        let shared = self.shared();
-        let elapsed = self.started.elapsed();
-        let is_settled = shared.table.is_settled(elapsed) || self.all_is_back(&shared.table, elapsed);
-        let are_there = self.fronts.are_settled() || elapsed >= WAIT_DEFAULT;
-        if shared.phase != Phase::Starting || !is_settled || !are_there {
-            return Ok(());
-        }
-        drop(shared);
-        self.confirm()?;
-        self.shared().phase = Phase::Ready;
-        self.tell_not_served();
-        let engines = self.shared().table.open_engines();
-        for (index, engine) in engines {
-            if let Some(status) = engine.status() {
-                self.tell_unserved(index, &status);
-            }
-        }
-        tracing::info!(event = "ready", "ready");
-        if self.is_first {
-            announce();
-        }
-        let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-        Ok(())
-    }
-}
-
-/// Says `ready` on standard output, after the log, which whoever acts on it may look at. In a thread of its own: nobody may be reading.
-fn announce() {
-    let say = || {
-        log::flush();
-        // Nobody may be there any more, which is no reason to stop.
-        let _unread = writeln!(std::io::stdout(), "ready");
-    };
-    if thread::Builder::new().name("ready".to_owned()).spawn(say).is_err() {
-        say();
     }
 }
 
