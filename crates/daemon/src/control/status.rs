@@ -40,6 +40,9 @@ pub struct Status {
     /// How the log is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Log>,
+    /// What somebody has taken away that the daemon needs, in sentences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// How the log is doing: lines are dropped where its reader is too slow, because nothing waits for that.
@@ -448,10 +451,11 @@ pub struct Client {
 }
 
 impl Status {
-    /// Every cache is open and sound and every volume is served.
+    /// Every cache is open and sound, every volume is served, and nothing was taken away.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
-        self.caches.iter().all(|cache| cache.state == "open" && cache.reason.is_none())
+        self.warnings.is_empty()
+            && self.caches.iter().all(|cache| cache.state == "open" && cache.reason.is_none())
             && self.volumes.iter().all(|volume| volume.state == "served")
     }
 

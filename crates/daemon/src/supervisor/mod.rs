@@ -58,6 +58,7 @@ mod said;
 mod steps;
 mod stop;
 mod table;
+mod taken_away;
 #[cfg(test)]
 mod tests;
 mod told;
@@ -168,6 +169,8 @@ struct Shared {
     stop_timeout: Duration,
     /// Volumes that go from one engine to another at this moment.
     moves: BTreeMap<usize, cycle::Moving>,
+    /// What was taken away and is missed.
+    warnings: Vec<String>,
 }
 
 struct Supervisor {
@@ -203,6 +206,7 @@ struct Supervisor {
     exports: ExportTable,
     /// Volumes that clients wait for.
     awaited: early::Awaited,
+    taken_away: taken_away::TakenAway,
     /// How a stop has ended that somebody asked for.
     ending: ending::Ending,
     fronts: Fronts,
@@ -398,9 +402,11 @@ impl Supervisor {
                 jobs: jobs::Jobs::default(),
                 stop_timeout,
                 moves: BTreeMap::new(),
+                warnings: Vec::new(),
             })),
             exports: ExportTable::new(),
             awaited: early::Awaited::default(),
+            taken_away: taken_away::TakenAway::default(),
             ending: ending::Ending::default(),
             fronts: Fronts::new(Arc::new(move || drop(waker.send(Event::FrontChanged))), passed.nbd)
                 .succeeding(connections, predecessor.as_ref().map(|former| former.pid)),
@@ -463,6 +469,7 @@ impl Supervisor {
             self.tell_waits(self.started.elapsed());
             self.look_after_all();
             self.tell_absent();
+            self.look_after_what_may_go();
             let pending = {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()

@@ -83,6 +83,7 @@ fn status(device: &str, counts: Option<CacheCounts>) -> Status {
         clients: Vec::new(),
         jobs: Vec::new(),
         log: None,
+        warnings: Vec::new(),
     }
 }
 

@@ -15,6 +15,9 @@ impl Status {
             let _ = write!(text, " (NBD: {})", self.nbd.join(", "));
         }
         text.push('\n');
+        for warning in &self.warnings {
+            let _ = writeln!(text, "warning: {warning}");
+        }
         if let Some(told) = self.log.and_then(|log| log.trouble()) {
             text.push_str(&told);
         }
