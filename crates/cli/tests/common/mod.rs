@@ -254,7 +254,18 @@ impl Daemon {
 
     /// What it has logged.
     pub fn log(&self) -> String {
+        // An answer comes after the lines that were logged before it.
+        let _ended_already = self.ask_anything();
         std::fs::read_to_string(&self.errors).expect("readable")
+    }
+
+    /// Has it answer something, or waits a while.
+    fn ask_anything(&self) -> std::io::Result<()> {
+        use std::io::{Read as _, Write as _};
+        let mut stream = std::os::unix::net::UnixStream::connect(&self.control)?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+        stream.read_to_end(&mut Vec::new()).map(drop)
     }
 
     pub fn control(&self) -> &str {

@@ -455,6 +455,17 @@ impl Config {
         Ok(())
     }
 
+    /// The names of volumes that are configured and not to be served.
+    pub fn unserved(&self) -> impl Iterator<Item = &str> {
+        let flash = self.flash.iter().filter(|flash| !flash.served).map(|flash| flash.name.as_str());
+        self.not_served.iter().map(|removed| removed.name.as_str()).chain(flash)
+    }
+
+    /// A volume of that name is configured and not to be served.
+    pub fn has_unserved(&self, name: &str) -> bool {
+        self.unserved().any(|unserved| unserved == name)
+    }
+
     fn add_not_served(&mut self, name: String, said: VolumeSettings) {
         let cache = said.cache.map(|cache| cache.value);
         let mut released = self.released.iter_mut();

@@ -363,7 +363,7 @@ impl Job {
                 Verb::Flush => format!("{volume}: nothing is dirty"),
                 Verb::Detach => format!("{volume}: it is detached already"),
                 Verb::Attach => format!("{volume}: it is attached already"),
-                Verb::Remove => format!("{volume}: it is removed"),
+                Verb::Remove => format!("{volume}: it is removed already"),
                 Verb::Stop => format!("{volume}: it is stopped already"),
                 Verb::Add => format!("{volume}: it is there already"),
                 Verb::Forget => format!("{volume}: it is forgotten already"),

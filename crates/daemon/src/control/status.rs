@@ -37,6 +37,22 @@ pub struct Status {
     /// Long work that goes on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<Job>,
+    /// How the log is doing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<Log>,
+    /// What somebody has taken away that the daemon needs, in sentences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// How the log is doing: lines are dropped where its reader is too slow, because nothing waits for that.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Log {
+    /// Lines that were dropped since the start, or could not be written.
+    pub lines_lost: u64,
+    /// Its reader has taken nothing for so long; absent: it reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stuck_seconds: Option<u64>,
 }
 
 /// A cache set.
@@ -438,10 +454,11 @@ pub struct Client {
 }
 
 impl Status {
-    /// Every cache is open and sound and every volume is served.
+    /// Every cache is open and sound, every volume is served, and nothing was taken away.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
-        self.caches.iter().all(|cache| cache.state == "open" && cache.reason.is_none())
+        self.warnings.is_empty()
+            && self.caches.iter().all(|cache| cache.state == "open" && cache.reason.is_none())
             && self.volumes.iter().all(|volume| volume.state == "served")
     }
 

@@ -188,6 +188,10 @@ impl Supervisor {
         let is_stopped = match entry.state {
             VolumeState::Waiting(_) | VolumeState::Failed(_) => false,
             VolumeState::Stopped => true,
+            // Somebody else was faster.
+            VolumeState::Removed if verb == Verb::Remove => {
+                return Ok(Some(Planned::nothing(verb, entry.display_name(), None)));
+            }
             _ => return Ok(None),
         };
         let mut planned = Planned::nothing(verb, entry.display_name(), None);

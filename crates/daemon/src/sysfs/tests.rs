@@ -82,6 +82,8 @@ fn status(device: &str, counts: Option<CacheCounts>) -> Status {
         volumes: Vec::new(),
         clients: Vec::new(),
         jobs: Vec::new(),
+        log: None,
+        warnings: Vec::new(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The same for people, in lines.
 
-use super::{Cache, Status, Volume, VolumeCounts};
+use super::{Cache, Log, Status, Volume, VolumeCounts};
 use crate::control::numbers::CacheNumbers;
 use crate::sizes::human;
 use std::fmt::Write as _;
@@ -15,6 +15,12 @@ impl Status {
             let _ = write!(text, " (NBD: {})", self.nbd.join(", "));
         }
         text.push('\n');
+        for warning in &self.warnings {
+            let _ = writeln!(text, "warning: {warning}");
+        }
+        if let Some(told) = self.log.and_then(|log| log.trouble()) {
+            text.push_str(&told);
+        }
         for cache in &self.caches {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "cache {} on {}: {}", cache.name, cache.device, cache.line());
@@ -67,6 +73,20 @@ impl Status {
             text.push_str(&job.text());
         }
         text
+    }
+}
+
+impl Log {
+    /// What is wrong with it, in a line.
+    fn trouble(self) -> Option<String> {
+        let lost = self.lines_lost;
+        match self.stuck_seconds {
+            Some(seconds) => Some(format!(
+                "log: its reader has taken nothing for {seconds}s; lines lost since the start: {lost}\n"
+            )),
+            None if lost > 0 => Some(format!("log: lines lost since the start: {lost}\n")),
+            None => None,
+        }
     }
 }
 
