@@ -12,11 +12,11 @@ use crate::supervisor::returning::Absent;
 use crate::supervisor::said::SaidOfLodgers;
 use crate::supervisor::without::{self, Lack};
 use crate::supervisor::words::{OfMode, OfSettings};
-use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeInfo, VolumeOptions};
+use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_port::Ways;
 use bcached_uring::Presence;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -91,6 +91,8 @@ pub struct CacheEntry {
     pub unreadable_logged: BTreeSet<u64>,
     /// Volumes of which the log was told that their dirty data lies here and they are not served.
     pub unserved_logged: BTreeSet<[u8; 16]>,
+    /// How long the zeroings had gone on of which the log was told last.
+    pub zeroing_logged: BTreeMap<VolumeId, Duration>,
     /// What had been given up when its set was opened, as the log was told.
     pub given_up_logged: Arc<[GivenUp]>,
     /// The log has said what it waits for.
@@ -507,6 +509,7 @@ impl CacheEntry {
             walking_logged: false,
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),
+            zeroing_logged: BTreeMap::new(),
             given_up_logged: Arc::default(),
             wait_logged: false,
             state: CacheState::Waiting(not_looked()),

@@ -53,3 +53,4 @@ mod uncached;
 mod unwalked;
 mod windows;
 mod writeback;
+mod zeroes;
