@@ -81,6 +81,7 @@ pub use times::Times;
 pub use volume::flash_size::Shrinking;
 pub use volume::forget::{Forgetting, Lost};
 pub use volume::remove::Removed;
+pub use volume::zeroings::ZeroingInfo;
 pub use volume::{Course, VolumeId, VolumeInfo};
 pub use windows::{Counted, Window};
 pub use writeback::age::DirtyAge;

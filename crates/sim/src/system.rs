@@ -118,6 +118,7 @@ impl Geometry {
             fua_flushes: self.tuning.devices.backing_fua_flushes,
             latency_ns: self.tuning.devices.backing_latency_us * 1000,
             discard: self.tuning.devices.backing_discard,
+            zeroing: self.tuning.devices.backing_zeroing(),
             ..model
         })
     }
@@ -168,6 +169,8 @@ pub enum Request {
         sectors: u64,
         /// Durable on reply.
         fua: bool,
+        /// The space below may be given up.
+        may_unmap: bool,
     },
 }
 

@@ -333,6 +333,12 @@ impl Supervisor {
             for told in unreadable {
                 tracing::error!(event = "node-unreadable", "{told}");
             }
+            let zeroings: Vec<_> =
+                status.volumes.iter().filter_map(|info| Some((info.id, info.zeroing?))).collect();
+            let zeroings = self.shared().table.note_zeroings(index, &zeroings, &status.volumes);
+            for told in zeroings {
+                tracing::info!(event = "zeroing", "{told}");
+            }
             let devices = self.shared().table.devices_of(index, &status);
             for (device, found) in devices {
                 let said = self.said.entry(device.clone()).or_default();

@@ -130,7 +130,6 @@ fn kept_out_by(
             format!("{they} came after the cache device had failed too often (io_error_limit)")
         }
         Bypass::Full => format!("{they} came while too much of the cache was dirty"),
-        Bypass::Discard => "discards leave nothing in the cache".to_owned(),
         Bypass::Mode => format!("its cache mode, {}, keeps them out", mode.name()),
         Bypass::Sequential => {
             let cutoff = human(cutoff);

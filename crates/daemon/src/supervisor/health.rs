@@ -288,6 +288,7 @@ mod tests {
             unwritable: Unwritable::default(),
             marking_trouble: None,
             backing_health: Some(DiskHealth::default()),
+            zeroing: None,
         };
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 8 };
         let error = Error::Io { doing: bcached_engine::Doing::Journal, source };

@@ -13,11 +13,11 @@ use crate::supervisor::returning::Absent;
 use crate::supervisor::said::SaidOfLodgers;
 use crate::supervisor::without::{self, Lack};
 use crate::supervisor::words::{OfMode, OfSettings};
-use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeInfo, VolumeOptions};
+use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_port::Ways;
 use bcached_uring::Presence;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -94,6 +94,8 @@ pub struct CacheEntry {
     pub unserved_logged: BTreeSet<[u8; 16]>,
     /// What was said of a damaged table of volumes, and of dirty data without an owner.
     pub table_logged: BTreeSet<String>,
+    /// How long the zeroings had gone on of which the log was told last.
+    pub zeroing_logged: BTreeMap<VolumeId, Duration>,
     /// What had been given up when its set was opened, as the log was told.
     pub given_up_logged: Arc<[GivenUp]>,
     /// The log has said what it waits for.
@@ -513,6 +515,7 @@ impl CacheEntry {
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),
             table_logged: BTreeSet::new(),
+            zeroing_logged: BTreeMap::new(),
             given_up_logged: Arc::default(),
             wait_logged: false,
             state: CacheState::Waiting(not_looked()),

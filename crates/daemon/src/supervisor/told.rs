@@ -5,12 +5,12 @@ use super::table::{Table, VolumeEntry, VolumeState};
 use super::{Phase, Supervisor};
 use crate::sizes::human;
 use crate::supervisor::{health, report};
-use bcached_engine::{GivenUp, Status, UnreadableNode, VolumeInfo};
-use std::collections::BTreeSet;
+use bcached_engine::{GivenUp, Status, UnreadableNode, VolumeId, VolumeInfo, ZeroingInfo};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the log hears what a command line still waits for.
+/// How often the log hears what a command line still waits for, and how far a long zeroing has come.
 const WAITS_TOLD: Duration = Duration::from_secs(30);
 
 impl Table {
@@ -118,6 +118,33 @@ impl Table {
         news.retain(|told| !cache.table_logged.contains(told));
         cache.table_logged.extend(news.iter().cloned());
         news
+    }
+
+    /// The zeroings of volumes that go on for long and of which the log has not heard of late: a sentence each.
+    pub fn note_zeroings(
+        &mut self,
+        index: usize,
+        zeroings: &[(VolumeId, ZeroingInfo)],
+        infos: &[VolumeInfo],
+    ) -> Vec<String> {
+        let Some(cache) = self.caches.get_mut(index) else { return Vec::new() };
+        let before = std::mem::take(&mut cache.zeroing_logged);
+        let mut told = BTreeMap::new();
+        let mut news = Vec::new();
+        for (volume, zeroing) in zeroings.iter().filter(|(_, zeroing)| zeroing.since >= health::SLOW) {
+            // One that has gone on for less is another one.
+            let last = before.get(volume).copied().filter(|last| *last <= zeroing.since);
+            if let Some(last) = last.filter(|last| zeroing.since < *last + WAITS_TOLD) {
+                told.insert(*volume, last);
+                continue;
+            }
+            told.insert(*volume, zeroing.since);
+            let (done, all) = (human(zeroing.done * 512), human(zeroing.sectors * 512));
+            news.push((*volume, format!("{done} of {all} zeroed after {} s", zeroing.since.as_secs())));
+        }
+        cache.zeroing_logged = told;
+        let name = |volume| name_of(&self.volumes, index, volume, infos);
+        news.into_iter().map(|(volume, far)| format!("volume {}: {far}", name(volume))).collect()
     }
 
     /// The btree nodes of a set that cannot be read and of which the log has not heard yet: a sentence each.

@@ -14,7 +14,7 @@
 use crate::btree::Record;
 use crate::error::Error;
 use crate::request::Range;
-use crate::request::write::holes;
+use crate::request::holes::holes;
 use crate::set::CacheSet;
 use crate::space::Buckets;
 use crate::state::State;

@@ -401,5 +401,6 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         unwritable: volume.places.shown(s.now),
         marking_trouble: volume.marking_trouble.clone(),
         backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
+        zeroing: volume.zeroings.oldest(s.now),
     }
 }

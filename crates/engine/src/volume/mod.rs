@@ -15,6 +15,7 @@ pub mod resize;
 pub mod resume;
 pub mod returned;
 pub mod slots;
+pub mod zeroings;
 
 use crate::error::Error;
 use crate::latency::Latencies;
@@ -34,6 +35,7 @@ use alloc::boxed::Box;
 use bcached_env::{Disk, DiskHealth, Time, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
 use epoch::Epoch;
+use zeroings::{ZeroingInfo, Zeroings};
 
 /// Names a volume of a running set.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
@@ -84,6 +86,8 @@ pub struct Volume {
     pub latencies: Latencies,
     /// What is in flight, by range.
     pub ranges: Ranges,
+    /// Zeroings in flight.
+    pub zeroings: Zeroings,
     /// Newest journal entry that made a hole: a bypassed write waits for it.
     pub last_hole: u64,
     /// Where the next pass of write-back begins. Key space.
@@ -173,6 +177,7 @@ impl Volume {
             stats: VolumeStats::default(),
             latencies: Latencies::default(),
             ranges: Ranges::default(),
+            zeroings: Zeroings::default(),
             last_hole: 0,
             writeback_from: 0,
             stripes: Cursor::default(),
@@ -355,6 +360,8 @@ pub struct VolumeInfo {
     pub marking_trouble: Option<Box<Error>>,
     /// How the backing device has fared; `None` without one.
     pub backing_health: Option<DiskHealth>,
+    /// The zeroing that has been under way for longest.
+    pub zeroing: Option<ZeroingInfo>,
 }
 
 impl VolumeInfo {

@@ -55,3 +55,4 @@ mod uncached;
 mod unwalked;
 mod windows;
 mod writeback;
+mod zeroes;

@@ -395,10 +395,10 @@ impl Client {
                     stamp::fill(buffer.as_mut_slice(), volume, sectors.start, id.number());
                     (volume, id, Request::Write { sector: sectors.start, payload: buffer.freeze(), fua })
                 }
-                Step::Zero { volume, sectors, fua } => {
+                Step::Zero { volume, sectors, fua, may_unmap } => {
                     let id = oracle.begin_zeroes(volume, sectors.clone(), fua);
                     let (sector, sectors) = (sectors.start, sectors.end - sectors.start);
-                    (volume, id, Request::WriteZeroes { sector, sectors, fua })
+                    (volume, id, Request::WriteZeroes { sector, sectors, fua, may_unmap })
                 }
                 Step::Discard { volume, sectors } => {
                     let id = oracle.begin_discard(volume, sectors.clone());

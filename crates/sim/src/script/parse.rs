@@ -326,9 +326,9 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
             let (volume, sectors) = place_of(volume, sectors)?;
             Step::Write { volume, sectors, fua }
         }
-        ["zero", volume, sectors] => {
+        [word @ ("zero" | "unmap"), volume, sectors] => {
             let (volume, sectors) = place_of(volume, sectors)?;
-            Step::Zero { volume, sectors, fua }
+            Step::Zero { volume, sectors, fua, may_unmap: *word == "unmap" }
         }
         ["read", volume, sectors] => {
             let (volume, sectors) = place_of(volume, sectors)?;

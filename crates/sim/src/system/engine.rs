@@ -151,8 +151,19 @@ fn options(geometry: &Geometry) -> Options {
         parked_delay: Duration::from_millis(parked_delay_ms),
         parked_max: small(parked_max),
         writeback_batch_sectors,
+        zero_batch_sectors: zero_batch_sectors(writeback_delay_ms),
         volume,
         ..defaults
+    }
+}
+
+/// Sectors that are made zero at once: so few that most zeroings have pieces, or some, or none. (Not drawn, either.)
+const fn zero_batch_sectors(writeback_delay_ms: u64) -> u64 {
+    match writeback_delay_ms {
+        ..=1 => 64,
+        ..=10 => 1024,
+        ..=100 => 1 << 14,
+        _ => 1 << 19,
     }
 }
 

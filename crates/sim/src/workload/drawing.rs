@@ -31,7 +31,7 @@ const DRAWINGS: &[u64] = &[
     0xe3dd_dba2_413c_0068,
     0x9293_4664_cad6_a56e,
     0x4252_2efc_c0ab_715b,
-    0xc2ef_74b6_559e_284d,
+    0x5323_8960_ae84_1a39,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

@@ -148,7 +148,8 @@ impl<'a> Painter<'a> {
             4 => {
                 let (volume, sectors) = self.place();
                 self.remember(volume, &sectors);
-                Step::Zero { volume, sectors, fua: self.rng.one_in(self.shape.fua_one_in) }
+                let fua = self.rng.one_in(self.shape.fua_one_in);
+                Step::Zero { volume, sectors, fua, may_unmap: self.rng.one_in(2) }
             }
             5 => {
                 let modes =
