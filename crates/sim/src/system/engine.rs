@@ -283,7 +283,7 @@ impl System for Engine {
     }
 
     fn damage_table(&self, devices: &mut [Device], seed: u64) -> bool {
-        tables::damage(&mut devices[0], seed)
+        tables::damage(devices, seed)
     }
 
     /// The offline checker, which shares nothing with the engine but the meaning of bytes. Even after a crash a clean copy

@@ -1,5 +1,5 @@
-//! The table of volumes is not what was written: a write to the cache that was lost, went elsewhere, or has decayed. Slots of volumes
-//! that live in the cache alone stay as they are: nothing else says what those have.
+//! The table of volumes is not what was written: a write to the cache that was lost, went elsewhere, or has decayed. Spoiled are slots of
+//! which a backing device says the same. The others stay as they are: nothing else tells whose number that was.
 
 use super::engine::Image;
 use crate::disk::Device;
@@ -10,14 +10,13 @@ use bcached_format::{
     DeviceFacts, Geometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot,
     uuid,
 };
+use std::collections::BTreeSet;
 
 /// Damages the table that the newest journal entry names, in a way that `seed` tells. False: there is no such table.
-pub fn damage(cache: &mut Device, seed: u64) -> bool {
-    let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    read(cache, SUPERBLOCK_SECTOR, &mut bytes);
-    let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };
-    let checked = RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts));
-    let Ok(Superblock::Cache(superblock)) = checked else { return false };
+pub fn damage(devices: &mut [Device], seed: u64) -> bool {
+    let known: BTreeSet<Uuid> = devices[1..].iter().filter_map(attached).collect();
+    let cache = &mut devices[0];
+    let Some(Superblock::Cache(superblock)) = superblock(cache) else { return false };
     let geometry = Geometry::of(&superblock);
     let header = newest(cache, &geometry).filter(|_| superblock.is_synchronous());
     let Some(header) = header.filter(|header| header.table.is_some()) else { return false };
@@ -26,14 +25,31 @@ pub fn damage(cache: &mut Device, seed: u64) -> bool {
     read(cache, pointer.sector(), &mut bytes);
     let Ok(slots) = uuid::parse(&bytes) else { return false };
     let mut slots: Vec<UuidSlot> = slots.collect();
-    spoil(&mut slots, &mut Rng::new(seed));
+    let backed: Vec<usize> = (0..slots.len())
+        .filter(|index| slots[*index].is_used() && known.contains(&slots[*index].uuid))
+        .collect();
+    spoil(&mut slots, &backed, &mut Rng::new(seed));
     let bytes: Vec<u8> = slots.iter().flat_map(UuidSlot::to_bytes).collect();
     cache.place(pointer.sector(), &bytes);
     true
 }
 
-fn spoil(slots: &mut [UuidSlot], rng: &mut Rng) {
-    let backed: Vec<usize> = (0..slots.len()).filter(|index| is_backed(&slots[*index])).collect();
+/// The uuid of a backing device that says under which number the cache holds its data.
+fn attached(device: &Device) -> Option<Uuid> {
+    match superblock(device) {
+        Some(Superblock::Backing(backing)) => backing.attachment().map(|_| backing.uuid()),
+        _ => None,
+    }
+}
+
+fn superblock(device: &Device) -> Option<Superblock> {
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    read(device, SUPERBLOCK_SECTOR, &mut bytes);
+    let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };
+    RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)).ok()
+}
+
+fn spoil(slots: &mut [UuidSlot], backed: &[usize], rng: &mut Rng) {
     let Some(first) = backed.first().copied() else { return };
     let any = backed[usize::try_from(rng.below(backed.len() as u64)).expect("few volumes")];
     let free = slots.iter().position(UuidSlot::is_free);
@@ -46,10 +62,6 @@ fn spoil(slots: &mut [UuidSlot], rng: &mut Rng) {
         5 => free.into_iter().for_each(|free| slots.swap(any, free)),
         _ => free.into_iter().for_each(|free| slots[free] = slots[any]),
     }
-}
-
-fn is_backed(slot: &UuidSlot) -> bool {
-    slot.is_used() && !slot.is_flash_only()
 }
 
 fn newest(cache: &Device, geometry: &Geometry) -> Option<JsetHeader> {
