@@ -22,7 +22,7 @@ fn bypassed() -> Value {
 }
 
 /// The numbers of a set that are nothing but numbers: 100, 101 and so on.
-const NUMBERS: [&str; 48] = [
+const NUMBERS: [&str; 49] = [
     "block_bytes",
     "bucket_bytes",
     "buckets",
@@ -35,6 +35,7 @@ const NUMBERS: [&str; 48] = [
     "node_bytes",
     "node_bytes_max",
     "node_budget_bytes",
+    "bucket_table_bytes",
     "journal_sequence",
     "hits",
     "misses",

@@ -330,6 +330,7 @@ fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
         node_bytes: status.node_bytes,
         node_bytes_max: status.node_bytes_max,
         node_budget_bytes: status.node_budget_bytes,
+        bucket_table_bytes: Some(status.bucket_table_bytes),
         journal_sequence: status.journal_sequence,
         hits: stats.reads.hits,
         misses: stats.reads.misses,

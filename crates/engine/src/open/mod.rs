@@ -24,6 +24,7 @@ use crate::options::Options;
 use crate::phases::Phases;
 use crate::policy::{Congestion, Wear};
 use crate::set::{CacheSet, Duty, Inner, Signals};
+use crate::space::buckets::{BYTES_PER_BUCKET, table_bytes};
 use crate::space::{
     Buckets, Discards, OpenBuckets, Starvation, Usage, allocator, discards, prios, reserve, summaries,
 };
@@ -40,7 +41,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Disk, DiskId, Env, Note, Stock};
-use bcached_format::{BucketId, CacheSuperblock, Geometry, Key, SUPERBLOCK_BYTES, Superblock};
+use bcached_format::{BucketId, CacheSuperblock, Gen, Geometry, Key, SUPERBLOCK_BYTES, Superblock};
 use core::cell::{Cell, RefCell};
 
 /// Buckets taken as they are at start, because the walk has proven that nothing points to them: enough for the splits
@@ -78,6 +79,29 @@ fn check_sizes(geometry: &Geometry) -> Result<(), Error> {
     }
     Ok(())
 }
+
+/// How many buckets the set has, if there is memory for it: for nodes within `options`' limit, the table, and what puts that in
+/// order. It is asked for and given back: what a set then asks for in small pieces would end the process, and other sets
+/// with it, if there were none.
+fn check_memory(geometry: &Geometry, options: &Options) -> Result<usize, Error> {
+    Shares::new(options.node_budget_bytes, geometry.node_sectors(), 0)?;
+    let buckets = geometry.buckets;
+    let no_memory = Error::BucketMemory { buckets, needed: table_bytes(buckets) };
+    let count = usize::try_from(buckets).ok().filter(|count| *count < TABLE_MAX);
+    let Some(count) = count else { return Err(no_memory) };
+    let all = count.saturating_mul(BYTES_PER_BUCKET + BYTES_WHILE_OPENED);
+    let mut memory: Vec<u8> = Vec::new();
+    let is_there = memory.try_reserve_exact(all.saturating_add(options.node_budget_bytes)).is_ok();
+    // Else what is asked for and not used is not asked for.
+    core::hint::black_box(&memory);
+    if is_there { Ok(count) } else { Err(no_memory) }
+}
+
+/// Most buckets of a set: what a table tells apart.
+const TABLE_MAX: usize = u32::MAX as usize;
+
+/// Memory for each bucket that an opening takes beside the table: what was stored, and an order.
+const BYTES_WHILE_OPENED: usize = size_of::<(Gen, u16)>() + size_of::<u32>();
 
 /// What a state is made of; the rest is the same for every start.
 struct Parts {
