@@ -35,7 +35,7 @@ fn nbdinfo_sees_both_exports_as_they_are() {
         "\"can_trim\": true",
         "\"can_zero\": true",
         "\"is_rotational\": false",
-        "\"block_size_minimum\": 512",
+        "\"block_size_minimum\": 8192",
         "\"block_size_preferred\": 8192",
         "\"block_size_maximum\": 33554432",
     ] {

@@ -241,7 +241,7 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
         attached: Some(info.attached),
         flash_only: info.flash_only,
         size_bytes: info.sectors * 512,
-        block_bytes: info.block_sectors * 512,
+        block_bytes: info.logical_block_sectors() * 512,
         cache_mode: info.mode.name().to_owned(),
         backing_state: info.state.map(|state| {
             match state {
