@@ -69,10 +69,10 @@ fn many_and_few(images: &Images, said: &str) {
     ));
 }
 
-/// Makes their devices; returns what is said of that.
-fn make_many_and_few(images: &Images) -> String {
+/// Makes their devices, the first with so many buckets; returns what is said of that.
+fn make_many_and_few(images: &Images, buckets: u64) -> String {
     let [many, big] =
-        [("many", 8192 * BUCKETS), ("big", 20 * MIB)].map(|(name, bytes)| images.blank(name, bytes));
+        [("many", 8192 * buckets), ("big", 20 * MIB)].map(|(name, bytes)| images.blank(name, bytes));
     let [few, small] =
         [("few", 36 * MIB), ("small", 20 * MIB)].map(|(name, bytes)| images.blank(name, bytes));
     let made = bcached(&["make", "--block", "4k", "-b", "8k", "-C", &many, "-B", &big]);
@@ -91,7 +91,7 @@ fn state<'a>(status: &'a Value, of: &str, name: &str) -> &'a str {
 #[test]
 fn a_table_of_buckets_is_told_counted_and_bounded() {
     let images = Images::new();
-    let told = make_many_and_few(&images);
+    let told = make_many_and_few(&images, BUCKETS);
     assert!(
         told.contains(
             "4194304 buckets take 100 MiB of memory while the cache is served; `--bucket 16k` takes 50 MiB"
@@ -109,9 +109,11 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
     let needs = "the table of its 4194304 buckets takes 100 MiB of memory";
     assert!(check().contains(needs), "{}", check());
     let daemon = Daemon::configured(&images);
+    daemon.wait_for("one is refused, one served", |status| {
+        state(status, "volumes", "big") == "failed" && state(status, "volumes", "small") == "served"
+    });
     let status = daemon.status();
     assert_eq!(state(&status, "caches", "many"), "failed", "{status}");
-    assert_eq!((state(&status, "volumes", "big"), state(&status, "volumes", "small")), ("failed", "served"));
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
     let advice = log.split("write `memory = \"").nth(1).and_then(|rest| rest.split('"').next());
@@ -120,13 +122,11 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
 
     // What it advises suffices, and is counted.
     many_and_few(&images, &format!("memory = \"{advice}\"\n"));
+    let both =
+        |status: &Value| ["big", "small"].iter().all(|name| state(status, "volumes", name) == "served");
     let daemon = Daemon::configured(&images);
+    daemon.wait_for("both are served", both);
     let status = daemon.status();
-    assert_eq!(
-        (state(&status, "volumes", "big"), state(&status, "volumes", "small")),
-        ("served", "served"),
-        "{status}"
-    );
     let of_many = &status["caches"][0];
     assert_eq!(of_many["bucket_table_bytes"], TABLE, "{of_many}");
     let metrics = ask(&daemon, &["metrics"]).out;
@@ -148,8 +148,8 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
         check()
     );
     let daemon = Daemon::configured(&images);
+    daemon.wait_for("both are served", both);
     let status = daemon.status();
-    assert_eq!(state(&status, "volumes", "big"), "served", "{status}");
     assert_eq!(status["caches"][0]["node_budget_bytes"], 64 * MIB, "as much for nodes as without it");
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
@@ -160,12 +160,12 @@ fn a_table_of_buckets_is_told_counted_and_bounded() {
 #[test]
 fn a_table_for_which_the_machine_has_no_memory_stops_nobody_else() {
     let images = Images::new();
-    make_many_and_few(&images);
+    make_many_and_few(&images, 4 * BUCKETS);
     many_and_few(&images, "");
-    // Room for the program and for the usual set with its part of the memory, and not for the other's table beside its own.
+    // Room for the program and the usual set, and less than the other's table and its start take.
     let command = limited(
         &Daemon::command(&images, "run", &["--config", &images.path("config.toml").display().to_string()]),
-        "ulimit -v 520000",
+        "ulimit -v 640000",
     );
     let daemon = Daemon::start_command(&images, command);
     daemon.wait_for("one is served, the other waits", |status| {
@@ -173,5 +173,5 @@ fn a_table_for_which_the_machine_has_no_memory_stops_nobody_else() {
     });
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
-    assert!(log.contains("no memory for the table of its 4194304 buckets, which takes 100 MiB"), "{log}");
+    assert!(log.contains("no memory for the table of its 16777216 buckets, which takes 400 MiB"), "{log}");
 }

@@ -35,7 +35,6 @@ const NUMBERS: [&str; 49] = [
     "node_bytes",
     "node_bytes_max",
     "node_budget_bytes",
-    "bucket_table_bytes",
     "journal_sequence",
     "hits",
     "misses",
@@ -72,6 +71,7 @@ const NUMBERS: [&str; 49] = [
     "writeback_keys_failed",
     "writeback_errors",
     "io_errors_recent",
+    "bucket_table_bytes",
 ];
 
 fn cache() -> Value {
