@@ -15,6 +15,7 @@
 //! into the log.
 #![forbid(unsafe_code)]
 
+pub mod bucket_memory;
 pub mod config;
 pub mod control;
 mod descriptors;

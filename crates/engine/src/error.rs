@@ -152,6 +152,14 @@ pub enum Error {
         /// The least that would do, in bytes.
         needed: usize,
     },
+    /// There is no memory for the table of the set's buckets, or there are more than a table can have.
+    #[error("no memory for {buckets} buckets: their table takes {needed} bytes")]
+    BucketMemory {
+        /// Buckets of the set.
+        buckets: u64,
+        /// What their table takes, in bytes.
+        needed: u64,
+    },
     /// No such volume.
     #[error("no such volume")]
     NoVolume,

@@ -74,6 +74,7 @@ pub use request::{REQUESTS_MAX, Reply, Request};
 pub use set::CacheSet;
 pub use settings::Settings;
 pub use space::ages::Ages;
+pub use space::buckets::table_bytes as bucket_table_bytes;
 pub use space::{DiscardState, Discards};
 pub use stats::{Bypassed, Reads, Stats, Traffic, VolumeStats};
 pub use status::{BucketCount, Status, Unserved};

@@ -78,6 +78,8 @@ pub struct Status {
     pub node_bytes_max: u64,
     /// The hard limit of that, in bytes.
     pub node_budget_bytes: u64,
+    /// Memory that the table of buckets takes, in bytes.
+    pub bucket_table_bytes: u64,
     /// How much of the tree has been walked since the set was opened, in percent, as far as its shape tells; less than 100, too, while
     /// there are [`Status::replay_keys`]. Before it is 100 what is said of buckets and dirty data is only what has been counted so far.
     pub walked_percent: u64,
@@ -237,6 +239,7 @@ impl CacheSet {
             node_bytes: s.nodes.bytes() as u64,
             node_bytes_max: s.nodes.bytes_max() as u64,
             node_budget_bytes: s.nodes.budget() as u64,
+            bucket_table_bytes: s.buckets.bytes(),
             journal_sequence: s.journal.durable(),
             journal_active: (s.journal.open_sequence() + 1).saturating_sub(s.journal.needed_from()),
             now: s.now,
@@ -263,7 +266,7 @@ impl CacheSet {
             dirty: bucket.dirty,
             free: matches!(bucket.usage, Usage::Free | Usage::Pending | Usage::Reserve),
         };
-        self.with(|s| s.is_counted().then(|| s.buckets.iter().map(|(_, bucket)| count(bucket)).collect()))
+        self.with(|s| s.is_counted().then(|| s.buckets.iter().map(|(_, bucket)| count(&bucket)).collect()))
     }
 
     /// Asserts what must always hold, in memory; the simulator calls it where a process begins and ends.

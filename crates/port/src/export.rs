@@ -31,7 +31,8 @@ pub struct Export {
     pub label: String,
     /// Capacity in sectors.
     pub sectors: u64,
-    /// The volume's block in sectors: smaller requests work and cost more.
+    /// The volume's logical block in sectors, a power of two up to 8: every way in says so, as the kernel's bcache does. File
+    /// systems and partition tables are made for one. (By ways that cannot demand it smaller requests work, and cost more.)
     pub block_sectors: u32,
     /// Nobody may write.
     pub read_only: bool,

@@ -143,6 +143,9 @@ pub struct CacheCounts {
     pub node_bytes: u64,
     pub node_bytes_max: u64,
     pub node_budget_bytes: u64,
+    /// Memory of the table of buckets. (A daemon of an earlier version does not say.)
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket_table_bytes: Option<u64>,
     pub journal_sequence: u64,
     pub hits: u64,
     pub misses: u64,

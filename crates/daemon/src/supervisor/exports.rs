@@ -82,7 +82,7 @@ impl Supervisor {
             uuid: Uuid(info.uuid.0),
             label: info.label.to_string(),
             sectors: info.sectors,
-            block_sectors: u32::try_from(info.block_sectors).expect("blocks are at most a page"),
+            block_sectors: u32::try_from(info.logical_block_sectors()).expect("blocks are at most a page"),
             read_only: entry.read_only,
             shared: entry.shared,
             ways,

@@ -72,8 +72,9 @@ impl Supervisor {
 
     /// What the files say, but for what only a start can change.
     fn within_what_runs(&self, files: Config) -> Config {
-        let Config { control, memory_bytes, places, ways, metrics, .. } = (*self.config).clone();
-        Config { control, memory_bytes, places, ways, metrics, ..files }
+        let Config { control, memory_bytes, memory_is_said, places, ways, metrics, .. } =
+            (*self.config).clone();
+        Config { control, memory_bytes, memory_is_said, places, ways, metrics, ..files }
     }
 
     /// What this process goes on with if nobody takes over from it: what was set and added since the start stands in the files. If they

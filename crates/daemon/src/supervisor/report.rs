@@ -250,7 +250,7 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
         attached: Some(info.attached),
         flash_only: info.flash_only,
         size_bytes: info.sectors * 512,
-        block_bytes: info.block_sectors * 512,
+        block_bytes: info.logical_block_sectors() * 512,
         cache_mode: info.mode.name().to_owned(),
         backing_state: info.state.map(|state| {
             match state {
@@ -340,6 +340,7 @@ fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
         node_bytes: status.node_bytes,
         node_bytes_max: status.node_bytes_max,
         node_budget_bytes: status.node_budget_bytes,
+        bucket_table_bytes: Some(status.bucket_table_bytes),
         journal_sequence: status.journal_sequence,
         hits: stats.reads.hits,
         misses: stats.reads.misses,

@@ -100,6 +100,8 @@ pub struct CacheEntry {
     pub given_up_logged: Arc<[GivenUp]>,
     /// The log has said what it waits for.
     pub wait_logged: bool,
+    /// What the table of its buckets takes has been logged.
+    pub bucket_memory_logged: bool,
 }
 
 /// How far a volume has come.
@@ -518,6 +520,7 @@ impl CacheEntry {
             zeroing_logged: BTreeMap::new(),
             given_up_logged: Arc::default(),
             wait_logged: false,
+            bucket_memory_logged: false,
             state: CacheState::Waiting(not_looked()),
             trouble: None,
             opened: None,

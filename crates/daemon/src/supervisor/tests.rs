@@ -40,6 +40,7 @@ pub(super) fn config(volumes: &[&str]) -> Config {
     Config {
         control: PathBuf::from("/nonexistent/control.sock"),
         memory_bytes: 256 << 20,
+        memory_is_said: true,
         stop_timeout: Duration::ZERO,
         places: FrontPlaces { listen: Vec::new(), ..FrontPlaces::beside(Path::new("/run/x")) },
         ways: Ways::default(),

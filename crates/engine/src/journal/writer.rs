@@ -85,6 +85,7 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
 /// Closes the open entry: what is to be written, so many bytes from the beginning of that memory.
 fn close(s: &mut State) -> Option<(Closed, Payload, usize)> {
     let closed = s.journal.close()?;
+    s.buckets.entry_closes(closed.sequence);
     let header = JsetHeader {
         seq: closed.sequence,
         last_seq: closed.last_sequence,

@@ -1,8 +1,8 @@
 //! A set that has never been started.
 
 use super::{
-    Parts, abandon_unless, assemble, check_number, check_sizes, finish, journal_sectors, next_superblock,
-    reserve_unreferenced,
+    Parts, abandon_unless, assemble, check_memory, check_number, check_sizes, finish, journal_sectors,
+    next_superblock, reserve_unreferenced,
 };
 use crate::btree::budget::Shares;
 use crate::btree::frontier::Frontier;
@@ -36,10 +36,10 @@ pub(super) async fn initialise(
     superblock.set_journal_buckets((superblock.buckets() / 128).clamp(2, 256));
     let geometry = Geometry::of(&superblock);
     check_sizes(&geometry)?;
-    let nothing = (0..geometry.buckets).map(|_| (Gen(0), 0));
-    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, nothing);
+    let nothing = (0..check_memory(&geometry, &options)?).map(|_| (Gen(0), 0));
+    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, nothing)?;
     let first_free = geometry.first_bucket + geometry.journal_buckets;
-    buckets.classify(|index| index < first_free);
+    buckets.classify(|index| index < first_free)?;
     let sets = geometry.prio_sets();
     let current = reserve_unreferenced(&mut buckets, sets)?;
     let spare = reserve_unreferenced(&mut buckets, sets)?;

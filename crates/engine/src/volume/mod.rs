@@ -318,7 +318,7 @@ pub struct VolumeInfo {
     pub label: Label,
     /// Size in sectors.
     pub sectors: u64,
-    /// Block size in sectors: what requests should be multiples of.
+    /// Block size of its cache set, in sectors: what requests must be multiples of to be cached.
     pub block_sectors: u64,
     /// Block size of its backing device's superblock, in sectors: no cache of larger blocks can serve it.
     pub backing_block_sectors: Option<u64>,
@@ -362,6 +362,15 @@ pub struct VolumeInfo {
     pub backing_health: Option<DiskHealth>,
     /// The zeroing that has been under way for longest.
     pub zeroing: Option<ZeroingInfo>,
+}
+
+impl VolumeInfo {
+    /// Its logical block, in sectors, as the kernel's bcache shows it: that of its own superblock, or of its set if it has no
+    /// backing device. It stays the same wherever the volume is attached.
+    #[must_use]
+    pub fn logical_block_sectors(&self) -> u64 {
+        self.backing_block_sectors.unwrap_or(self.block_sectors)
+    }
 }
 
 impl VolumeInfo {

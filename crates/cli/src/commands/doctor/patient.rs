@@ -8,8 +8,8 @@ use crate::failure::{Failure, Kind};
 use crate::signatures;
 use crate::sizes::human;
 use crate::superblock::{self, Found, state_name};
-use bcached_daemon::notes;
 use bcached_daemon::offline::lost_sets::LostSets;
+use bcached_daemon::{bucket_memory, notes};
 use bcached_format::units::bytes_of;
 use bcached_format::{Superblock, Uuid};
 use bcached_uring::{Device, Identity};
@@ -245,10 +245,11 @@ fn describe(superblock: &Superblock) -> String {
                 )
             });
             format!(
-                "cache of set {}, {} buckets of {}, {}{note}",
+                "cache of set {}, {} buckets of {} ({} of memory while it is served), {}{note}",
                 cache.set_uuid(),
                 cache.buckets(),
                 human(bytes_of(cache.bucket_sectors())),
+                human(bucket_memory::of(cache.buckets())),
                 if cache.is_synchronous() { "has been in use" } else { "never started" }
             )
         }

@@ -3,6 +3,7 @@
 use super::Target;
 use super::plan::Planned;
 use crate::output::Show;
+use bcached_daemon::bucket_memory;
 use bcached_format::units::bytes_of;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -38,8 +39,20 @@ struct MadeDevice {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum MadeKind {
-    Cache { bucket_bytes: u64, buckets: u64, first_bucket: u64, discard: bool, replacement: &'static str },
-    Backing { data_offset_bytes: u64, cache_mode: &'static str, label: String },
+    Cache {
+        bucket_bytes: u64,
+        buckets: u64,
+        /// What the table of its buckets takes while it is served.
+        bucket_table_bytes: u64,
+        first_bucket: u64,
+        discard: bool,
+        replacement: &'static str,
+    },
+    Backing {
+        data_offset_bytes: u64,
+        cache_mode: &'static str,
+        label: String,
+    },
 }
 
 impl Made {
@@ -69,6 +82,7 @@ fn device(planned: &Planned, target: &Target) -> MadeDevice {
             MadeKind::Cache {
                 bucket_bytes: bytes_of(cache.bucket_sectors()),
                 buckets: cache.buckets(),
+                bucket_table_bytes: bucket_memory::of(cache.buckets()),
                 first_bucket: cache.first_bucket(),
                 discard: cache.discard(),
                 replacement: cache.replacement().name(),

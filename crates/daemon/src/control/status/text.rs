@@ -128,9 +128,13 @@ impl Volume {
     pub fn line(&self) -> String {
         let mut line = self.state.clone();
         if let Some(facts) = &self.facts {
+            let blocks = match facts.block_bytes {
+                0 => String::new(),
+                bytes => format!(" in blocks of {}", human(bytes)),
+            };
             let _ = write!(
                 line,
-                ", {}, {}, {} dirty",
+                ", {}{blocks}, {}, {} dirty",
                 human(facts.size_bytes),
                 facts.cache_mode,
                 human(facts.dirty_bytes)
