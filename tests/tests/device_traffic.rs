@@ -6,10 +6,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use bcached_sim::disk::OpKind;
+use bcached_sim::disk::{OpKind, Zeroing};
 use bcached_sim::driver::OpView;
 use bcached_sim::scenario::Stage;
 use bcached_sim::system::engine::Engine;
+use bcached_sim::system::tuning::DeviceTuning;
 use bcached_sim::system::{Geometry, Mode, Tuning};
 use bcached_sim::workload::Step;
 use bcached_tests::failure::{Failure, Outcome};
@@ -30,9 +31,12 @@ struct Traffic {
     cache_written: u64,
     backing_read: u64,
     backing_written: u64,
+    /// What the backing device was told to make zero.
+    backing_zeroed: u64,
 }
 
-const NOTHING: Traffic = Traffic { cache_read: 0, cache_written: 0, backing_read: 0, backing_written: 0 };
+const NOTHING: Traffic =
+    Traffic { cache_read: 0, cache_written: 0, backing_read: 0, backing_written: 0, backing_zeroed: 0 };
 /// One request.
 const BYTES: u64 = SECTORS * 512;
 const HIT: Traffic = Traffic { cache_read: BYTES, ..NOTHING };
@@ -40,6 +44,7 @@ const MISS: Traffic = Traffic { backing_read: BYTES, cache_written: BYTES, ..NOT
 const UNCACHED: Traffic = Traffic { backing_read: BYTES, ..NOTHING };
 const TO_BACKING: Traffic = Traffic { backing_written: BYTES, ..NOTHING };
 const TO_CACHE: Traffic = Traffic { cache_written: BYTES, ..NOTHING };
+const ZEROED: Traffic = Traffic { backing_zeroed: BYTES, ..NOTHING };
 const TO_BOTH: Traffic = Traffic { cache_written: BYTES, backing_written: BYTES, ..NOTHING };
 
 impl Traffic {
@@ -58,6 +63,7 @@ impl Traffic {
             (1, OpKind::Read) => self.backing_read += bytes,
             // Before it lies the superblock, rewritten when the first dirty data comes.
             (1, OpKind::Write) if operation.sectors.start >= DATA_START => self.backing_written += bytes,
+            (1, OpKind::Zero) => self.backing_zeroed += bytes,
             _ => {}
         }
     }
@@ -71,6 +77,13 @@ struct Counted {
 
 impl Counted {
     fn start(mode: Mode) -> Outcome<Self> {
+        Self::start_on(mode, |_| {})
+    }
+
+    /// The same on devices that are told how they are.
+    fn start_on(mode: Mode, tell: impl FnOnce(&mut DeviceTuning)) -> Outcome<Self> {
+        let mut tuning = Tuning::draw(2 << 40);
+        tell(&mut tuning.devices);
         let geometry = Geometry {
             block_sectors: 8,
             set_block_sectors: 8,
@@ -82,7 +95,7 @@ impl Counted {
             backing_volatile: true,
             cache_volatile: true,
             note_records: 100,
-            tuning: Tuning::draw(2 << 40),
+            tuning,
         };
         let mut stage = Stage::new(Rc::new(Engine), geometry, 1);
         stage.start().map_err(|fault| Failure::new(format!("{fault:?}")))?;
@@ -124,6 +137,12 @@ impl Counted {
     }
 }
 
+/// The n-th place is given up, or made zero.
+fn voids(place: u64) -> [Step; 3] {
+    let zero = |may_unmap| Step::Zero { volume: 0, sectors: sectors(place), fua: false, may_unmap };
+    [Step::Discard { volume: 0, sectors: sectors(place) }, zero(true), zero(false)]
+}
+
 /// Places lie far apart, so that no request continues another.
 fn sectors(place: u64) -> std::ops::Range<u64> {
     place * 512..place * 512 + SECTORS
@@ -160,6 +179,48 @@ fn what_is_cached_is_served_from_the_cache_in_every_mode() -> Outcome {
         for mode in [Mode::None, Mode::Writearound, Mode::Writethrough, Mode::Writeback] {
             assert_eq!(set.mode(mode)?, NOTHING, "{before:?} to {mode:?}");
             assert_eq!(set.read(1)?, HIT, "{before:?} to {mode:?}");
+        }
+    }
+    Ok(())
+}
+
+/// A discard writes nothing. Neither does a zeroing, if the backing device can make zeroes, whatever the mode: they are data in
+/// the cache where they may not unmap and the cache holds dirty data, and data below where the device takes no other.
+#[test]
+fn what_is_given_up_or_zeroed_is_written_to_no_device() -> Outcome {
+    // Of a discard, of a zeroing that may unmap, of one that may not; where what was there is absent, clean, dirty.
+    let zeroed = [[NOTHING, ZEROED, ZEROED], [NOTHING, ZEROED, ZEROED], [NOTHING, ZEROED, TO_CACHE]];
+    let written = [
+        [NOTHING, TO_BACKING, TO_BACKING],
+        [NOTHING, TO_BACKING, TO_BACKING],
+        [NOTHING, TO_BACKING, TO_CACHE],
+    ];
+    for (zeroing, wanted) in [(Zeroing::Unmaps, zeroed), (Zeroing::Unknown, written)] {
+        for mode in [Mode::Writethrough, Mode::Writeback, Mode::Writearound, Mode::None] {
+            for discard in [false, true] {
+                let mut set = Counted::start_on(Mode::Writethrough, |devices| {
+                    devices.backing_discard = discard;
+                    devices.backing_zeroing = zeroing as u64;
+                })?;
+                (10..13).try_for_each(|place| set.write(place).map(drop))?;
+                set.flush()?;
+                set.mode(Mode::Writeback)?;
+                (20..23).try_for_each(|place| set.write(place).map(drop))?;
+                set.flush()?;
+                set.mode(mode)?;
+                for (first, wanted) in [0, 10, 20].into_iter().zip(wanted) {
+                    let mut found = [NOTHING; 3];
+                    for (number, place) in (0..3).zip(first..) {
+                        let step = voids(place).into_iter().nth(number).expect("three");
+                        found[number] = set.cost(step)?;
+                    }
+                    assert_eq!(
+                        found, wanted,
+                        "{zeroing:?}, {mode:?}, discards {discard}, places from {first}"
+                    );
+                    (first..first + 3).try_for_each(|place| set.read(place).map(drop))?;
+                }
+            }
         }
     }
     Ok(())

@@ -249,6 +249,39 @@ pub enum DamageKind {
     /// The uuid table cannot be cut into slots.
     #[error("{0}")]
     UuidTable(UuidError),
+    /// The uuid table is not the one that bcached wrote.
+    #[error(
+        "the uuid table is not the one that was written: its checksum is {found:#018x}, not {wanted:#018x}; volumes may be missing from it"
+    )]
+    UuidTableSum {
+        /// What the newest journal entry says.
+        wanted: u64,
+        /// Of what stands there.
+        found: u64,
+    },
+    /// A slot of the uuid table is not as bcached wrote it.
+    #[error(
+        "slot {number} of the uuid table ({uuid}) is not what was written: nothing is served because of it"
+    )]
+    DoubtedSlot {
+        /// Its number.
+        number: u32,
+        /// The uuid that stands there.
+        uuid: Uuid,
+    },
+    /// The backing device was used with a later state of the cache.
+    #[error(
+        "the cache is an older copy of itself: this backing device was used with journal entry {entry}, and the newest is {newest}"
+    )]
+    OlderCache {
+        /// The entry that the backing device knows of.
+        entry: u64,
+        /// The newest of the cache.
+        newest: u64,
+    },
+    /// The cache was used with a later state of the backing device.
+    #[error("the backing device is an older copy of itself: the cache holds data of a later state of it")]
+    OlderBacking,
     /// Two slots for one volume.
     #[error("slots {first} and {second} both belong to {uuid}")]
     DuplicateUuid {

@@ -205,7 +205,14 @@ fn dump_set(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record), findings: &mut Fi
     }
     let place = Place::cache(Structure::Journal, journal.newest.sector);
     let header = journal.header;
-    let slots = volumes::read_table(cache, &geometry, &header.uuids, journal.old_uuids, place, findings);
+    let slots = volumes::read_table(
+        cache,
+        &geometry,
+        (superblock.set_uuid(), &header),
+        journal.old_uuids,
+        place,
+        findings,
+    );
     for (inode, slot) in (0..).zip(slots.unwrap_or_default()).filter(|(_, slot)| !slot.is_free()) {
         visit(Record::UuidSlot {
             inode,

@@ -7,6 +7,7 @@ use crate::tree::Tree;
 use crate::volumes::Volume;
 use bcached_format::{Inode, Position};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// Damaged stretches of key space that are kept; beyond that all of it counts as damaged.
 const STRETCHES_MAX: usize = 4096;
@@ -59,10 +60,14 @@ impl Dirty {
 /// What findings leave unknown.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Doubts {
-    /// Journal, generations or root: every number is in doubt.
+    /// Journal, generations or root, or all of the cache is an older copy: every number is in doubt.
     all: bool,
     /// The table of volumes: keys are counted, and whose they are is not known.
     names: bool,
+    /// Slots of the table that are not what was written: the same of their numbers alone.
+    slots: BTreeSet<u32>,
+    /// Volumes may be missing from the table. What is counted under their numbers is nobody's.
+    volumes: bool,
     /// Stretches of key space: after the first position, up to and including the second.
     keys: Vec<(Position, Position)>,
 }
@@ -72,6 +77,8 @@ enum Hides {
     Nothing,
     All,
     Names,
+    Slot(u32),
+    Volumes,
     Keys,
 }
 
@@ -95,11 +102,15 @@ impl DamageKind {
             | Self::RootPosition { .. }
             | Self::PrioSet(_)
             | Self::PrioBucket { .. }
-            | Self::PrioSeq { .. } => Hides::All,
+            | Self::PrioSeq { .. }
+            | Self::OlderCache { .. } => Hides::All,
             Self::BadUuidKey { .. }
             | Self::UuidTableSize { .. }
             | Self::UuidTable(_)
             | Self::DuplicateUuid { .. } => Hides::Names,
+            // The seal of each slot says of that alone whether it is what was written.
+            Self::UuidTableSum { .. } => Hides::Volumes,
+            Self::DoubtedSlot { number, .. } => Hides::Slot(*number),
             Self::Node(_)
             | Self::NodeSetLost { .. }
             | Self::NodeShorter { .. }
@@ -109,16 +120,21 @@ impl DamageKind {
             | Self::TwoChildren { .. }
             | Self::ChildrenEnd { .. }
             | Self::BucketTwice { second: Use::Node, .. } => Hides::Keys,
+            // An older copy of a backing device as well: what the cache holds of it is counted all the same.
             _ => Hides::Nothing,
         }
     }
 }
 
 impl Damage {
-    /// The table of volumes is damaged: whose the numbers are that it gives is not known.
+    /// The table of volumes is damaged where it names volume `inode`: whose that number is is not known.
     #[must_use]
-    pub fn hides_names(&self) -> bool {
-        matches!(self.kind.hides(self.place.structure), Hides::Names)
+    pub fn hides_name_of(&self, inode: u32) -> bool {
+        match self.kind.hides(self.place.structure) {
+            Hides::Names => true,
+            Hides::Slot(slot) => slot == inode,
+            _ => false,
+        }
     }
 
     /// A node of the index is damaged, which hides what the cache has of some stretch of a volume: [`Report::hidden`].
@@ -134,6 +150,8 @@ impl Doubts {
             (Hides::Nothing, _) => {}
             (Hides::All, _) | (Hides::Keys, None) => self.all = true,
             (Hides::Names, _) => self.names = true,
+            (Hides::Slot(slot), _) => _ = self.slots.insert(slot),
+            (Hides::Volumes, _) => self.volumes = true,
             (Hides::Keys, Some(node)) => {
                 // Of a node whose last children are missing the others were walked.
                 let low = match kind {
@@ -143,6 +161,11 @@ impl Doubts {
                 self.add_stretch(low, node.high);
             }
         }
+    }
+
+    /// Whose the number is is not known.
+    fn hide_name_of(&self, volume: &Volume) -> bool {
+        self.names || self.slots.contains(&volume.inode)
     }
 
     fn add_stretch(&mut self, low: Position, high: Position) {
@@ -197,7 +220,7 @@ pub(crate) fn judge(report: &mut Report, doubts: &Doubts, tree: Option<(&Tree, u
     for volume in &mut report.volumes {
         let its: Vec<_> = stretches.iter().filter_map(|stretch| part_of(volume, *stretch)).collect();
         volume.dirty_state = match () {
-            () if tree.is_none() || doubts.all || doubts.names => Known::Unknown,
+            () if tree.is_none() || doubts.all || doubts.hide_name_of(volume) => Known::Unknown,
             () if its.is_empty() => Known::Known,
             () if volume.dirty_sectors == 0 || its.iter().any(|part| part.is_all_of(volume)) => {
                 Known::Unknown
@@ -210,17 +233,17 @@ pub(crate) fn judge(report: &mut Report, doubts: &Doubts, tree: Option<(&Tree, u
     }
     report.hidden = hidden;
     let counted = || report.volumes.iter().filter(|volume| !volume.invalidated);
-    let sum = |alone| counted().filter(|one| one.flash_only == alone).map(|one| one.dirty_sectors).sum();
-    let (mut sectors, mut alone_sectors) = (sum(false), sum(true));
-    let mut nobodys_sectors = tree.map_or(0, |(_, nobodys)| nobodys);
-    if doubts.names {
-        // The keys are there, and what the table says of their numbers cannot be trusted.
-        nobodys_sectors += sectors + alone_sectors;
-        (sectors, alone_sectors) = (0, 0);
-    }
+    let named = || counted().filter(|volume| !doubts.hide_name_of(volume));
+    let sum = |alone| named().filter(|one| one.flash_only == alone).map(|one| one.dirty_sectors).sum();
+    let (sectors, alone_sectors): (u64, u64) = (sum(false), sum(true));
+    // The keys are there, and what the table says of their numbers cannot be trusted.
+    let unnamed = counted().filter(|volume| doubts.hide_name_of(volume)).map(|one| one.dirty_sectors);
+    let nobodys_sectors = tree.map_or(0, |(_, nobodys)| nobodys) + unnamed.sum::<u64>();
     let worst = counted().map(|volume| volume.dirty_state).max().unwrap_or(Known::Known);
     // Without a volume in the table only nobody's keys can be in what is damaged.
-    let may_hide = doubts.names || (!stretches.is_empty() && counted().next().is_none());
+    let is_incomplete = doubts.volumes || counted().next().is_none();
+    let is_doubted = doubts.names || !doubts.slots.is_empty();
+    let may_hide = is_doubted || (!stretches.is_empty() && is_incomplete);
     let state = match () {
         () if tree.is_none() || doubts.all => Known::Unknown,
         () if worst == Known::Known && !may_hide && nobodys_sectors == 0 => Known::Known,

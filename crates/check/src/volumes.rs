@@ -5,10 +5,11 @@ use crate::damage::{DamageKind, Device, Place, Structure, as_text};
 use crate::findings::Findings;
 use crate::image::ReadAt;
 use crate::known::Known;
+use bcached_format::checksum::checksum;
 use bcached_format::key_check::check_uuid_key;
 use bcached_format::{
-    BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, Geometry, Inode, Key, Label,
-    RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot, uuid,
+    BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, Geometry, Inode, JsetHeader, Key, Label,
+    RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, TableSeal, Uuid, UuidSlot, uuid,
 };
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -121,6 +122,27 @@ pub(crate) fn claims(images: &[&dyn ReadAt], set: Option<Uuid>) -> Vec<Claim> {
     images.iter().enumerate().filter_map(&mut claim).collect()
 }
 
+impl Volume {
+    /// The volume of a slot, before anything else is known of it.
+    fn of_slot(inode: u32, slot: &UuidSlot) -> Self {
+        Self {
+            inode,
+            uuid: slot.uuid,
+            label: slot.label,
+            flash_only: slot.is_flash_only(),
+            invalidated: slot.is_invalidated(),
+            start: 0,
+            end: if slot.is_flash_only() { Some(slot.sectors) } else { None },
+            state: None,
+            claims_clean: false,
+            live_sectors: 0,
+            dirty_sectors: 0,
+            dirty_state: Known::Unknown,
+            backing: None,
+        }
+    }
+}
+
 /// A backing device of the set.
 #[derive(Debug)]
 pub(crate) struct Backing {
@@ -132,11 +154,12 @@ pub(crate) struct Backing {
 pub(crate) fn read_table(
     image: &dyn ReadAt,
     geometry: &Geometry,
-    key: &Key,
+    (set, header): (Uuid, &JsetHeader),
     old: bool,
     place: Place,
     findings: &mut Findings,
 ) -> Option<Vec<UuidSlot>> {
+    let key = &header.uuids;
     if let Err(error) = check_uuid_key(geometry, key) {
         findings.error(place, DamageKind::BadUuidKey { key: *key, error });
         return None;
@@ -155,12 +178,33 @@ pub(crate) fn read_table(
     };
     match slots {
         Ok(slots) => {
+            let seal = header.table.filter(|_| !old);
+            report_seals(&slots, set, seal.map(|seal| (seal, checksum(&bytes))), place, findings);
             report_duplicates(&slots, place, findings);
             Some(slots)
         }
         Err(error) => {
             findings.error(place, DamageKind::UuidTable(error));
             None
+        }
+    }
+}
+
+/// What bcached has written of the table must be what stands there.
+fn report_seals(
+    slots: &[UuidSlot],
+    set: Uuid,
+    seal: Option<(TableSeal, u64)>,
+    place: Place,
+    findings: &mut Findings,
+) {
+    let Some((seal, found)) = seal else { return };
+    if seal.sum != found {
+        findings.error(place, DamageKind::UuidTableSum { wanted: seal.sum, found });
+    }
+    for (number, slot) in (0_u32..).zip(slots).filter(|(_, slot)| !slot.is_free()) {
+        if !slot.is_sealed(set, Inode(number)) || slot.edition != seal.edition {
+            findings.error(place, DamageKind::DoubtedSlot { number, uuid: slot.uuid });
         }
     }
 }
@@ -232,33 +276,38 @@ fn read_superblock(image: &dyn ReadAt, place: Place, findings: &mut Findings) ->
 /// The volumes of the table, joined with the backing devices.
 pub(crate) fn join(
     slots: &[UuidSlot],
+    header: &JsetHeader,
     backings: &[Option<Backing>],
     findings: &mut Findings,
 ) -> BTreeMap<Inode, Volume> {
     let mut volumes = BTreeMap::new();
     for (inode, slot) in (0_u32..).zip(slots).filter(|(_, slot)| !slot.is_free()) {
-        let volume = Volume {
-            inode,
-            uuid: slot.uuid,
-            label: slot.label,
-            flash_only: slot.is_flash_only(),
-            invalidated: slot.is_invalidated(),
-            start: 0,
-            end: slot.is_flash_only().then_some(slot.sectors),
-            state: None,
-            claims_clean: false,
-            live_sectors: 0,
-            dirty_sectors: 0,
-            dirty_state: Known::Unknown,
-            backing: None,
-        };
-        volumes.insert(Inode(inode), volume);
+        volumes.insert(Inode(inode), Volume::of_slot(inode, slot));
+    }
+    // As the engine does: what the table has lost a backing device may still know.
+    for superblock in backings.iter().flatten().map(|backing| &backing.superblock) {
+        let attachment = superblock.attachment();
+        let is_named = volumes.values().any(|volume| volume.uuid == superblock.uuid() && !volume.invalidated);
+        if let Some(number) = attachment.map(|of| of.number).filter(|_| !is_named)
+            && slots.get(number.0 as usize).is_some_and(UuidSlot::is_free)
+        {
+            let slot = UuidSlot { uuid: superblock.uuid(), label: superblock.label(), ..UuidSlot::FREE };
+            volumes.insert(number, Volume::of_slot(number.0, &slot));
+        }
     }
     for (index, backing) in backings.iter().enumerate() {
         let Some(backing) = backing else { continue };
         let uuid = backing.superblock.uuid();
         let known = volumes.values_mut().find(|volume| volume.uuid == uuid && !volume.invalidated);
         if let Some(volume) = known {
+            let slot = slots.get(volume.inode as usize);
+            report_older_copies(
+                &backing.superblock,
+                (volume.inode, slot),
+                header,
+                Place::backing(index),
+                findings,
+            );
             volume.start = backing.superblock.data_offset();
             volume.end = Some(backing.sectors);
             volume.state = Some(state_name(backing.superblock.state()));
@@ -269,6 +318,28 @@ pub(crate) fn join(
         }
     }
     volumes
+}
+
+fn is_attached(superblock: &BackingSuperblock) -> bool {
+    matches!(superblock.state(), BackingState::Clean | BackingState::Dirty)
+}
+
+/// A backing device and a cache that bcached used together say the same of the attachment, unless one is an older copy.
+fn report_older_copies(
+    backing: &BackingSuperblock,
+    (number, slot): (u32, Option<&UuidSlot>),
+    header: &JsetHeader,
+    place: Place,
+    findings: &mut Findings,
+) {
+    let Some(attachment) = backing.attachment().filter(|_| is_attached(backing)) else { return };
+    let stamps = slot.filter(|slot| !slot.is_free()).map_or([0; 2], |slot| slot.attachment);
+    let differs = Inode(number) != attachment.number || stamps[1] != 0 && !stamps.contains(&attachment.stamp);
+    if attachment.entry > header.seq {
+        findings.error(place, DamageKind::OlderCache { entry: attachment.entry, newest: header.seq });
+    } else if header.table.is_some() && differs {
+        findings.error(place, DamageKind::OlderBacking);
+    }
 }
 
 const fn state_name(state: BackingState) -> &'static str {

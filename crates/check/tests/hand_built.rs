@@ -7,7 +7,7 @@ use bcached_check::{
     Checked, DamageKind as Kind, Options, Piece, ReadAt, Severity, Source, Structure, Use, check,
 };
 use bcached_format::error::{BsetError, KeyError, NodeError, PrioError};
-use bcached_format::{BackingState, Inode, Key, Pointer, Pointers, Position, Uuid, prio};
+use bcached_format::{BackingState, Inode, Key, Pointer, Pointers, Position, Uuid, UuidSlot, prio};
 use common::{Image, backing, clean, dirty, node_key, pointer};
 
 /// The findings of an image without backing devices.
@@ -218,7 +218,7 @@ fn extents_belong_to_volumes() {
     only(Image::with_leaf(&[&[nobodys]]), Kind::Nobodys { key: nobodys, inode: Inode(5) });
 
     let mut image = Image::with_leaf(&[&[dirty(16, 24, 100)]]);
-    image.slots[0].invalidate(7);
+    image.slots[0].release(7);
     only(image, Kind::DirtyOfGivenUp { key: dirty(16, 24, 100) });
 
     let key = Key { inode: Inode(1), ..clean(16, 24, 100) };
@@ -452,7 +452,7 @@ fn a_range_over_several_leaves_has_the_content_of_each() {
 #[test]
 fn slots_that_were_given_up_all_look_alike() {
     let mut image = Image::with_leaf(&[&[]]);
-    image.slots.iter_mut().for_each(|slot| slot.invalidate(7));
+    image.slots.iter_mut().for_each(|slot| slot.release(7));
     assert_eq!(kinds(image), []);
 }
 
@@ -530,4 +530,22 @@ fn findings_are_bounded() {
     assert_eq!((checked.report.findings.len(), checked.report.findings_left_out), (3, 35));
     let checked = check(&bytes, &[], Options { findings_max: 0, ..Options::default() });
     assert!(!checked.report.is_clean(), "what was left out may have been an error");
+}
+
+/// bcached's journal entries say what the table of volumes is to be: one that is lost, or has a slot that is another one, is told.
+#[test]
+fn a_table_that_is_not_what_was_written_is_told() {
+    let sealed = |change: fn(&mut Vec<UuidSlot>)| {
+        let mut image = Image::with_leaf(&[&[]]);
+        image.seal_table();
+        change(&mut image.slots);
+        kinds(image)
+    };
+    assert_eq!(sealed(|_| {}), []);
+    let is_sum = |kind: &Kind| matches!(kind, Kind::UuidTableSum { .. });
+    let lost = sealed(|slots| slots.iter_mut().for_each(|slot| *slot = UuidSlot::FREE));
+    assert!(matches!(&lost[..], [sum] if is_sum(sum)), "{lost:?}");
+    let swapped = sealed(|slots| slots.swap(0, 1));
+    let doubted = swapped.iter().filter(|kind| matches!(kind, Kind::DoubtedSlot { .. })).count();
+    assert!(swapped.iter().any(is_sum) && doubted == 2, "{swapped:?}");
 }

@@ -4,8 +4,8 @@
 mod common;
 
 use bcached_check::{Claim, Dirty, Hidden, Known, Options, Report, check};
-use bcached_format::{BackingState, Inode, Key, Position};
-use common::{Image, PRIO_BUCKET, ROOT_BUCKET, UUID_BUCKET, backing, dirty, node_key};
+use bcached_format::{Attachment, BackingState, Inode, Key, Position, Uuid, UuidSlot};
+use common::{Image, PRIO_BUCKET, ROOT_BUCKET, UUID_BUCKET, backing, backing_of, dirty, node_key};
 
 /// Three levels, with 8 dirty sectors of the volume with a backing device on either side of sector 1000, and 8 of the other one
 /// behind them.
@@ -95,6 +95,61 @@ fn dirty_data_of_a_damaged_table_is_nobodys() {
     let report = damaged(one(UUID_BUCKET), 0x5a);
     assert_eq!(report.dirty, numbers(Known::Unknown, 0, 0, 24));
     assert!(states(&report).iter().all(|state| *state == Known::Unknown));
+}
+
+/// The seal of a slot says that this is what was written, whatever has become of the others.
+#[test]
+fn a_sealed_slot_names_its_volume_though_the_table_is_another() {
+    use Known::{AtLeast, Known as Sound, Unknown};
+    let changed = |change: fn(&mut Vec<UuidSlot>)| {
+        let mut image = image();
+        image.seal_table();
+        change(&mut image.slots);
+        check(&image.finish(), &[&backing(BackingState::Dirty, 0)], Options::default()).report
+    };
+    let report = changed(|_| {});
+    assert_eq!((report.findings.len(), report.dirty), (0, numbers(Sound, 16, 8, 0)));
+    // The second volume is missing.
+    let report = changed(|slots| slots[1] = UuidSlot::FREE);
+    assert!(report.counts.iter().any(|one| one.kind == "uuid-table-sum"), "{:?}", report.counts);
+    assert_eq!((report.dirty, states(&report)), (numbers(AtLeast, 16, 0, 8), vec![Sound]));
+    // It may be another one.
+    let report = changed(|slots| slots[1].uuid = Uuid([9; 16]));
+    assert!(report.counts.iter().any(|one| one.kind == "doubted-slot"), "{:?}", report.counts);
+    assert_eq!((report.dirty, states(&report)), (numbers(AtLeast, 16, 0, 8), vec![Sound, Unknown]));
+    let doubts = |inode| report.findings.iter().any(|damage| damage.hides_name_of(inode));
+    assert_eq!((doubts(0), doubts(1)), (false, true));
+}
+
+/// What is missing from the table may be in the part of the index that is damaged.
+#[test]
+fn a_table_that_lost_volumes_does_not_say_that_damage_hides_nothing() {
+    let alone = Key { inode: Inode(1), ..dirty(0, 8, 102) };
+    let mut image = Image::with_tree(&[&[dirty(16, 24, 100)]], &[&[alone]]);
+    // Behind the end of the first volume.
+    let end = Position::new(Inode(0), 5000);
+    image.node(ROOT_BUCKET, &[&[node_key(41, end), node_key(42, Position::MAX)]]);
+    image.seal_table();
+    image.slots[1] = UuidSlot::FREE;
+    let mut bytes = image.finish();
+    let bucket = usize::try_from(common::BUCKET_SECTORS * 512).unwrap();
+    bytes[42 * bucket..43 * bucket].fill(0);
+    let report = check(&bytes, &[&backing(BackingState::Dirty, 0)], Options::default()).report;
+    assert_eq!((report.dirty, states(&report)), (numbers(Known::AtLeast, 8, 0, 0), vec![Known::Known]));
+}
+
+/// A later state of the cache may have had more that is dirty, or less.
+#[test]
+fn an_older_copy_of_a_cache_has_no_numbers() {
+    let used_at = |entry| {
+        let attachment = Attachment { number: Inode(0), entry, stamp: 0 };
+        let backing = backing_of(BackingState::Dirty, 0, Some(attachment));
+        check(&image().finish(), &[&backing], Options::default()).report
+    };
+    assert_eq!(used_at(1).dirty, numbers(Known::Known, 16, 8, 0));
+    let report = used_at(1000);
+    assert!(report.counts.iter().any(|one| one.kind == "older-cache"), "{:?}", report.counts);
+    assert_eq!(report.dirty.state, Known::Unknown);
 }
 
 /// A missing entry may have said of anything that it is dirty, or is not any more.

@@ -8,9 +8,11 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcomm
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
+mod config;
 mod cycle;
 mod wrong;
 
+pub use config::{ConfigFile, ConfigVerb};
 pub use cycle::{
     Add, Attach, Cancel, Detach, Flush, Forget, Grow, Import, Release, Remove, Replace, Shrink, Stop,
     TakeOver, Watch,
@@ -171,6 +173,8 @@ pub struct Make {
     /// Check everything and print what would be written, but write nothing
     #[arg(long)]
     pub dry_run: bool,
+    #[command(flatten)]
+    pub configuration: ConfigFile,
     /// Accepted and ignored, as make-bcache does
     #[arg(short = 'U', hide = true)]
     _ignored: bool,
@@ -271,34 +275,6 @@ pub struct Scan {
     /// Devices and image files [default: all block devices]
     #[arg(value_name = "DEV")]
     pub devices: Vec<PathBuf>,
-}
-
-/// `bcached config`.
-#[derive(Subcommand, Debug)]
-pub enum ConfigVerb {
-    /// Say whether a start would take the files; exit status 1 if not
-    Check(ConfigFile),
-    /// Print what all files say together, and where each value stands
-    Show(ConfigFile),
-    /// Say how what runs differs from the files; exit status 1 if it does
-    Diff(ConfigDiff),
-    /// Print a configuration for what the disks hold
-    Scan(Scan),
-}
-
-/// Which files.
-#[derive(clap::Args, Debug)]
-pub struct ConfigFile {
-    /// Configuration [default: /etc/bcached/config.toml]
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-}
-
-/// `bcached config diff`.
-#[derive(clap::Args, Debug)]
-pub struct ConfigDiff {
-    #[command(flatten)]
-    pub control: Control,
 }
 
 /// `bcached events`.
@@ -470,6 +446,8 @@ pub struct Doctor {
     /// Devices to look at
     #[arg(value_name = "DEV")]
     pub devices: Vec<PathBuf>,
+    #[command(flatten)]
+    pub configuration: ConfigFile,
 }
 
 /// True if `--json` was typed before a `--`. Asked apart from the parser, because errors of the parser are

@@ -1,6 +1,7 @@
 //! Printing: one value, as text for people or as JSON for programs, and the end of the program.
 
 use crate::failure::{Failure, Kind};
+use bcached_daemon::log;
 use serde::Serialize;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -168,5 +169,5 @@ fn print(report: &Report, json: bool) -> io::Result<()> {
 
 /// A line on standard error; that nobody reads it any more is no reason to fail.
 fn eprintln_quietly(line: &str) {
-    let _unread = writeln!(io::stderr(), "{line}");
+    log::last_words(line);
 }

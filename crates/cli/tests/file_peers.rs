@@ -4,10 +4,11 @@
 mod common;
 
 use common::{Daemon, Images, Loop, bytes, has_fuse, pattern, requires, run, tool};
+use rustix::fs::{FallocateFlags, fallocate};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -75,6 +76,60 @@ fn attach(file: &Path, direct: bool) -> Option<Loop> {
     let device = Loop::over(file.to_str().expect("text"))?;
     does("losetup", [if direct { "--direct-io=on" } else { "--direct-io=off" }, &device.0]);
     Some(device)
+}
+
+/// What a sparse file takes, in bytes.
+fn taken(path: &str) -> u64 {
+    let file = File::open(path).expect("it is there");
+    file.sync_all().expect("a sound disk");
+    file.metadata().expect("it is there").blocks() * 512
+}
+
+/// A hole in the file, or in a loop device over it, was written as zeroes to the cache and to the disk: a file system that was
+/// trimmed filled the disk that it was on.
+#[test]
+fn a_hole_frees_space_below_and_takes_none() {
+    if !has_fuse() || !requires("blkdiscard") {
+        return;
+    }
+    let images = Images::new();
+    let through = "export = \"fuse\"\ncache_mode = \"writethrough\"\nsequential_cutoff = 0\n";
+    let (_, below) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, through);
+    let daemon = Daemon::configured(&images);
+    let place = images.path("run/fuse/volumes/tank");
+    let file = File::options().read(true).write(true).open(&place).expect("it is served");
+    let fill = || {
+        file.write_all_at(&pattern(8 << 20, 1), 0).expect("there is room");
+        file.sync_all().expect("sound disks");
+        taken(&below)
+    };
+    let (hole, zero) = (FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE);
+    let change =
+        |how, at, length| fallocate(&file, how | FallocateFlags::KEEP_SIZE, at, length).expect("it is done");
+    let mut content = vec![1; 8 << 20];
+
+    let full = fill();
+    assert!(full >= 8 * MIB, "what was written is there: {full}");
+    change(hole, 0, 8 * MIB);
+    assert!(taken(&below) <= full - 7 * MIB);
+    file.read_exact_at(&mut content, 0).expect("it is read");
+    assert!(content.iter().all(|byte| *byte == 0));
+
+    let before = taken(&below);
+    change(hole, 16 * MIB, 64 * MIB);
+    assert!(taken(&below) < before + MIB / 2, "nothing was there");
+    change(zero, 16 * MIB, 8 * MIB);
+    assert!(taken(&below) >= before + 7 * MIB, "its space is kept, so it is taken");
+
+    let full = fill();
+    if let Some(device) = attach(&place, true) {
+        does("blkdiscard", ["--offset", "0", "--length", "8388608", &device.0]);
+        assert!(taken(&below) <= full - 7 * MIB);
+        file.read_exact_at(&mut content, 0).expect("it is read");
+        assert!(content.iter().all(|byte| *byte == 0));
+    }
+    let status = daemon.status();
+    assert_eq!(status["volumes"][0]["bypassed_bytes"], 0, "{status}");
 }
 
 /// The content of file `n`, some of them of several extents and odd lengths.

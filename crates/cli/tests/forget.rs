@@ -290,7 +290,7 @@ fn a_volume_lives_in_the_cache_alone() {
     assert!(line.contains("8 MiB") && line.contains("  in its cache alone  "), "{listed}");
     let status = done(&daemon, &["status", "scratch"]);
     assert!(
-        status.contains("volume scratch: served, 8 MiB, writeback, 2 MiB dirty, lives in its cache alone"),
+        status.contains("volume scratch: served, 8 MiB in blocks of 4 KiB, writeback, 2 MiB dirty, lives in its cache alone"),
         "{status}"
     );
     refused(&daemon, &["forget", "scratch", "--accept-loss", "8M"], 3, "it is served");

@@ -1,9 +1,11 @@
-//! The memory for nodes, as processes: caches that come and go never have more together than there is, and each its part.
+//! The memory for nodes and tables of buckets, as processes: caches that come and go never have more together than there is, and each
+//! its part. A set that does not fit its part, or the machine, is refused, and no other notices.
 
 mod common;
 
-use common::{Daemon, Images, bcached, done};
+use common::{Daemon, Images, ask, bcached, done, limited};
 use rustix::process::Signal;
+use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
@@ -12,9 +14,11 @@ const ALL: u64 = 64 * MIB;
 
 /// What each cache has, which is asserted to be no more than there is.
 #[track_caller]
-fn parts(status: &serde_json::Value) -> Vec<u64> {
+fn parts(status: &Value) -> Vec<u64> {
     let caches = status["caches"].as_array().expect("caches").iter();
-    let parts: Vec<u64> = caches.filter_map(|cache| cache["node_budget_bytes"].as_u64()).collect();
+    let part =
+        |cache: &Value| Some(cache["node_budget_bytes"].as_u64()? + cache["bucket_table_bytes"].as_u64()?);
+    let parts: Vec<u64> = caches.filter_map(part).collect();
     assert!(parts.iter().sum::<u64>() <= ALL, "more than there is: {status}");
     parts
 }
@@ -47,4 +51,127 @@ fn caches_that_come_and_go_share_the_memory() {
     assert_eq!(daemon.status()["volumes"][0]["cache"], "fast");
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");
+}
+
+/// Buckets of a sparse file of 32 GiB: their table takes 100 MiB.
+const BUCKETS: u64 = 4 * MIB;
+const TABLE: u64 = 25 * BUCKETS;
+
+/// A cache with very many buckets and a usual one, each with a volume; `said`: what `[daemon]` says.
+fn many_and_few(images: &Images, said: &str) {
+    images.configure(&format!(
+        "version = 1\n[daemon]\n{said}[cache.many]\ndevice = {:?}\n[volume.big]\nbacking = {:?}\ncache = \"many\"\nwait = \"1s\"\n\
+         [cache.few]\ndevice = {:?}\n[volume.small]\nbacking = {:?}\ncache = \"few\"\n",
+        images.path("many"),
+        images.path("big"),
+        images.path("few"),
+        images.path("small"),
+    ));
+}
+
+/// Makes their devices, the first with so many buckets; returns what is said of that.
+fn make_many_and_few(images: &Images, buckets: u64) -> String {
+    let [many, big] =
+        [("many", 8192 * buckets), ("big", 20 * MIB)].map(|(name, bytes)| images.blank(name, bytes));
+    let [few, small] =
+        [("few", 36 * MIB), ("small", 20 * MIB)].map(|(name, bytes)| images.blank(name, bytes));
+    let made = bcached(&["make", "--block", "4k", "-b", "8k", "-C", &many, "-B", &big]);
+    assert_eq!(made.exit, 0, "{}", made.err);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &few, "-B", &small]).exit, 0);
+    made.err
+}
+
+fn state<'a>(status: &'a Value, of: &str, name: &str) -> &'a str {
+    let all = status[of].as_array().expect("all of them").iter();
+    let mut named = all.filter(|one| one["name"] == name);
+    named.next().and_then(|one| one["state"].as_str()).unwrap_or_default()
+}
+
+/// It took what it took, and nobody was told: 849 MiB where `memory` said 256.
+#[test]
+fn a_table_of_buckets_is_told_counted_and_bounded() {
+    let images = Images::new();
+    let told = make_many_and_few(&images, BUCKETS);
+    assert!(
+        told.contains(
+            "4194304 buckets take 100 MiB of memory while the cache is served; `--bucket 16k` takes 50 MiB"
+        ),
+        "{told}"
+    );
+    let many = images.path("many").display().to_string();
+    let doctor = bcached(&["doctor", &many]).out;
+    assert!(doctor.contains("4194304 buckets of 8 KiB (100 MiB of memory while it is served)"), "{doctor}");
+
+    // What was said is a bound: the set that does not fit is refused with what it needs, and the other is served.
+    many_and_few(&images, "memory = \"128M\"\n");
+    let config = images.path("config.toml").display().to_string();
+    let check = || bcached(&["config", "check", "--config", &config]).out;
+    let needs = "the table of its 4194304 buckets takes 100 MiB of memory";
+    assert!(check().contains(needs), "{}", check());
+    let daemon = Daemon::configured(&images);
+    daemon.wait_for("one is refused, one served", |status| {
+        state(status, "volumes", "big") == "failed" && state(status, "volumes", "small") == "served"
+    });
+    let status = daemon.status();
+    assert_eq!(state(&status, "caches", "many"), "failed", "{status}");
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    let advice = log.split("write `memory = \"").nth(1).and_then(|rest| rest.split('"').next());
+    let advice = advice.unwrap_or_else(|| panic!("no advice in {log}"));
+    assert!(log.contains(needs), "{log}");
+
+    // What it advises suffices, and is counted.
+    many_and_few(&images, &format!("memory = \"{advice}\"\n"));
+    let both =
+        |status: &Value| ["big", "small"].iter().all(|name| state(status, "volumes", name) == "served");
+    let daemon = Daemon::configured(&images);
+    daemon.wait_for("both are served", both);
+    let status = daemon.status();
+    let of_many = &status["caches"][0];
+    assert_eq!(of_many["bucket_table_bytes"], TABLE, "{of_many}");
+    let metrics = ask(&daemon, &["metrics"]).out;
+    let metric = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("{name}{{cache=\"many\"}} ")));
+        line.and_then(|number| number.parse::<f64>().ok()).unwrap_or_else(|| panic!("no {name}: {metrics}"))
+    };
+    assert!(metric("bcached_cache_memory_buckets_bytes") as u64 == TABLE);
+    assert!(metric("bcached_cache_memory_bytes") as u64 >= TABLE);
+    assert!(metric("bcached_cache_memory_limit_bytes") >= metric("bcached_cache_memory_bytes"));
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+
+    // If nobody has said how much there is, it grows with such tables, and the log says by how much.
+    many_and_few(&images, "");
+    assert!(
+        check().contains("takes 100 MiB of memory, beside the default of `memory` (256M)"),
+        "{}",
+        check()
+    );
+    let daemon = Daemon::configured(&images);
+    daemon.wait_for("both are served", both);
+    let status = daemon.status();
+    assert_eq!(status["caches"][0]["node_budget_bytes"], 64 * MIB, "as much for nodes as without it");
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    assert_eq!(log.matches("[event=bucket-memory]").count(), 1, "{log}");
+}
+
+/// What the machine does not give was an abort of the whole process.
+#[test]
+fn a_table_for_which_the_machine_has_no_memory_stops_nobody_else() {
+    let images = Images::new();
+    make_many_and_few(&images, 4 * BUCKETS);
+    many_and_few(&images, "");
+    // Room for the program and the usual set, and less than the other's table and its start take.
+    let command = limited(
+        &Daemon::command(&images, "run", &["--config", &images.path("config.toml").display().to_string()]),
+        "ulimit -v 640000",
+    );
+    let daemon = Daemon::start_command(&images, command);
+    daemon.wait_for("one is served, the other waits", |status| {
+        state(status, "volumes", "small") == "served" && state(status, "caches", "many") == "waiting"
+    });
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    assert!(log.contains("no memory for the table of its 16777216 buckets, which takes 400 MiB"), "{log}");
 }

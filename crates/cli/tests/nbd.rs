@@ -118,6 +118,54 @@ fn who_comes_without_tls_is_named_in_the_log() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// The log said `peer sent no certificates` and `Other(OtherError(UnsupportedCertVersion))`.
+#[test]
+fn a_client_that_is_refused_is_told_of_in_words() {
+    let has_openssl = tool("openssl").arg("version").output().is_ok_and(|ran| ran.status.success());
+    if !requires("nbdinfo") || !has_openssl {
+        return println!("skipped: it takes openssl and nbdinfo");
+    }
+    let images = configured("");
+    let (tls, client) = (images.path("tls"), images.path("client"));
+    let authority = Authority::new();
+    authority.put_server(&tls);
+    authority.put_client(&client, None);
+    add(&images, &format!("listen = [\"127.0.0.1:0\"]\ntls = {tls:?}\n"));
+    let openssl = |words: &str| {
+        let words =
+            words.split(' ').map(|word| word.strip_prefix('@').map_or(word.into(), |name| images.path(name)));
+        let ran = run(tool("openssl").args(words));
+        assert_eq!(ran.exit, 0, "{ran:?}");
+    };
+    // As people do: nobody asks for an extension, so the certificate has the version of 1988.
+    openssl("req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=old -keyout @old.key -out @tls/ca-cert.pem");
+    openssl("req -new -newkey rsa:2048 -nodes -subj /CN=c -keyout @client/client-key.pem -out @c.csr");
+    openssl(
+        "x509 -req -days 2 -in @c.csr -CA @tls/ca-cert.pem -CAkey @old.key -CAcreateserial -out @client/client-cert.pem",
+    );
+    let daemon = Daemon::configured(&images);
+    let told = |sentence: &str| daemon.wait_for(sentence, |_| daemon.log().contains(sentence));
+    assert_ne!(size(&daemon, &client).exit, 0);
+    told("did not begin: the client's certificate is refused: it is of X.509 version 1");
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+
+    // Who signs with something that nobody here checks, and who has nothing to show.
+    openssl("genpkey -algorithm ed448 -out @client/client-key.pem");
+    openssl("req -new -subj /CN=c -key @client/client-key.pem -out @c.csr");
+    openssl(
+        "x509 -req -days 2 -in @c.csr -CA @tls/ca-cert.pem -CAkey @old.key -CAcreateserial -out @client/client-cert.pem",
+    );
+    let daemon = Daemon::configured(&images);
+    let told = |sentence: &str| daemon.wait_for(sentence, |_| daemon.log().contains(sentence));
+    assert_ne!(size(&daemon, &client).exit, 0);
+    told(
+        "did not begin: the client shows no certificate: it has none, or its key is of a kind that is not known here (RSA of",
+    );
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
+
 #[test]
 fn tls_is_served_from_a_directory_and_renewed_by_a_reload() {
     if !requires("nbdinfo") || !requires("nbdsh") {

@@ -152,6 +152,84 @@ fn a_device_that_carries_something() {
     }
 }
 
+/// Several programs would take it for theirs.
+#[test]
+fn every_signature_is_named_at_once() {
+    let images = Images::new();
+    let image = images.blank("image", 80 << 20);
+    patch(&image, 0, b"XFSB");
+    patch(&image, (80 << 20) - 4096 + 60, b"\x83\x74\x02\x6d");
+    patch(&image, (80 << 20) - 512, b"EFI PART");
+    let all = "--wipe-signature=xfs --wipe-signature=drbd --wipe-signature=gpt";
+    refused(&["make", "-B", &image], 3, "signature", all);
+    refused(
+        &["make", "-B", &image, "--wipe-signature=drbd"],
+        3,
+        "signature",
+        "of xfs (its mark is at byte 0x0), gpt",
+    );
+    let ran = bcached(&["doctor", &image]);
+    assert!(ran.exit == 2 && ran.out.contains("the mark of xfs, drbd, gpt"), "{ran:?}");
+    let ran = bcached(&["scan", &image]);
+    assert!(ran.exit == 2 && ran.err.contains("the mark of xfs, drbd, gpt"), "{ran:?}");
+    let words: Vec<_> = ["make", "-B", &image].into_iter().chain(all.split(' ')).collect();
+    assert_eq!(bcached(&words).exit, 0);
+}
+
+#[test]
+fn a_device_that_holds_data_of_no_known_kind_is_made_and_that_is_said() {
+    let images = Images::new();
+    let image = images.blank("image", 40 << 20);
+    let make = |words: &[&str]| bcached(&[&["make", "-B", &image], words].concat());
+    let ran = make(&["--dry-run"]);
+    assert!(ran.exit == 0 && ran.err.is_empty(), "blank: {ran:?}");
+    for offset in [100_000, (40 << 20) - 1] {
+        let image = images.blank("image", 40 << 20);
+        patch(&image, offset, &[1]);
+        let ran = bcached(&["doctor", &image]);
+        assert!(ran.out.contains("it holds data of no known kind"), "{ran:?}");
+        let ran = make(&["--dry-run"]);
+        assert!(ran.exit == 0 && ran.err.contains("image: holds data of no known kind"), "{ran:?}");
+        assert_eq!(json(&make(&["--dry-run", "--json"]).out)["devices"][0]["holds_unknown_data"], true);
+        let ran = make(&[]);
+        assert!(ran.exit == 0 && ran.err.contains("image: holds data of no known kind"), "{ran:?}");
+        let ran = make(&["--wipe-bcache"]);
+        assert!(ran.exit == 0 && ran.err.is_empty(), "it is known: {ran:?}");
+    }
+}
+
+/// What the machine's own program knows is refused, too; if it cannot say anything nothing is overwritten.
+#[test]
+fn what_the_installed_wipefs_names_is_refused() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let images = Images::new();
+    let image = images.blank("image", 40 << 20);
+    let program = images.path("wipefs");
+    let with = |script: &str, words: &[&str]| {
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("a file");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("a mode");
+        let folder = program.parent().expect("a folder").to_str().expect("text");
+        let path = format!("{folder}:{}", std::env::var("PATH").unwrap_or_default());
+        let words = [&["make", "-B", &image], words].concat();
+        run(std::process::Command::new(env!("CARGO_BIN_EXE_bcached")).args(words).env("PATH", path))
+    };
+    // It reads what is there, as the program does.
+    let newfs = "[ \"$(dd if=\"$6\" bs=1 skip=9437184 count=5 2>/dev/null)\" = newfs ] && echo 0x900000,5,newfs; true";
+    patch(&image, 9 << 20, b"newfs");
+    let ran = with(newfs, &[]);
+    assert!(ran.exit == 3 && ran.err.contains("--wipe-signature=newfs"), "{ran:?}");
+    for broken in ["exit 1", "echo what", "echo 0x27fffff,5,newfs"] {
+        let ran = with(broken, &[]);
+        assert!(ran.exit == 4 && ran.err.contains("what is on"), "{broken}: {ran:?}");
+    }
+    // Erased, it is still named: something does not do what it says.
+    let ran = with("echo 0x900000,5,newfs", &["--wipe-signature=newfs"]);
+    assert!(ran.exit == 4 && ran.err.contains("still there after it was erased"), "{ran:?}");
+    patch(&image, 9 << 20, b"newfs");
+    assert_eq!(with(newfs, &["--wipe-signature=newfs"]).exit, 0);
+    assert_eq!(&bytes(&image)[9 << 20..][..5], [0; 5]);
+}
+
 #[test]
 fn all_devices_are_checked_before_the_first_is_written() {
     let images = Images::new();

@@ -125,7 +125,8 @@ fn a_virtual_machine_connects_again() {
         return;
     }
     let images = Images::new();
-    images.configure_pair(CACHE_BYTES, BACKING_BYTES, "export = [\"nbd\", \"vhost-user\"]\n");
+    // SeaBIOS boots from no other blocks.
+    images.configure_blocks("512", (CACHE_BYTES, BACKING_BYTES), "export = [\"nbd\", \"vhost-user\"]\n");
     let daemon = Daemon::configured(&images);
     let _last = Last(&images);
     let mut disk = pattern(64 << 10, 1);

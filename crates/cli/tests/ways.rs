@@ -40,7 +40,8 @@ fn a_virtual_machine_has_a_volume_as_its_disk() {
         return;
     }
     let images = Images::new();
-    images.configure_pair(CACHE_BYTES, BACKING_BYTES, "export = [\"nbd\", \"vhost-user\"]\n");
+    // SeaBIOS boots from no other blocks.
+    images.configure_blocks("512", (CACHE_BYTES, BACKING_BYTES), "export = [\"nbd\", \"vhost-user\"]\n");
     let daemon = Daemon::configured(&images);
     let mut disk = pattern(64 << 10, 1);
     disk[..512].copy_from_slice(&boot_sector());

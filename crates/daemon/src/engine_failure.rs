@@ -1,5 +1,6 @@
 //! Why an engine refuses, in the words and with the exit status of the program.
 
+use crate::bucket_memory;
 use crate::control::jobs::Verb;
 use crate::failure::{Failure, Kind};
 use crate::sizes::{exact, human, typed};
@@ -61,32 +62,35 @@ pub fn is_full(error: &Error) -> bool {
     }
 }
 
-fn cannot_open(device: &Path) -> String {
+/// What is said of a set that cannot be opened.
+pub fn cannot_open(device: &Path) -> String {
     format!("{OPEN} on {}", device.display())
 }
 
 /// The same as [`of_open`]; of a set that is damaged the log has the details.
-pub fn of_open_logged(device: &Path, error: &Error) -> Failure {
+pub fn of_open_logged(device: &Path, table: u64, error: &Error) -> Failure {
     if is_damage(error) {
         tracing::error!(event = "set-damaged", "{}: {error}", device.display());
     }
-    of_open(device, error)
+    of_open(device, table, error)
 }
 
-/// Why the set on the cache device at `device` cannot be opened.
-pub fn of_open(device: &Path, error: &Error) -> Failure {
+/// Why the set on the cache device at `device` cannot be opened. `table`: what the table of its buckets takes of its part
+/// of the memory, in bytes.
+pub fn of_open(device: &Path, table: u64, error: &Error) -> Failure {
     let failure = |kind| Failure::new(kind, cannot_open(device)).why(error.to_string());
     let device = device.display();
     match error {
         error if is_full(error) => failure(Kind::DeviceFails)
             .next(format!("free space on the file system below {device}{START_AGAIN}")),
         Error::NodeBudget { needed, .. } => {
-            // Half of the memory is for nodes; a set of several shares that with the others.
-            let memory = needed.saturating_mul(2).div_ceil(1 << 20);
-            failure(Kind::Config).next(format!(
-                "give [daemon] `memory` of {memory}M or more for each cache that is configured"
-            ))
+            failure(Kind::Config).next(bucket_memory::more((*needed as u64).saturating_add(table)))
         }
+        Error::BucketMemory { buckets, needed } => failure(Kind::Scarce)
+            .why(format!("no memory for the table of its {buckets} buckets, which takes {}", human(*needed)))
+            .next(
+                "free memory on this machine, or raise what limits the daemon's (`ulimit -v`, `MemoryMax=`)",
+            ),
         Error::Sizes { .. } => failure(Kind::Geometry).next("make it again with a larger --bucket"),
         error if is_damage(error) => failure(Kind::Damaged)
             .why(damage(error))
@@ -267,7 +271,21 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
             Kind::WrongSet,
             Some(
                 "look for the cache that it was used with; if that was made to give its dirty data up (`bcached forget`), the \
-                 device is old and has holes: copy what is whole, then `wipefs --all` and `bcached make` begin anew",
+                 device is old and has holes: docs/failures.md (dirty: the newest data was on the cache) says what to do with it",
+            ),
+        ),
+        Error::OlderCache { .. } => (
+            Kind::WrongSet,
+            Some(
+                "serve it with the newer cache device; if that is gone, `bcached forget` of this volume drops what the older one \
+                 holds of it, and the backing device is attached anew",
+            ),
+        ),
+        Error::OlderBacking => (
+            Kind::WrongSet,
+            Some(
+                "serve the newer device; to go on with this one, `bcached forget` of this volume drops what the cache holds of \
+                 the newer state, and this device is attached anew",
             ),
         ),
         Error::BlockSize { .. } => {
@@ -326,6 +344,7 @@ pub fn not_taken_up(name: &str, path: &Path) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::Outlook;
     use bcached_engine::Doing;
     use bcached_env::{DiskId, IoError};
     use std::path::PathBuf;
@@ -335,20 +354,24 @@ mod tests {
         let ssd = Path::new("/dev/ssd");
         let in_use = of_note(Some(ssd), &NoteError::InUse(PathBuf::from("/run/bcached/x.note")));
         assert_eq!((in_use.kind, in_use.kind.exit()), (Kind::InUse, 3), "{in_use}");
-        let budget = of_open(ssd, &Error::NodeBudget { budget: 64 << 20, needed: 200 << 20 });
+        let budget = of_open(ssd, 0, &Error::NodeBudget { budget: 64 << 20, needed: 200 << 20 });
         assert_eq!((budget.kind.exit(), budget.to_string().contains("400M or more")), (2, true), "{budget}");
-        let gap = of_open(ssd, &Error::JournalGap { from: 3, to: 5 });
+        let budget = of_open(ssd, 100 << 20, &Error::NodeBudget { budget: 64 << 20, needed: 200 << 20 });
+        assert!(budget.to_string().contains("600M or more"), "with the table of buckets: {budget}");
+        let memory = of_open(ssd, 0, &Error::BucketMemory { buckets: 1 << 24, needed: 400 << 20 });
+        assert_eq!((memory.kind, memory.outlook()), (Kind::Scarce, Outlook::Passes), "{memory}");
+        let gap = of_open(ssd, 0, &Error::JournalGap { from: 3, to: 5 });
         assert_eq!((gap.kind, gap.kind.exit()), (Kind::Damaged, 4), "{gap}");
-        let hidden = of_open(ssd, &Error::JournalHidden { sequence: 44, found: 36 });
+        let hidden = of_open(ssd, 0, &Error::JournalHidden { sequence: 44, found: 36 });
         assert_eq!((hidden.kind.exit(), hidden.to_string().contains("44")), (4, true), "{hidden}");
         assert!(gap.to_string().starts_with("cannot open the cache set on /dev/ssd: "), "{gap}");
         for doing in [Doing::Superblock, Doing::Journal, Doing::Priorities, Doing::Node, Doing::Uuids] {
             let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 8 };
-            let fails = of_open(ssd, &Error::Io { doing, source });
+            let fails = of_open(ssd, 0, &Error::Io { doing, source });
             assert_eq!((fails.kind, fails.kind.exit()), (Kind::DeviceFails, 4), "{fails}");
         }
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
-        let flush = of_open(ssd, &Error::Io { doing: Doing::CacheFlush, source });
+        let flush = of_open(ssd, 0, &Error::Io { doing: Doing::CacheFlush, source });
         assert_eq!(flush.kind, Kind::Damaged, "it is not tried again: {flush}");
         let source = IoError { kind: IoErrorKind::NoSpace, disk: DiskId(0), sector: 8 };
         let full = Error::Failed(Box::new(Error::Io { doing: Doing::Journal, source }));

@@ -7,7 +7,7 @@ use crate::control::AskEvents;
 use crate::control::events::{Event, Events};
 use crate::log::Line;
 use jiff::Timestamp;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -117,8 +117,7 @@ impl<S: Subscriber> Layer<S> for Keeper {
         };
         let mut fields = line.fields;
         let id = fields.iter().position(|(name, _)| *name == "event").map(|place| fields.remove(place).1);
-        let known = known();
-        known.ring().add(Event {
+        add(Event {
             sequence: 0,
             time: format!("{:.3}", Timestamp::now()),
             level: level.to_owned(),
@@ -126,8 +125,25 @@ impl<S: Subscriber> Layer<S> for Keeper {
             message: short(line.message),
             fields: fields.into_iter().map(|(name, value)| (name.to_owned(), short(value))).collect(),
         });
-        known.rung.notify_all();
     }
+}
+
+fn add(event: Event) {
+    let known = known();
+    known.ring().add(event);
+    known.rung.notify_all();
+}
+
+/// Keeps what the log itself has to say, which goes through no filter.
+pub fn keep(level: &str, event: &str, message: String) {
+    add(Event {
+        sequence: 0,
+        time: format!("{:.3}", Timestamp::now()),
+        level: level.to_owned(),
+        event: Some(event.to_owned()),
+        message,
+        fields: BTreeMap::new(),
+    });
 }
 
 fn short(mut text: String) -> String {
@@ -150,7 +166,7 @@ mod tests {
             level: "info".to_owned(),
             event: None,
             message: message.to_owned(),
-            fields: std::collections::BTreeMap::new(),
+            fields: BTreeMap::new(),
         }
     }
 

@@ -4,6 +4,7 @@
 //!   main thread   supervisor: opens devices, starts the rest, waits for signals, stops everything in order
 //!   engine NAME   one thread a cache set: executor, engine, and the pump of its port     (engine_thread)
 //!   control       HTTP and JSON on a unix socket, and signals; tokio lives here only     (control)
+//!   log           writes the log's lines, so that nobody waits for its reader              (log)
 //!   nbd-*, vhost-*, fuse-*, ublk *   the front ends' own threads, which meet the engines at the port (supervisor/fronts)
 //! ```
 //!
@@ -14,6 +15,7 @@
 //! into the log.
 #![forbid(unsafe_code)]
 
+pub mod bucket_memory;
 pub mod config;
 pub mod control;
 mod descriptors;
@@ -23,7 +25,7 @@ mod engine_thread;
 mod events;
 pub mod failure;
 mod handing;
-mod log;
+pub mod log;
 pub mod lost;
 pub mod metrics;
 pub mod names;
@@ -37,7 +39,7 @@ pub mod sizes;
 mod supervisor;
 mod sysfs;
 mod translate;
-mod whole_file;
+pub mod whole_file;
 
 pub use devices::block_devices;
 pub use supervisor::serve;

@@ -1,7 +1,17 @@
-//! The log: lines on standard error, with the journal's priorities when the journal reads them.
+//! The log: lines on standard error, with the journal's priorities when the journal reads them. No thread waits for a line to be
+//! written: see `queue`.
 
-use crate::events::Keeper;
+mod queue;
+
+use crate::events::{self, Keeper};
+use queue::Queue;
+use rustix::stdio::stderr;
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
+use std::io::{self, Write as _};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -18,18 +28,127 @@ const VARIABLE: &str = "BCACHED_LOG";
 /// What is logged if nothing is said of it, or nothing that is understood.
 const DEFAULT: &str = "info";
 
+/// How long the last lines may take at the end.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// How long an answer waits for the lines that were logged before it.
+const BEFORE_ANSWER: Duration = Duration::from_millis(100);
+
+pub use queue::Condition;
+
+/// What this process logs; unset before [`init`].
+static LOG: OnceLock<Log> = OnceLock::new();
+
+struct Log {
+    queue: Queue,
+    priorities: bool,
+    /// The thread could not be started: whoever logs writes. Such a daemon does not get far, and is to say why.
+    is_direct: bool,
+}
+
+/// Takes one line at a time, whole, as the formatter writes it.
+struct Lane(&'static Log);
+
+impl io::Write for Lane {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.say(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn start() -> Self {
+        // The journal sets this variable for what it reads; elsewhere a word reads better than a number.
+        let priorities = std::env::var_os("JOURNAL_STREAM").is_some();
+        let write = || {
+            let log = LOG.wait();
+            let write = |line: &[u8]| queue::write_whole(stderr(), line);
+            let told = |lines| events::keep("warning", queue::GAP, queue::gap(lines));
+            log.queue.write_all(write, log.priorities, told);
+        };
+        let started = thread::Builder::new().name("log".to_owned()).stack_size(128 << 10).spawn(write);
+        Self { queue: Queue::default(), priorities, is_direct: started.is_err() }
+    }
+
+    fn say(&self, line: &[u8]) {
+        if self.is_direct {
+            let _unread = queue::write_whole(stderr(), line);
+        } else {
+            self.queue.push(line);
+        }
+    }
+}
+
+/// What panics say goes the same way, with the same bound: the panic of one engine must not wait for a reader, nor for the lock of standard error.
+fn catch_panics(log: &'static Log) {
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = thread::current();
+        let name = thread.name().unwrap_or("unnamed");
+        tracing::error!(event = "panic", "a fault of bcached, in its thread {name}: {panic}");
+        // Only if the environment asks for one.
+        let trace = Backtrace::capture();
+        if trace.status() == BacktraceStatus::Captured {
+            log.say(format!("{trace}\n").as_bytes());
+        }
+        // The process may end by it.
+        log.queue.flush(FLUSH);
+    }));
+}
+
+/// How the log is doing.
+pub fn condition() -> Condition {
+    LOG.get().map_or_else(Condition::default, |log| log.queue.condition())
+}
+
+/// Says a line that is no event, on standard error: through the log if there is one, at most [`FLUSH`] long, since the program is about to end.
+pub fn last_words(line: &str) {
+    if let Some(log) = LOG.get() {
+        log.say(format!("{line}\n").as_bytes());
+        log.queue.flush(FLUSH);
+    } else {
+        // Nobody may be reading, which is no reason to fail.
+        let _unread = writeln!(io::stderr(), "{line}");
+    }
+}
+
+/// Waits until all lines are written, for a while.
+pub fn flush() {
+    if let Some(log) = LOG.get() {
+        log.queue.flush(FLUSH);
+    }
+}
+
+/// Ready once the lines until now are written; soon in any case. Whoever has an answer finds in the log what led to it.
+pub async fn settled() {
+    let Some(log) = LOG.get() else { return };
+    let mark = log.queue.mark();
+    let _or_long_enough = tokio::time::timeout(BEFORE_ANSWER, async {
+        while log.queue.is_behind(mark) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+}
+
 /// Starts logging. A second call does nothing.
 pub fn init() {
+    if LOG.get().is_some() {
+        return;
+    }
+    let log = LOG.get_or_init(Log::start);
+    catch_panics(log);
     let said = std::env::var_os(VARIABLE).unwrap_or_default();
     let said = said.to_string_lossy();
     let (filter, misunderstood) = match filter(&said) {
         Ok(filter) => (filter, None),
         Err(part) => (EnvFilter::new(DEFAULT), Some(part)),
     };
-    // The journal sets this variable for what it reads; elsewhere a word reads better than a number.
-    let lines = Lines { priorities: std::env::var_os("JOURNAL_STREAM").is_some() };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // A line that cannot be written (its file system is full) would be told of on the same standard error, by a panic.
+    let lines = Lines { priorities: log.priorities };
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || Lane(log));
     let builder = builder.log_internal_errors(false);
     let _already = builder.event_format(lines).finish().with(Keeper).try_init();
     if let Some(part) = misunderstood {
@@ -55,6 +174,17 @@ fn filter(text: &str) -> Result<EnvFilter, &str> {
     EnvFilter::try_new(text).map_err(|_| text)
 }
 
+/// What a line begins with.
+fn prefix(priorities: bool, level: Level) -> String {
+    let (priority, word) = match level {
+        Level::ERROR => (3, "error: "),
+        Level::WARN => (4, "warning: "),
+        Level::INFO => (6, ""),
+        _ => (7, "debug: "),
+    };
+    if priorities { format!("<{priority}>") } else { format!("bcached: {word}") }
+}
+
 struct Lines {
     priorities: bool,
 }
@@ -70,17 +200,7 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let (priority, word) = match *event.metadata().level() {
-            Level::ERROR => (3, "error: "),
-            Level::WARN => (4, "warning: "),
-            Level::INFO => (6, ""),
-            _ => (7, "debug: "),
-        };
-        if self.priorities {
-            write!(writer, "<{priority}>")?;
-        } else {
-            write!(writer, "bcached: {word}")?;
-        }
+        writer.write_str(&prefix(self.priorities, *event.metadata().level()))?;
         let mut line = Line::default();
         event.record(&mut line);
         // What a device or client said must not forge lines.

@@ -24,8 +24,8 @@ pub fn work_of(operation: Operation) -> Work {
             let request = Request::Discard { sector, sectors };
             if fua { Work::Durable(request) } else { Work::Request(request) }
         }
-        Operation::WriteZeroes { sector, sectors, fua, .. } => {
-            Work::Request(Request::WriteZeroes { sector, sectors, fua })
+        Operation::WriteZeroes { sector, sectors, fua, may_discard } => {
+            Work::Request(Request::WriteZeroes { sector, sectors, fua, may_unmap: may_discard })
         }
         // Where data lies says nothing about what reads as zeroes: all of it may be data.
         Operation::BlockStatus { sectors, .. } => {
@@ -55,5 +55,24 @@ pub fn kind_of(error: &Error) -> ErrorKind {
         Error::Range { .. } => ErrorKind::Invalid,
         Error::Stopping | Error::NoVolume => ErrorKind::Gone,
         _ => ErrorKind::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// That holes are allowed was left out, so each hole became zeroes.
+    #[test]
+    fn leave_to_give_space_up_is_passed_on() {
+        for (fua, may_discard) in [(false, false), (false, true), (true, false), (true, true)] {
+            let wanted = Operation::WriteZeroes { sector: 8, sectors: 16, fua, may_discard };
+            let Work::Request(Request::WriteZeroes { sector, sectors, fua: durable, may_unmap }) =
+                work_of(wanted)
+            else {
+                unreachable!("it is one request of the engine")
+            };
+            assert_eq!((sector, sectors, durable, may_unmap), (8, 16, fua, may_discard));
+        }
     }
 }

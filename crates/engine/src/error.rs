@@ -152,6 +152,14 @@ pub enum Error {
         /// The least that would do, in bytes.
         needed: usize,
     },
+    /// There is no memory for the table of the set's buckets, or there are more than a table can have.
+    #[error("no memory for {buckets} buckets: their table takes {needed} bytes")]
+    BucketMemory {
+        /// Buckets of the set.
+        buckets: u64,
+        /// What their table takes, in bytes.
+        needed: u64,
+    },
     /// No such volume.
     #[error("no such volume")]
     NoVolume,
@@ -190,6 +198,20 @@ pub enum Error {
     /// The backing device is dirty but the set's table does not know it.
     #[error("the backing device is marked dirty for this set, but the set does not know it")]
     DirtyUnknown,
+    /// The backing device knows of a journal entry that the cache has never had.
+    #[error(
+        "the cache is an older copy of itself: the backing device was used with journal entry {entry}, and the newest that \
+         the cache has is {newest}"
+    )]
+    OlderCache {
+        /// The entry that the backing device knows of.
+        entry: u64,
+        /// The newest that is there.
+        newest: u64,
+    },
+    /// The set knows a later state of the backing device.
+    #[error("the backing device is an older copy of itself: the cache holds data of a later state of it")]
+    OlderBacking,
     /// Sizes that leave no room to append to nodes or to the journal.
     #[error(
         "cannot run a cache with buckets of {bucket_sectors} sectors, blocks of {block_sectors} and {journal_buckets} \

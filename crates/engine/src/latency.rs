@@ -33,11 +33,13 @@ pub enum Path {
     Flush,
     /// A discard.
     Discard,
+    /// A zeroing, wherever it went.
+    WriteZeroes,
 }
 
 impl Path {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::ReadHit,
         Self::ReadMiss,
         Self::ReadBypassHit,
@@ -49,6 +51,7 @@ impl Path {
         Self::WriteUncached,
         Self::Flush,
         Self::Discard,
+        Self::WriteZeroes,
     ];
 
     /// In a word.
@@ -66,6 +69,7 @@ impl Path {
             Self::WriteUncached => "write_uncached",
             Self::Flush => "flush",
             Self::Discard => "discard",
+            Self::WriteZeroes => "write_zeroes",
         }
     }
 }

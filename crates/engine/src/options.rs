@@ -54,6 +54,9 @@ pub struct Options {
     pub parked_max: usize,
     /// Most sectors of dirty data of one volume read at once by write-back.
     pub writeback_batch_sectors: u64,
+    /// Most sectors of a backing device that are made zero at once, where that takes no transfer; where zeroes are written it is a
+    /// 32nd of that. Other requests of the range have their turn in between.
+    pub zero_batch_sectors: u64,
     /// Buckets are discarded on the cache device when they hold nothing any more; `None`: if its superblock says so.
     pub discard: Option<bool>,
     /// Which clean bucket is given up first; `None`: what the superblock says.
@@ -89,6 +92,7 @@ impl Default for Options {
             parked_delay: Duration::from_secs(5),
             parked_max: 1024,
             writeback_batch_sectors: 8192,
+            zero_batch_sectors: 1 << 19,
             discard: None,
             replacement: None,
             idle_max_writeback_rate: true,

@@ -60,11 +60,13 @@ pub enum Phase {
     CacheStart,
     /// The superblock of the cache is written because a setting that it keeps has changed.
     CacheRecord,
+    /// A range of a backing device is made zero, and what the cache holds of it gives way.
+    Zeroing,
 }
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::Rewrite,
         Self::LeafSplit,
         Self::InteriorSplit,
@@ -91,6 +93,7 @@ impl Phase {
         Self::CacheFirstStart,
         Self::CacheStart,
         Self::CacheRecord,
+        Self::Zeroing,
     ];
 
     /// Its bit in a set of phases.
@@ -129,6 +132,7 @@ impl Phase {
             Self::CacheFirstStart => "cache superblock: first start",
             Self::CacheStart => "cache superblock: start",
             Self::CacheRecord => "cache superblock: other",
+            Self::Zeroing => "zeroing",
         }
     }
 }

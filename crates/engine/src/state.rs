@@ -24,7 +24,9 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use bcached_env::{IoError, Note, Time};
-use bcached_format::{BackingState, BucketId, CacheSuperblock, Geometry, Inode, Key, Position, Uuid};
+use bcached_format::{
+    BackingState, BucketId, CacheSuperblock, Geometry, Inode, Key, Position, TableSeal, Uuid,
+};
 use core::time::Duration;
 
 /// Free buckets kept for B-tree nodes and the uuid table: a split of every level at once, and one table.
@@ -156,8 +158,12 @@ pub struct State {
     pub prios: PrioChains,
     /// The table of volumes.
     pub uuids: UuidTable,
+    /// The newest journal entry when the set was opened; 0: it had never been started.
+    pub opened_at: u64,
     /// Where the table is stored, as the next journal entry will name it.
     pub uuid_key: Key,
+    /// What that entry says of the stored table: nothing until this version of bcached has stored it.
+    pub uuid_seal: Option<TableSeal>,
     /// Backing devices that are being taken up.
     pub coming: Vec<Uuid>,
     /// Volumes of the table that nobody may serve now: they are being forgotten, or made.

@@ -172,7 +172,7 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// Requests that added nothing to the cache, whether they read, wrote or discarded, and also if the cache then had the
+/// Reads and writes that added nothing to the cache, also if the cache then had the
 /// data or had to take it over dirty data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bypassed {

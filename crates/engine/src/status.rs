@@ -13,7 +13,7 @@ use crate::volume::{VolumeId, VolumeInfo};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::{DiskHealth, Time};
-use bcached_format::{Label, Replacement, Uuid};
+use bcached_format::{Inode, Label, Replacement, Uuid, UuidSlot};
 
 /// What a set is doing.
 #[derive(Clone, Debug)]
@@ -56,6 +56,12 @@ pub struct Status {
     pub buckets_dirty: u64,
     /// The volumes of the table that are not served.
     pub unserved: Vec<Unserved>,
+    /// The table of volumes is not the one that was written: volumes may be missing from it.
+    pub table_is_damaged: bool,
+    /// Slots of the table that may not be what was written, as they were read. Their volumes are not served.
+    pub doubted: Vec<Doubted>,
+    /// Dirty data under numbers that are no volume's as far as is known, in sectors. It is kept, and written nowhere.
+    pub ownerless_dirty_sectors: u64,
     /// The largest volume in the cache alone that can be made now, in sectors.
     pub flash_room_sectors: u64,
     /// Dirty data of all volumes, in sectors.
@@ -74,6 +80,8 @@ pub struct Status {
     pub node_bytes_max: u64,
     /// The hard limit of that, in bytes.
     pub node_budget_bytes: u64,
+    /// Memory that the table of buckets takes, in bytes.
+    pub bucket_table_bytes: u64,
     /// How much of the tree has been walked since the set was opened, in percent, as far as its shape tells; less than 100, too, while
     /// there are [`Status::replay_keys`]. Before it is 100 what is said of buckets and dirty data is only what has been counted so far.
     pub walked_percent: u64,
@@ -140,6 +148,19 @@ pub struct Unserved {
     pub is_counted: bool,
 }
 
+/// A slot of the table of volumes that may not be what was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubted {
+    /// Its number.
+    pub inode: Inode,
+    /// The UUID that stands there.
+    pub uuid: Uuid,
+    /// The label that stands there.
+    pub label: Label,
+    /// Dirty data under that number, in sectors.
+    pub dirty_sectors: u64,
+}
+
 /// What a set has counted of one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketCount {
@@ -173,6 +194,21 @@ fn unserved(s: &State) -> Vec<Unserved> {
         is_counted: s.has_counted(inode),
     })
     .collect()
+}
+
+fn doubted(s: &State) -> Vec<Doubted> {
+    let of = |(inode, slot): (Inode, &UuidSlot)| Doubted {
+        inode,
+        uuid: slot.uuid,
+        label: slot.label,
+        dirty_sectors: s.dirty.of(inode),
+    };
+    s.uuids.doubted().map(of).collect()
+}
+
+fn ownerless_dirty(s: &State) -> u64 {
+    let is_known = |inode| s.uuids.slot(inode).is_some_and(UuidSlot::is_used) || s.uuids.is_released(inode);
+    s.dirty.inodes().filter(|inode| !is_known(*inode)).map(|inode| s.dirty.of(inode)).sum()
 }
 
 impl CacheSet {
@@ -211,6 +247,9 @@ impl CacheSet {
                 - s.buckets.count_of(Usage::Unknown)
                 - s.open.count() as u64,
             unserved: unserved(s),
+            table_is_damaged: s.uuids.is_damaged(),
+            doubted: doubted(s),
+            ownerless_dirty_sectors: ownerless_dirty(s),
             flash_room_sectors: s.flash_room(),
             dirty_sectors: s.dirty.total(),
             is_counted: s.is_counted() && s.frozen.is_empty(),
@@ -220,6 +259,7 @@ impl CacheSet {
             node_bytes: s.nodes.bytes() as u64,
             node_bytes_max: s.nodes.bytes_max() as u64,
             node_budget_bytes: s.nodes.budget() as u64,
+            bucket_table_bytes: s.buckets.bytes(),
             journal_sequence: s.journal.durable(),
             journal_active: (s.journal.open_sequence() + 1).saturating_sub(s.journal.needed_from()),
             now: s.now,
@@ -247,7 +287,7 @@ impl CacheSet {
             dirty: bucket.dirty,
             free: matches!(bucket.usage, Usage::Free | Usage::Pending | Usage::Reserve),
         };
-        self.with(|s| s.is_counted().then(|| s.buckets.iter().map(|(_, bucket)| count(bucket)).collect()))
+        self.with(|s| s.is_counted().then(|| s.buckets.iter().map(|(_, bucket)| count(&bucket)).collect()))
     }
 
     /// Asserts what must always hold, in memory; the simulator calls it where a process begins and ends.

@@ -50,6 +50,7 @@ impl CacheSet {
         while self.with(|s| s.background > 0) {
             self.signals().ranges.wait().await;
         }
+        self.seal_attachments().await;
         self.with(|s| s.settled = true);
         self.signals().allocator_work.notify_all();
         self.signals().discard_work.notify_all();

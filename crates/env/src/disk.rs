@@ -80,9 +80,9 @@ impl Disk {
         self.change(Op::Discard { sector, sectors })
     }
 
-    /// Writes zeroes over a range.
-    pub fn zero(&self, sector: u64, sectors: u64) -> Changing {
-        self.change(Op::Zero { sector, sectors })
+    /// Makes a range read as zeroes, without a transfer; with `unmap` the space below may be given up.
+    pub fn zero(&self, sector: u64, sectors: u64, unmap: bool) -> Changing {
+        self.change(Op::Zero { sector, sectors, unmap })
     }
 
     /// As [`Disk::read`]; `listener` is told of the end, under that number.

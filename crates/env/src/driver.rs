@@ -35,8 +35,10 @@ pub struct DiskInfo {
     pub partial_stripes_expensive: bool,
     /// Discards are carried out rather than refused.
     pub discard: bool,
-    /// Writing zeroes without a payload is carried out rather than emulated by the driver.
+    /// [`Op::Zero`] that keeps its space is carried out rather than refused.
     pub write_zeroes: bool,
+    /// [`Op::Zero`] that may give its space up is carried out rather than refused.
+    pub unmap: bool,
 }
 
 /// One operation, owning its memory. Sectors are absolute on the device.
@@ -67,12 +69,15 @@ pub enum Op {
         /// Length in sectors.
         sectors: u64,
     },
-    /// Write zeroes over the range.
+    /// The range reads as zeroes from here on, and nothing is transferred for that. A device that could only write them
+    /// refuses it ([`IoErrorKind::Unsupported`]), having done nothing.
     Zero {
         /// First sector.
         sector: u64,
         /// Length in sectors.
         sectors: u64,
+        /// The space below may be given up, and none is taken; otherwise the device keeps it, or takes it now.
+        unmap: bool,
     },
 }
 

@@ -55,6 +55,7 @@ impl Driver for Ending {
             partial_stripes_expensive: false,
             discard: false,
             write_zeroes: false,
+            unmap: false,
         }
     }
 }

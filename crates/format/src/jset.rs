@@ -24,7 +24,17 @@ const ROOT: Field = Field::new(104, 64, "btree_root", "key of the root node, res
 const LEVEL: Field = Field::new(168, 2, "btree_level", "level of the root, 0: a leaf");
 const JUNK: Field = Field::new(170, 6, "pad", "junk");
 const PRIOS: Field =
-    Field::new(176, 56, "prio_bucket", "u64 first priority bucket; a slot for each of 7 devices, one used");
+    Field::new(176, 32, "prio_bucket", "u64 first priority bucket; a slot for each of 4 devices, one used");
+const TABLE_MARK: Field = Field::new(
+    208,
+    8,
+    "prio_bucket[4]",
+    "junk; of bcached 0x7364697575636362 xor seq: the next two words speak of the uuid table",
+);
+const TABLE_SUM: Field =
+    Field::new(216, 8, "prio_bucket[5]", "junk; of bcached the checksum of the uuid table");
+const TABLE_EDITION: Field =
+    Field::new(224, 8, "prio_bucket[6]", "junk; of bcached the edition of the uuid table");
 const MARK: Field = Field::new(
     232,
     8,
@@ -35,7 +45,23 @@ const MARK: Field = Field::new(
 /// The table of an entry.
 pub const STRUCTURE: Structure = Structure {
     name: "Journal entry",
-    fields: &[CSUM, MAGIC, SEQ, VERSION, KEYS, LAST_SEQ, UUIDS, ROOT, LEVEL, JUNK, PRIOS, MARK],
+    fields: &[
+        CSUM,
+        MAGIC,
+        SEQ,
+        VERSION,
+        KEYS,
+        LAST_SEQ,
+        UUIDS,
+        ROOT,
+        LEVEL,
+        JUNK,
+        PRIOS,
+        TABLE_MARK,
+        TABLE_SUM,
+        TABLE_EDITION,
+        MARK,
+    ],
 };
 
 /// Bytes of an entry before its keys.
@@ -49,6 +75,18 @@ const VERSION_CURRENT: u32 = 1;
 /// What the slot of an eighth device holds, with the entry's number: a kernel writes there whatever stood in its memory, which
 /// can be what it has read of ours, but never with the number of an entry that it makes itself.
 const RESERVE_MARK: u64 = u64::from_le_bytes(*b"bcached!");
+
+/// The same for the slots of a fifth to a seventh device: bcached wrote the uuid table that the entry names.
+const TABLE_SEAL_MARK: u64 = u64::from_le_bytes(*b"bccuuids");
+
+/// What an entry of bcached says of the uuid table that it names: the table itself has no checksum and no sequence number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TableSeal {
+    /// Checksum of all bytes of the table.
+    pub sum: u64,
+    /// Which writing of the table this is: its slots are stamped with the same number (see [`SlotSeal`](crate::uuid::SlotSeal)).
+    pub edition: u64,
+}
 
 /// What an entry says besides its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +107,9 @@ pub struct JsetHeader {
     /// reserve (see `stamp`), what it gives a node tells the node's length ([`durable_blocks`](crate::prio::durable_blocks)). No kernel has
     /// written since.
     pub marks_reserve: bool,
+    /// What the uuid table is to be. `None`: a kernel, or an earlier version of bcached, wrote the entry, and a damaged table
+    /// cannot be told from a sound one.
+    pub table: Option<TableSeal>,
 }
 
 /// A checked entry; its keys lie in the bytes it was parsed from.
@@ -136,7 +177,10 @@ fn parse_header(bytes: &[u8]) -> Result<JsetHeader, JsetError> {
     let (root, _) = parse_key(ROOT.slice(bytes)).map_err(JsetError::Root)?;
     let prio_bucket = u64::from_le_bytes(PRIOS.slice(bytes)[..8].try_into().expect("eight bytes"));
     let marks_reserve = MARK.u64(bytes) == RESERVE_MARK ^ seq;
-    Ok(JsetHeader { seq, last_seq, uuids, root, root_level: LEVEL.u16(bytes), prio_bucket, marks_reserve })
+    let table = (TABLE_MARK.u64(bytes) == TABLE_SEAL_MARK ^ seq)
+        .then(|| TableSeal { sum: TABLE_SUM.u64(bytes), edition: TABLE_EDITION.u64(bytes) });
+    let root_level = LEVEL.u16(bytes);
+    Ok(JsetHeader { seq, last_seq, uuids, root, root_level, prio_bucket, marks_reserve, table })
 }
 
 /// A key of size zero means nothing in a journal, and makes a kernel panic when it is replayed. One that starts before
@@ -211,6 +255,11 @@ pub fn seal_in_place(bytes: &mut [u8], magic: SetMagic, header: &JsetHeader) {
     write_key(ROOT.slice_mut(bytes), &header.root).expect("any key fits");
     LEVEL.set_u16(bytes, header.root_level);
     PRIOS.slice_mut(bytes)[..8].copy_from_slice(&header.prio_bucket.to_le_bytes());
+    if let Some(table) = header.table {
+        TABLE_MARK.set_u64(bytes, TABLE_SEAL_MARK ^ header.seq);
+        TABLE_SUM.set_u64(bytes, table.sum);
+        TABLE_EDITION.set_u64(bytes, table.edition);
+    }
     MARK.set_u64(bytes, if header.marks_reserve { RESERVE_MARK ^ header.seq } else { 0 });
     let sum = checksum(&bytes[CHECKSUM_BYTES..]);
     CSUM.set_u64(bytes, sum);

@@ -77,6 +77,7 @@ impl Field {
 /// Every structure that has a table, in the order of the page.
 pub const STRUCTURES: &[Structure] = &[
     crate::superblock::STRUCTURE,
+    crate::superblock::ATTACHMENT,
     crate::bset::STRUCTURE,
     crate::jset::STRUCTURE,
     crate::prio::STRUCTURE,

@@ -59,14 +59,14 @@ pub use error::{
 };
 pub use geometry::Geometry;
 pub use identity::{Label, SetMagic, Uuid};
-pub use jset::{Jset, JsetHeader};
+pub use jset::{Jset, JsetHeader, TableSeal};
 pub use key::{Key, MAX_POINTERS, Pointer, Pointers};
 pub use key_list::KeyList;
 pub use node_log::NodeLog;
 pub use prio::{BucketPrio, PrioSet};
 pub use superblock::{
-    BackingFormat, BackingState, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, DeviceFacts,
-    RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
+    Attachment, BackingFormat, BackingState, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock,
+    DeviceFacts, RawSuperblock, Replacement, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
 };
 pub use units::{BucketId, DeviceIndex, Gen, Inode, Position, SECTOR_BYTES};
 pub use uuid::UuidSlot;

@@ -3,10 +3,16 @@
 //!
 //! The table has no checksum, magic or sequence number. It is never changed in place: a changed table is written to
 //! another bucket and takes effect with the journal entry that names it.
+//!
+//! bcached seals it twice. The journal entry holds the checksum of the whole table ([`TableSeal`](crate::jset::TableSeal)), so
+//! a table that is not the one that was written is noticed. Each slot that is in use or was given up is sealed in bytes that a
+//! kernel leaves alone, so the sound slots of a damaged table can be told from the others.
 
+use crate::checksum::Sum;
 use crate::error::UuidError;
 use crate::identity::{Label, Uuid};
 use crate::layout::{Field, Structure};
+use crate::units::Inode;
 
 const UUID: Field = Field::new(0, 16, "uuid", "of the backing device or volume; zero: a free slot");
 const LABEL: Field = Field::new(16, 32, "label", "text, padded with NUL; may end in a newline and junk");
@@ -15,12 +21,47 @@ const LAST: Field = Field::new(52, 4, "last_reg", "seconds since 1970");
 const INVALIDATED: Field = Field::new(56, 4, "invalidated", "seconds since 1970, 0: valid");
 const FLAGS: Field = Field::new(60, 4, "flags", "bit 0: flash-only volume");
 const SECTORS: Field = Field::new(64, 8, "sectors", "size of a flash-only volume");
-const REST: Field = Field::new(72, 56, "reserved", "zero");
+const EDITION: Field = Field::new(72, 8, "edition", "zero; of bcached which writing of the table this is");
+const SUM: Field = Field::new(
+    80,
+    8,
+    "sum",
+    "zero; of bcached standard checksum of set uuid, u32 slot number, the slot with sum 0",
+);
+const RELEASED: Field = Field::new(
+    88,
+    8,
+    "released",
+    "zero; of bcached 0x657361656c657262: given up when nobody needed its keys any more",
+);
+const FORMER: Field = Field::new(
+    96,
+    8,
+    "attachment[0]",
+    "zero; of bcached what the backing device may still say of its attachment",
+);
+const CURRENT: Field =
+    Field::new(104, 8, "attachment[1]", "zero; of bcached what the backing device is to say of it");
+const REST: Field = Field::new(112, 16, "reserved", "zero");
 
 /// The table of a slot.
 pub const STRUCTURE: Structure = Structure {
     name: "Slot of the uuid table",
-    fields: &[UUID, LABEL, FIRST, LAST, INVALIDATED, FLAGS, SECTORS, REST],
+    fields: &[
+        UUID,
+        LABEL,
+        FIRST,
+        LAST,
+        INVALIDATED,
+        FLAGS,
+        SECTORS,
+        EDITION,
+        SUM,
+        RELEASED,
+        FORMER,
+        CURRENT,
+        REST,
+    ],
 };
 
 const PAD_OLD: Field = Field::new(60, 4, "pad", "");
@@ -37,6 +78,7 @@ pub const SLOT_BYTES: usize = REST.end();
 pub const SLOT_BYTES_OLD: usize = PAD_OLD.end();
 
 const FLAG_FLASH_ONLY: u32 = 1;
+const RELEASED_MARK: u64 = u64::from_le_bytes(*b"brelease");
 
 /// One slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +97,15 @@ pub struct UuidSlot {
     pub flags: u32,
     /// Size of a flash-only volume in sectors.
     pub sectors: u64,
+    /// Which writing of the table this is, by bcached; see [`Self::is_sealed`].
+    pub edition: u64,
+    /// Checksum as stored; see [`Self::is_sealed`].
+    pub sum: u64,
+    /// As stored; see [`Self::is_released`].
+    pub released: u64,
+    /// What the superblock of the backing device says of its attachment, if bcached wrote both: one of these two
+    /// ([`Attachment::stamp`](crate::superblock::Attachment::stamp)). The second is the newer one; zero: nothing is known.
+    pub attachment: [u64; 2],
     /// Bytes that mean nothing yet, kept as they were read.
     pub reserved: [u8; REST.size],
 }
@@ -69,6 +120,10 @@ impl UuidSlot {
         invalidated: 0,
         flags: 0,
         sectors: 0,
+        edition: 0,
+        sum: 0,
+        released: 0,
+        attachment: [0; 2],
         reserved: [0; REST.size],
     };
 
@@ -101,17 +156,55 @@ impl UuidSlot {
         self.flags = if flash_only { self.flags | FLAG_FLASH_ONLY } else { self.flags & !FLAG_FLASH_ONLY };
     }
 
-    /// Gives the slot up. Label, times and size remain.
-    pub const fn invalidate(&mut self, seconds: u32) {
+    /// Gives the slot up. Label, times and size remain. Only for a volume whose keys nobody needs any more: it is *released*.
+    pub const fn release(&mut self, seconds: u32) {
         self.uuid = Uuid::INVALIDATED;
         self.invalidated = seconds;
         self.set_flash_only(false);
+        self.released = RELEASED_MARK;
+    }
+
+    /// bcached gave the slot up, and by then nobody needed what the cache holds under its number. A kernel says no such thing,
+    /// and a damaged table may call a slot invalidated whose volume is alive. Means something only if the slot
+    /// [is sealed](Self::is_sealed).
+    #[must_use]
+    pub const fn is_released(&self) -> bool {
+        self.released == RELEASED_MARK
+    }
+
+    /// What the slot says of its release does not count.
+    pub const fn forget_release(&mut self) {
+        self.released = 0;
+    }
+
+    /// Seals slot `number` of set `set` for one writing of the table.
+    pub fn seal(&mut self, set: Uuid, number: Inode, edition: u64) {
+        self.edition = edition;
+        self.sum = self.computed_sum(set, number);
+    }
+
+    /// The slot is as bcached wrote it for this set and this number, in the writing that [`Self::edition`] tells.
+    #[must_use]
+    pub fn is_sealed(&self, set: Uuid, number: Inode) -> bool {
+        self.edition != 0 && self.sum == self.computed_sum(set, number)
+    }
+
+    fn computed_sum(&self, set: Uuid, number: Inode) -> u64 {
+        let mut sum = Sum::default();
+        sum.add(&set.0);
+        sum.add(&number.0.to_le_bytes());
+        sum.add(&Self { sum: 0, ..*self }.to_bytes());
+        sum.value()
     }
 
     fn parse(bytes: &[u8]) -> Self {
         Self {
             flags: FLAGS.u32(bytes),
             sectors: SECTORS.u64(bytes),
+            edition: EDITION.u64(bytes),
+            sum: SUM.u64(bytes),
+            released: RELEASED.u64(bytes),
+            attachment: [FORMER.u64(bytes), CURRENT.u64(bytes)],
             reserved: REST.array(bytes),
             ..Self::parse_old(bytes)
         }
@@ -139,6 +232,11 @@ impl UuidSlot {
         INVALIDATED.set_u32(&mut bytes, self.invalidated);
         FLAGS.set_u32(&mut bytes, self.flags);
         SECTORS.set_u64(&mut bytes, self.sectors);
+        EDITION.set_u64(&mut bytes, self.edition);
+        SUM.set_u64(&mut bytes, self.sum);
+        RELEASED.set_u64(&mut bytes, self.released);
+        FORMER.set_u64(&mut bytes, self.attachment[0]);
+        CURRENT.set_u64(&mut bytes, self.attachment[1]);
         REST.slice_mut(&mut bytes).copy_from_slice(&self.reserved);
         bytes
     }

@@ -18,6 +18,7 @@ fn header(seq: u64, last_seq: u64) -> JsetHeader {
         root_level: 0,
         prio_bucket: 9,
         marks_reserve: false,
+        table: None,
     }
 }
 

@@ -102,6 +102,7 @@ fn journal_entry_without_keys() {
         root_level: 0,
         prio_bucket: 33,
         marks_reserve: false,
+        table: None,
     };
     let entry = Jset::parse(&bytes, magic()).unwrap();
     assert_eq!(entry.header, header);

@@ -21,7 +21,9 @@ use crate::socket::{Patience, Socket};
 use crate::source::{Look, Source};
 use crate::tls::Tls;
 use crate::writer::{Outgoing, Pending, Writer};
-use bcached_port::{Budget, Buffer, Claim, Moment, Operation, Payload, Peer, Reply, Requests, Route};
+use bcached_port::{
+    Budget, Buffer, Claim, Export, Moment, NoExport, Operation, Payload, Peer, Reply, Requests, Route,
+};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
@@ -73,7 +75,8 @@ pub(crate) fn serve(
             (session, since, claim, source, Sending::Plain(Arc::clone(socket)))
         }
         None => {
-            let catalog = PeerCatalog { shared, caller, since: Cell::new(Moment::default()) };
+            let (since, waited) = (Cell::new(Moment::default()), Cell::default());
+            let catalog = PeerCatalog { shared, socket, caller, since, waited };
             let mut hands = Hands {
                 shared,
                 socket,
@@ -201,8 +204,25 @@ impl Drop for EndsLane {
 struct PeerCatalog<'a> {
     shared: &'a Arc<Shared>,
     caller: &'a Caller,
+    socket: &'a Arc<Socket>,
     /// When the last offer was made: what the client reads is at least as new.
     since: Cell<Moment>,
+    /// How long it has waited for volumes that were not served yet.
+    waited: Cell<Duration>,
+}
+
+impl PeerCatalog<'_> {
+    /// The volume that is meant, perhaps after waiting for it: by then its client may have gone, or lost its place, or the server stops.
+    fn find(&self, name: &str) -> Result<Arc<Export>, NoExport> {
+        self.shared.go_on();
+        let begun = Instant::now();
+        let goes_on = || !self.shared.is_stopping() && !self.socket.has_hung_up();
+        let found = self.shared.exports.find_or_wait(name, self.waited.get(), goes_on);
+        self.waited.set(self.waited.get() + begun.elapsed());
+        // Clients that were here before go on first.
+        self.shared.go_on();
+        found
+    }
 }
 
 impl Catalog for PeerCatalog<'_> {
@@ -211,8 +231,7 @@ impl Catalog for PeerCatalog<'_> {
     }
 
     fn offer(&self, name: &str) -> Result<Offer, String> {
-        self.shared.go_on();
-        let export = self.shared.exports.find(name).map_err(|error| error.to_string())?;
+        let export = self.find(name).map_err(|error| error.to_string())?;
         let (now, taken) = self.shared.exports.writing().look(export.uuid, self.caller.peer);
         self.since.set(now);
         let read_only = export.read_only || self.caller.read_only || (taken && !export.shared);
@@ -260,16 +279,18 @@ impl Hands<'_> {
         catalog: &PeerCatalog<'_>,
     ) -> Result<Option<Agreed>, Broken> {
         let stall = self.shared.limits.handshake;
-        let moment = Instant::now() + stall;
-        let deadline = Patience::Deadline(moment);
+        let begun = Instant::now() + stall;
         loop {
+            // While it waits for a volume it is not the client that is slow.
+            let moment = begun + catalog.waited.get();
+            let deadline = Patience::Deadline(moment);
             self.sending.send_slice(&handshake.take_outgoing(), stall)?;
             let Some(bytes) = self.source.next(handshake.needed(), deadline, deadline)? else {
                 return Ok(None);
             };
             match handshake.step(bytes, catalog) {
                 // The deadline holds also for a client that always has another question ready.
-                Step::Continue if deadline.is_over() => {
+                Step::Continue if Patience::Deadline(begun + catalog.waited.get()).is_over() => {
                     return Err(io::Error::from(io::ErrorKind::TimedOut).into());
                 }
                 Step::Continue => {}

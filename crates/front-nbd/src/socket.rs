@@ -123,6 +123,13 @@ impl Socket {
         poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
     }
 
+    /// The other side sends nothing any more, or this one was told to end.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
     /// Sends what the peer's buffer takes now, in bytes.
     pub(crate) fn send_now(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

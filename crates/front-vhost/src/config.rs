@@ -12,13 +12,12 @@ use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRE
 /// The block that a guest must keep to. A disk's partition table and file systems are made for one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GuestBlock {
-    /// 512 bytes, as disks of virtual machines have them, whatever is below: images are made for that, and SeaBIOS boots
-    /// from no other. The volume's block is announced as the better one to use.
+    /// The volume's own block, up to 4 KiB: no guest takes more. So a file system or partition table that is made by one way in
+    /// is found by any other. (SeaBIOS boots from disks with blocks of 512 bytes only: a volume for that is made with such.)
     #[default]
-    Sector,
-    /// The volume's own block, up to 4 KiB: no guest takes more. For a volume that a kernel's bcache has shown its file
-    /// system or partition table with such blocks.
     Volume,
+    /// 512 bytes, whatever is below. The volume's block is announced as the better one to use.
+    Sector,
 }
 
 /// Segments of a request's data, at most: a queue of 128 without indirect descriptors holds these, a header and a status.

@@ -4,6 +4,7 @@
 //! clients are connected. A client keeps the [`Export`] it was given when it connected. A front end sees those volumes only that are to be had by
 //! it: [`ExportTable::by`].
 
+use crate::arrivals::Arrivals;
 use crate::lock::lock;
 use crate::operation::SECTOR_BYTES;
 use crate::route::Route;
@@ -30,7 +31,8 @@ pub struct Export {
     pub label: String,
     /// Capacity in sectors.
     pub sectors: u64,
-    /// The volume's block in sectors: smaller requests work and cost more.
+    /// The volume's logical block in sectors, a power of two up to 8: every way in says so, as the kernel's bcache does. File
+    /// systems and partition tables are made for one. (By ways that cannot demand it smaller requests work, and cost more.)
     pub block_sectors: u32,
     /// Nobody may write.
     pub read_only: bool,
@@ -72,6 +74,17 @@ pub enum NoExport {
     /// The volume is configured and not served now.
     #[error("the volume {0:?} is not served at present")]
     NotServed(String),
+    /// The same, and it is known why.
+    #[error("the volume {name:?} is not served: {why}")]
+    Absent {
+        /// Its name.
+        name: String,
+        /// A clause.
+        why: String,
+    },
+    /// Nobody waits for a volume any more.
+    #[error("the daemon ends, or another process takes over: connect again")]
+    Ending,
 }
 
 /// All volumes, by name. Clones share one table.
@@ -79,6 +92,8 @@ pub enum NoExport {
 pub struct ExportTable {
     by_name: Arc<Mutex<BTreeMap<String, Arc<Export>>>>,
     writing: Writing,
+    /// What is expected.
+    pub(crate) arrivals: Arc<Arrivals>,
     /// Only what this front end shows; `None`: all.
     way: Option<Way>,
 }
@@ -119,12 +134,18 @@ impl ExportTable {
     /// were told).
     pub fn insert(&self, export: Export) {
         assert!(!export.name.is_empty(), "the empty name stands for the only volume");
+        let came = export.served.is_some().then(|| export.name.clone());
         lock(&self.by_name).insert(export.name.clone(), Arc::new(export));
+        if let Some(name) = came {
+            self.arrivals.settle(&name);
+        }
     }
 
     /// Takes a volume out. Clients that use it go on until its engine says that it is gone.
     pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
-        lock(&self.by_name).remove(name)
+        let removed = lock(&self.by_name).remove(name);
+        self.arrivals.settle(name);
+        removed
     }
 
     /// The way to the volume called `name`, if it is served.

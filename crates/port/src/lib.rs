@@ -34,6 +34,7 @@
 //! A client that is gone hurts nobody: its requests are carried out, their replies dropped on arrival.
 #![forbid(unsafe_code)]
 
+mod arrivals;
 pub mod budget;
 pub mod client;
 pub mod error;
@@ -52,6 +53,7 @@ mod waiters;
 pub mod way;
 pub mod writing;
 
+pub use arrivals::Absent;
 pub use bcached_env::{Buffer, Lender, Lent, Payload, Slot, Stock};
 pub use budget::{Budget, Permit, Pool};
 pub use client::{Connector, Full, Replies, Requests};

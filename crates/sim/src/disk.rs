@@ -38,6 +38,9 @@
 //! **Form.** Requests off the device's logical blocks or beyond its end are refused. The runner counts a refused request
 //! as a fault of the engine.
 //!
+//! **Zeroing** is a write of zeroes, with all that may become of one. A device refuses it where it would have to transfer
+//! them: one that may unmap, any, or any although it says that it can.
+//!
 //! **Discard** makes each unit of the range zero or leaves it, as the device pleases; it is as volatile as a write.
 //!
 //! **Death of the process** (not of the power) takes nothing back: what completed is there, cache included; an operation
@@ -63,6 +66,34 @@ use std::ops::Range;
 use store::PAGE_SECTORS;
 use version::Version;
 
+/// What a device makes of being told to zero a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Zeroing {
+    /// It does, and gives the space up if it may.
+    Unmaps,
+    /// It does if it need not give the space up.
+    Keeps,
+    /// It says that it knows no such thing.
+    Unknown,
+    /// It says that it does, and refuses.
+    Refused,
+}
+
+impl Zeroing {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Unmaps, Self::Keeps, Self::Unknown, Self::Refused];
+
+    /// Whether one is carried out that may `unmap`, or may not.
+    #[must_use]
+    pub const fn does(self, unmap: bool) -> bool {
+        match self {
+            Self::Unmaps => true,
+            Self::Keeps => !unmap,
+            Self::Unknown | Self::Refused => false,
+        }
+    }
+}
+
 /// What a device is. Sizes in sectors of 512 bytes.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -78,6 +109,8 @@ pub struct Model {
     pub fua_flushes: bool,
     /// Discards are carried out.
     pub discard: bool,
+    /// Which zeroings are carried out.
+    pub zeroing: Zeroing,
     /// Middle latency of a read or write, in nanoseconds; each one is drawn from a quarter to four times of it.
     pub latency_ns: u64,
     /// Content before the first write.
@@ -95,6 +128,7 @@ impl Model {
             volatile_cache: true,
             fua_flushes: false,
             discard: true,
+            zeroing: Zeroing::Unmaps,
             latency_ns: 20_000,
             background: Background::Zero { data_start: 0 },
         }
@@ -139,6 +173,8 @@ pub struct Device {
     pub faults: Faults,
     /// It answers *unreachable* to everything.
     pub gone: bool,
+    /// What stands on it was damaged on purpose, and no process has ended in order since.
+    pub is_spoiled: bool,
     /// Nothing completes before this virtual time (nanoseconds): a stall.
     pub stalled_until: u64,
     /// What a power cut cannot take.
@@ -165,6 +201,7 @@ impl Device {
             model,
             faults: Faults::default(),
             gone: false,
+            is_spoiled: false,
             stalled_until: 0,
             volatile: BTreeMap::new(),
             in_flight: BTreeMap::new(),
@@ -175,14 +212,15 @@ impl Device {
 
     /// What the engine is told about it.
     #[must_use]
-    pub const fn info(&self) -> DiskInfo {
+    pub fn info(&self) -> DiskInfo {
         DiskInfo {
             sectors: self.model.sectors,
             logical_block_sectors: self.model.logical_block_sectors,
             volatile_cache: self.model.volatile_cache,
             fua: !self.model.fua_flushes,
             discard: self.model.discard,
-            write_zeroes: true,
+            write_zeroes: self.model.zeroing != Zeroing::Unknown,
+            unmap: matches!(self.model.zeroing, Zeroing::Unmaps | Zeroing::Refused),
             optimal_io_sectors: 0,
             partial_stripes_expensive: false,
         }

@@ -55,6 +55,7 @@ pub fn geometry(brink: Brink, tuning: Tuning) -> Geometry {
         backing_latency_us: 500,
         discard: false,
         backing_discard: false,
+        backing_zeroing: 0,
         // Write-back.
         first_mode: 2,
         node_read_us: 0,

@@ -69,6 +69,8 @@ pub fn whole(rig: &mut Rig, workload: &Workload) -> Result<Figures, Fault> {
 struct Place {
     next: Cell<usize>,
     ending: Cell<Option<Restart>>,
+    /// How the table of volumes is damaged before the next process.
+    table: Cell<Option<u64>>,
 }
 
 /// Runs the steps of `workload`; returns false if the world was ended from outside.
@@ -77,7 +79,7 @@ struct Place {
 /// The first fault.
 pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
     let steps: Rc<[Step]> = workload.steps.clone().into();
-    let place = Rc::new(Place { next: Cell::new(0), ending: Cell::new(None) });
+    let place = Rc::new(Place { next: Cell::new(0), ending: Cell::new(None), table: Cell::new(None) });
     loop {
         let (script_steps, script_place) = (Rc::clone(&steps), Rc::clone(&place));
         let (next, verify) = (place.next.get(), place.next.get() % 2 == 1);
@@ -85,6 +87,9 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
             return Ok(false);
         }
         place.ending.set(None);
+        if let Some(seed) = place.table.take() {
+            rig.damage_table(seed);
+        }
         rig.world.borrow_mut().heal();
         let lived = rig.live(move |client| steps_from(client, script_steps, script_place, verify))?;
         if rig.world.borrow().closed() {
@@ -93,6 +98,7 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
         match (lived, place.ending.get()) {
             (Some(()), None) => return Ok(true),
             (Some(()), Some(_)) => {
+                rig.has_stopped();
                 rig.crash(Crash::ProcessDeath, Survivors::Nothing);
                 // Half of the orderly stops are followed by a loss of power, which must make no difference.
                 if place.next.get().is_multiple_of(2) {
@@ -194,9 +200,16 @@ async fn steps_from(client: Client, steps: Rc<[Step]>, place: Rc<Place>, verify:
     }
     while let Some(step) = steps.get(place.next.get()) {
         place.next.set(place.next.get() + 1);
-        let Step::Restart(restart) = step else {
-            client.go(step.clone()).await;
-            continue;
+        let restart = match step {
+            Step::Restart(restart) => restart,
+            Step::Table(seed) => {
+                place.table.set(Some(*seed));
+                continue;
+            }
+            step => {
+                client.go(step.clone()).await;
+                continue;
+            }
         };
         place.ending.set(Some(*restart));
         if *restart == Restart::Stop {
@@ -289,5 +302,9 @@ fn inspected_life<F>(rig: &mut Rig, script: impl FnOnce(Client) -> F + 'static) 
 where
     F: Future<Output = Result<(), Fault>> + 'static,
 {
-    if rig.live(script)?.is_some() { rig.inspect() } else { Ok(()) }
+    if rig.live(script)?.is_none() {
+        return Ok(());
+    }
+    rig.has_stopped();
+    rig.inspect()
 }

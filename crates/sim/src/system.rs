@@ -13,6 +13,7 @@ pub mod mutant;
 pub mod passthrough;
 pub mod policy;
 mod seat;
+mod tables;
 pub mod tuning;
 pub mod work;
 
@@ -117,6 +118,7 @@ impl Geometry {
             fua_flushes: self.tuning.devices.backing_fua_flushes,
             latency_ns: self.tuning.devices.backing_latency_us * 1000,
             discard: self.tuning.devices.backing_discard,
+            zeroing: self.tuning.devices.backing_zeroing(),
             ..model
         })
     }
@@ -167,6 +169,8 @@ pub enum Request {
         sectors: u64,
         /// Durable on reply.
         fua: bool,
+        /// The space below may be given up.
+        may_unmap: bool,
     },
 }
 
@@ -231,6 +235,12 @@ pub trait System {
 
     /// Whether it never asks a device for a flush while another one runs there. Of two the kernel may tell a failure to one only.
     fn flushes_alone(&self) -> bool {
+        false
+    }
+
+    /// Damages, in a way that `seed` tells, what says which volume has which number, on devices that nobody uses. False: there is
+    /// no such thing. The next process must serve every volume all the same.
+    fn damage_table(&self, _devices: &mut [Device], _seed: u64) -> bool {
         false
     }
 

@@ -62,6 +62,8 @@ pub enum Step {
         sectors: Range<u64>,
         /// Durable on reply.
         fua: bool,
+        /// The space below may be given up.
+        may_unmap: bool,
     },
     /// Change a volume's cache mode, with requests in flight.
     Mode {
@@ -139,6 +141,8 @@ pub enum Step {
     Pause(u64),
     /// Wait for all answers.
     Settle,
+    /// The next process finds a table of volumes that is not what was written, in a way that the seed tells.
+    Table(u64),
     /// End this process, in one of three ways, and start the next.
     Restart(Restart),
 }
@@ -302,8 +306,9 @@ impl fmt::Display for Step {
             Self::Read { volume, sectors } => write!(f, "read {volume} {sectors:?}"),
             Self::Flush { volume } => write!(f, "flush {volume}"),
             Self::Discard { volume, sectors } => write!(f, "discard {volume} {sectors:?}"),
-            Self::Zero { volume, sectors, fua: durable } => {
-                write!(f, "zero {volume} {sectors:?}{}", fua(durable))
+            Self::Zero { volume, sectors, fua: durable, may_unmap } => {
+                let word = if *may_unmap { "unmap" } else { "zero" };
+                write!(f, "{word} {volume} {sectors:?}{}", fua(durable))
             }
             Self::Mode { volume, mode } => write!(f, "mode {volume} {mode:?}"),
             Self::Turn { volume, knob, value } => write!(f, "turn {volume} {} {value}", knob.word()),
@@ -319,6 +324,7 @@ impl fmt::Display for Step {
             Self::Delete { volume } => write!(f, "delete {volume}"),
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
             Self::Settle => write!(f, "settle"),
+            Self::Table(seed) => write!(f, "table {seed}"),
             Self::Restart(restart) => write!(f, "restart {restart}"),
         }
     }

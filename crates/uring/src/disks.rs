@@ -71,6 +71,7 @@ impl Disks {
             fua: false,
             discard: false,
             write_zeroes: false,
+            unmap: false,
             optimal_io_sectors: 0,
             partial_stripes_expensive: false,
         };

@@ -5,10 +5,14 @@
 //!   the flush where the device knows no FUA), on a file it syncs the written range and what is needed to find it.
 //!   A file system that refuses the flag gets a write and an `fdatasync`, from then on without asking.
 //! - *Flush* is `fdatasync`, which reaches the device's own cache on both.
-//! - *Discard* on a file punches a hole. On a block device it is `BLKDISCARD`: punching a hole there means "write
-//!   zeroes without writing them", which many devices that can discard cannot do, and some do by writing.
-//! - *Zero* is `FALLOC_FL_ZERO_RANGE`, which keeps the space allocated; where a file system has none (tmpfs) zeroes
-//!   are written. A punched hole would read the same but could run out of space later.
+//! - *Discard* on a file punches a hole. On a block device it is `BLKDISCARD`. What is read there afterwards nobody knows:
+//!   since Linux 4.12 no block device says that it reads as zeroes.
+//! - *Zero* that may unmap is `FALLOC_FL_PUNCH_HOLE`. On a block device the kernel makes a write-zeroes request of that,
+//!   lets the device unmap, and fails rather than write zeroes itself.
+//! - *Zero* that keeps its space is `FALLOC_FL_ZERO_RANGE`. On a block device the kernel makes a write-zeroes request
+//!   without unmapping of that, and writes zeroes itself where the device has none, so such devices are not asked. A
+//!   file system without it (tmpfs) refuses. (`BLKZEROOUT` is the same: it never unmaps, and falls back to writing.)
+//!   Where either is refused the engine writes zeroes, in pieces between which other requests have their turn.
 
 use crate::counters::{Counters, count};
 use crate::device::{Device, DeviceKind};
@@ -24,9 +28,6 @@ use std::time::Duration;
 
 /// Bytes of lent memory that are copied at once.
 const WAY_BYTES: usize = 256 << 10;
-
-/// Bytes of zeroes written by one call.
-const ZEROES: usize = 1 << 20;
 
 /// A blocking call that says "again" this often in a row has failed. With the pause between them 1 s.
 const ATTEMPTS: u32 = 1000;
@@ -46,7 +47,7 @@ pub(crate) fn perform(mut work: Work, counters: &Counters) -> Completion {
         },
         Action::Flush => flush(&device),
         Action::Discard { offset, length } => discard(&device, *offset, *length),
-        Action::Zero { offset, length } => zero(&device, *offset, *length, counters),
+        Action::Zero { offset, length, unmap } => zero(&device, *offset, *length, *unmap, counters),
     };
     // An error may have its cause in this, and a success count for nothing.
     let whole = if must_be_whole || result.is_err() { device.look_whole() } else { Ok(()) };
@@ -178,20 +179,12 @@ fn discard(device: &Device, offset: u64, length: u64) -> Result<(), Errno> {
     result
 }
 
-fn zero(device: &Device, offset: u64, length: u64, counters: &Counters) -> Result<(), Errno> {
-    if device.zero_range() {
-        let mode = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        match patiently(counters, || rustix::fs::fallocate(device.file(), mode, offset, length)) {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => device.refuse_zero_range(),
-            other => return other,
-        }
+fn zero(device: &Device, offset: u64, length: u64, unmap: bool, counters: &Counters) -> Result<(), Errno> {
+    let way = if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+    let mode = way | FallocateFlags::KEEP_SIZE;
+    let result = patiently(counters, || rustix::fs::fallocate(device.file(), mode, offset, length));
+    if matches!(result, Err(Errno::OPNOTSUPP | Errno::NOSYS)) {
+        device.refuse_zeroes(unmap);
     }
-    let zeroes = Buffer::zeroed(usize::try_from(length).unwrap_or(usize::MAX).min(ZEROES));
-    let mut done = 0;
-    while done < length {
-        let left = usize::try_from(length - done).unwrap_or(usize::MAX).min(zeroes.len());
-        write(device, offset + done, &zeroes.as_slice()[..left], false, counters)?;
-        done += left as u64;
-    }
-    Ok(())
+    result
 }

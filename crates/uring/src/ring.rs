@@ -150,7 +150,7 @@ impl Ring {
             }
             // BLKDISCARD is an ioctl.
             Action::Discard { .. } => work.device.kind() == DeviceKind::File,
-            Action::Zero { .. } => work.device.zero_range(),
+            Action::Zero { .. } => true,
         }
     }
 
@@ -331,7 +331,10 @@ impl Operation {
     fn learn_refusal(&self) -> bool {
         match &self.work.action {
             Action::Write { fua: true, .. } => self.work.device.refuse_dsync(),
-            Action::Zero { .. } => self.work.device.refuse_zero_range(),
+            Action::Zero { unmap, .. } => {
+                self.work.device.refuse_zeroes(*unmap);
+                return false;
+            }
             Action::Discard { .. } => {
                 self.work.device.refuse_discard();
                 return false;
@@ -391,11 +394,11 @@ fn entry_of(operation: &mut Operation) -> Entry {
             write_entry(fd, *offset + done as u64, payload, (done, if *fua { libc::RWF_DSYNC } else { 0 }))
         }
         Action::Flush => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-        Action::Discard { offset, length } => {
+        Action::Discard { offset, length } | Action::Zero { offset, length, unmap: true } => {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             opcode::Fallocate::new(fd, *length).offset(*offset).mode(mode).build()
         }
-        Action::Zero { offset, length } => {
+        Action::Zero { offset, length, unmap: false } => {
             let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
             opcode::Fallocate::new(fd, *length).offset(*offset).mode(mode).build()
         }

@@ -40,6 +40,7 @@ pub(crate) enum Action {
     Zero {
         offset: u64,
         length: u64,
+        unmap: bool,
     },
 }
 
@@ -105,7 +106,7 @@ fn check(device: &Device, op: &Op) -> Result<Option<u64>, IoErrorKind> {
         Op::Flush => return Ok(Some(0)),
         Op::Read { sector, buffer } => (*sector, bytes(buffer.len())?),
         Op::Write { sector, payload, .. } => (*sector, bytes(payload.len())?),
-        Op::Discard { sector, sectors } | Op::Zero { sector, sectors } => {
+        Op::Discard { sector, sectors } | Op::Zero { sector, sectors, .. } => {
             (*sector, sectors.checked_mul(SECTOR).ok_or(IoErrorKind::Invalid)?)
         }
     };
@@ -116,7 +117,12 @@ fn check(device: &Device, op: &Op) -> Result<Option<u64>, IoErrorKind> {
     if end > info.sectors * SECTOR || offset % block != 0 || length % block != 0 {
         return Err(IoErrorKind::Invalid);
     }
-    if matches!(op, Op::Discard { .. }) && !info.discard {
+    let is_known = match op {
+        Op::Discard { .. } => info.discard,
+        Op::Zero { unmap, .. } => device.zeroes(*unmap),
+        Op::Read { .. } | Op::Write { .. } | Op::Flush => true,
+    };
+    if !is_known {
         return Err(IoErrorKind::Unsupported);
     }
     if !matches!(op, Op::Read { .. }) && !device.is_writable() {
@@ -146,6 +152,6 @@ fn prepare(device: &Device, offset: u64, op: Op, counters: &Counters) -> Action 
         }
         Op::Flush => Action::Flush,
         Op::Discard { sectors, .. } => Action::Discard { offset, length: length_of(sectors) },
-        Op::Zero { sectors, .. } => Action::Zero { offset, length: length_of(sectors) },
+        Op::Zero { sectors, unmap, .. } => Action::Zero { offset, length: length_of(sectors), unmap },
     }
 }

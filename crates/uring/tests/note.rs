@@ -1,7 +1,7 @@
 //! The note survives its process, and nothing else: not another boot, not another set, not damage.
 
 use bcached_env::{Note as _, NoteRecord};
-use bcached_uring::note::NOTE_BYTES;
+use bcached_uring::note::{NOTE_BYTES, NoteFile, look_after_all};
 use bcached_uring::{MappedNote, NoteError, NoteFound, NoteIdentity};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -288,4 +288,45 @@ fn counters_that_cannot_be_counted_on_from_are_damage() {
         note.forget_through(u64::MAX);
         assert_eq!(note.room(), 64);
     }
+}
+
+/// How it is with the file of the note at `path`, of those that the tests of this process keep.
+fn look(path: &Path) -> Result<NoteFile, NoteError> {
+    look_after_all().into_iter().find(|(kept, _)| kept == path).expect("it is kept").1
+}
+
+/// `/run/bcached` was cleaned, and the next process found none of the writes that had been acknowledged since.
+#[test]
+fn a_note_whose_file_was_removed_is_found_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("notes");
+    std::fs::create_dir(&folder).unwrap();
+    let path = folder.join("note");
+    let mut note = open(&path);
+    note.begin(7);
+    (0..20).for_each(|index| note.append(record(index)));
+    assert!(matches!(look(&path), Ok(NoteFile::There)));
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(look(&path).is_err(), "it has no folder");
+    note.append(record(20));
+    std::fs::create_dir(&folder).unwrap();
+    for _ in 0..2 {
+        assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
+    }
+    note.append(record(21));
+    assert!(matches!(look(&path), Ok(NoteFile::There)));
+    // Also when nothing is added, and one entry of the journal is written.
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
+    note.forget_through(0);
+    assert!(matches!(look(&path), Ok(NoteFile::There)));
+    // The claim goes with it.
+    assert!(matches!(MappedNote::open(&path, &here(), SMALL), Err(NoteError::InUse(_))));
+    drop(note);
+    let mut next = open(&path);
+    assert_eq!(next.recovered(7), (16..22).map(record).collect::<Vec<_>>());
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
+    drop(next);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing unfinished is left");
 }

@@ -84,7 +84,11 @@ fn a_block_device_does_all_operations() {
         disk.write(0, payload.clone()).await.unwrap();
         disk.write_fua(2048, payload.clone()).await.unwrap();
         disk.flush().await.unwrap();
-        disk.zero(8, 16).await.unwrap();
+        assert!(info.unmap && info.write_zeroes);
+        disk.zero(8, 16, false).await.unwrap();
+        let before = taken(&under);
+        disk.zero(1024, 256, true).await.unwrap();
+        assert!(taken(&under) <= before - 128, "it gave its space back");
         disk.discard(2048, 1024).await.unwrap();
         let mut odd = Buffer::zeroed(2 * MEBIBYTE + 4);
         let _ = odd.split_to(4);
@@ -92,11 +96,18 @@ fn a_block_device_does_all_operations() {
         result.unwrap();
         let mut expected = vec![0xA5; 2 * MEBIBYTE];
         expected[8 * 512..24 * 512].fill(0);
+        expected[1024 * 512..1280 * 512].fill(0);
         expected[2048 * 512..3072 * 512].fill(0);
         assert!(found.as_slice() == expected, "the loop device reads punched and zeroed ranges as zero");
         let error = disk.write(8192, payload).await.unwrap_err();
         assert_eq!(error.kind, IoErrorKind::Invalid);
     });
+}
+
+/// KiB that the file under a loop device takes.
+fn taken(under: &Loop) -> u64 {
+    under.file.as_file().sync_all().expect("a file");
+    std::os::unix::fs::MetadataExt::blocks(&under.file.as_file().metadata().expect("a file")) / 2
 }
 
 /// Flushes the loop device was asked for: the sixteenth number of its statistics.
@@ -147,13 +158,19 @@ fn a_full_file_system_is_no_space() {
         data.as_mut_slice().fill(0x5A);
         let plain = disk.write(0, data.freeze()).await;
         let first = disk.read(0, Buffer::zeroed(512)).await;
-        let zeroed = disk.zero(4096, 4096).await;
+        // tmpfs makes no zeroes that keep their space, and writing them is not the driver's affair. It makes holes.
+        let (zeroed, punched) = (disk.zero(0, 1024, false).await, disk.zero(0, 1024, true).await);
+        let holed = disk.read(0, Buffer::zeroed(512)).await;
         assert!(unmount().unwrap().success());
         assert_eq!(plain.unwrap_err().kind, IoErrorKind::NoSpace);
         assert_eq!(parts.disks.counts().continued, 1);
         first.0.unwrap();
         assert_eq!(first.1.as_slice(), [0x5A; 512]);
-        assert_eq!(zeroed.unwrap_err().kind, IoErrorKind::NoSpace);
+        assert_eq!(zeroed.unwrap_err().kind, IoErrorKind::Unsupported);
+        assert!(!disk.info().write_zeroes && disk.info().unmap);
+        punched.unwrap();
+        holed.0.unwrap();
+        assert_eq!(holed.1.as_slice(), [0; 512]);
     });
 }
 
@@ -175,7 +192,7 @@ fn a_device_with_large_blocks_takes_whole_ones_only() {
         assert!(matches!(device.write_at(9, &sector).unwrap_err().kind, DeviceErrorKind::Unaligned { .. }));
         let disk = env.disk(parts.disks.add(device));
         assert_eq!(disk.read(9, Buffer::zeroed(512)).await.0.unwrap_err().kind, IoErrorKind::Invalid);
-        assert_eq!(disk.zero(9, 8).await.unwrap_err().kind, IoErrorKind::Invalid);
+        assert_eq!(disk.zero(9, 8, false).await.unwrap_err().kind, IoErrorKind::Invalid);
         disk.read(8, Buffer::zeroed(4096)).await.0.unwrap();
     });
 }

@@ -127,7 +127,8 @@ async fn answer(disk: &Disk, request: Request) {
         Operation::Write { sector, payload, fua: false } => done(disk.write(sector, payload).await),
         Operation::Flush => done(disk.flush().await),
         Operation::Discard { sector, sectors, .. } => done(disk.discard(sector, sectors).await),
-        Operation::WriteZeroes { sector, sectors, .. } => done(disk.zero(sector, sectors).await),
+        // Every file system that this is tried on makes holes.
+        Operation::WriteZeroes { sector, sectors, .. } => done(disk.zero(sector, sectors, true).await),
         Operation::BlockStatus { .. } => Reply::failed(bcached_port::ErrorKind::Unsupported, None),
     };
     request.reply_to.send(reply);

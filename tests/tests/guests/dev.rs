@@ -6,7 +6,9 @@ use bcached_tests::vm::devices::{DAEMON, run_on, vm_with};
 
 /// Serves the volume on `/dev/vda` and `/dev/vdb`, whose device is `$device` then.
 const SERVE: &str = "
-bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb
+# The volume has the blocks of its backing device, which are larger than the cache's.
+bcached make -b 64k --block 512 -C /dev/vda
+bcached make --writeback --block 4k -B /dev/vdb --for /dev/vda
 options='--cache /dev/vda --backing /dev/vdb --export dev --stop-timeout 1s' patience=60
 chosen() {
 	serve_device

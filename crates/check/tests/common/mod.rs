@@ -6,10 +6,11 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails where it cannot go on")]
 
+use bcached_format::checksum::checksum;
 use bcached_format::{
-    BackingFormat, BackingState, BackingSuperblock, BsetPlace, BucketPrio, CacheFormat, CacheMode,
-    CacheSuperblock, DeviceIndex, Gen, Geometry, Inode, JsetHeader, Key, Pointer, Pointers, Position,
-    Replacement, Uuid, UuidSlot, bset, jset, prio, uuid,
+    Attachment, BackingFormat, BackingState, BackingSuperblock, BsetPlace, BucketPrio, CacheFormat,
+    CacheMode, CacheSuperblock, DeviceIndex, Gen, Geometry, Inode, JsetHeader, Key, Pointer, Pointers,
+    Position, Replacement, TableSeal, Uuid, UuidSlot, bset, jset, prio, uuid,
 };
 
 pub const BUCKET_SECTORS: u64 = 16;
@@ -88,6 +89,7 @@ impl Image {
             root_level: 0,
             prio_bucket: PRIO_BUCKET,
             marks_reserve: false,
+            table: None,
         };
         Self {
             superblock,
@@ -157,6 +159,22 @@ impl Image {
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
     }
 
+    /// Seals the table of volumes as it is now, as bcached does, and has the journal's entries say so.
+    pub fn seal_table(&mut self) {
+        let edition = 77;
+        for (number, slot) in (0..).zip(&mut self.slots) {
+            slot.seal(SET_UUID, Inode(number), edition);
+        }
+        let mut table = vec![0; self.geometry().meta_bytes()];
+        for (slot, place) in self.slots.iter().zip(table.chunks_exact_mut(128)) {
+            place.copy_from_slice(&slot.to_bytes());
+        }
+        let seal = TableSeal { sum: checksum(&table), edition };
+        for (header, _) in self.journal.iter_mut().flat_map(|(_, entries)| entries) {
+            header.table = Some(seal);
+        }
+    }
+
     /// The image's bytes.
     pub fn finish(mut self) -> Vec<u8> {
         let geometry = self.geometry();
@@ -187,6 +205,11 @@ impl Image {
 
 /// A backing device of 2 MiB in the slot 0 of [`Image`], its data all `fill`.
 pub fn backing(state: BackingState, fill: u8) -> Vec<u8> {
+    backing_of(state, fill, None)
+}
+
+/// The same, with what bcached has noted on it of its attachment.
+pub fn backing_of(state: BackingState, fill: u8, attachment: Option<Attachment>) -> Vec<u8> {
     let sectors = 4096;
     let mut superblock = BackingSuperblock::format(BackingFormat {
         uuid: BACKING_UUID,
@@ -199,6 +222,7 @@ pub fn backing(state: BackingState, fill: u8) -> Vec<u8> {
     })
     .unwrap();
     superblock.set_state(state);
+    superblock.set_attachment(attachment);
     let mut bytes = vec![fill; usize::try_from(sectors * 512).unwrap()];
     bytes[4096..8192].copy_from_slice(&superblock.seal()[..]);
     bytes

@@ -186,7 +186,9 @@ fn check_set(device: &str, image: &Image<'_>, backings: &[&dyn ReadAt], verbose:
     let with_backing = |volume: &&Volume| !volume.flash_only && !volume.invalidated;
     let unjudged = report.volumes.iter().filter(with_backing).filter(|volume| volume.state.is_none());
     // What a damaged table says are volumes are none.
-    let unjudged = unjudged.filter(|_| !report.findings.iter().any(Damage::hides_names));
+    let is_named =
+        |volume: &&Volume| !report.findings.iter().any(|damage| damage.hides_name_of(volume.inode));
+    let unjudged = unjudged.filter(is_named);
     let dirty = report.dirty;
     let in_state = |state| (dirty.state == state).then(|| bytes_of(dirty.sectors));
     CheckedSet {

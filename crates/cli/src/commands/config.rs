@@ -6,6 +6,7 @@ use super::scan::{self, Member, Scanned};
 use crate::failure::{Failure, Kind};
 use crate::flags::{self, ConfigVerb};
 use crate::output::{Report, Show};
+use bcached_daemon::bucket_memory;
 use bcached_daemon::config::{CommandLine, Config, Merged, merged};
 use bcached_daemon::control::client;
 use bcached_daemon::control::differences::Differences;
@@ -55,6 +56,7 @@ fn check(flags: &flags::ConfigFile) -> Result<Report, Failure> {
     let sound = findings.is_empty();
     let of = |count: usize| if sound { count } else { 0 };
     let warnings = config.warnings().into_iter().map(|(_, sentence)| sentence).chain(config.left_open());
+    let warnings = warnings.chain(bucket_memory::of_configured(&config));
     let report = Report::of(&Checked {
         sound,
         caches: of(config.caches.len()),

@@ -6,8 +6,7 @@ use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::Report;
 use bcached_daemon::control::client;
-use std::io::Write as _;
-use std::path::Path;
+use bcached_daemon::whole_file;
 
 /// Asks, and prints or writes.
 pub fn run(flags: &flags::Metrics, as_json: bool) -> Result<Report, Failure> {
@@ -24,7 +23,8 @@ pub fn run(flags: &flags::Metrics, as_json: bool) -> Result<Report, Failure> {
     if file.as_os_str() == "-" {
         return json::report(text);
     }
-    replace(file, &text).map_err(|error| {
+    // The collector looks at names that end in `.prom`: the one that is being written does not.
+    whole_file::write(file, &text).map_err(|error| {
         let kind = match error.kind() {
             std::io::ErrorKind::PermissionDenied => Kind::Permission,
             _ => Kind::Io,
@@ -32,19 +32,4 @@ pub fn run(flags: &flags::Metrics, as_json: bool) -> Result<Report, Failure> {
         Failure::new(kind, format!("cannot write {}", file.display())).why(error.to_string())
     })?;
     Ok(Report::silent())
-}
-
-/// Puts `text` in place of what is in `file`, so that whoever reads it meanwhile finds the one or the other, and whole. The
-/// collector looks at names that end in `.prom`: the one that is being written does not.
-fn replace(file: &Path, text: &str) -> std::io::Result<()> {
-    let mut name = file.file_name().ok_or(std::io::ErrorKind::InvalidInput)?.to_owned();
-    name.push(format!(".{}", std::process::id()));
-    let new = file.with_file_name(name);
-    let written = std::fs::File::create(&new)
-        .and_then(|mut out| out.write_all(text.as_bytes()))
-        .and_then(|()| std::fs::rename(&new, file));
-    if written.is_err() {
-        let _not_there = std::fs::remove_file(&new);
-    }
-    written
 }

@@ -4,8 +4,10 @@ use crate::device::{self, Access, Device};
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
+use crate::signatures;
 use crate::superblock::{self, Found, state_name};
 use bcached_daemon::block_devices;
+use bcached_daemon::offline::lost_sets::LostSets;
 use bcached_daemon::sizes::human;
 use bcached_format::{BackingState, Superblock, Uuid};
 use serde::Serialize;
@@ -76,6 +78,7 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
     let (mut scanned, mut failures) = (Scanned::default(), Vec::new());
     let mut sets: BTreeMap<[u8; 16], Set> = BTreeMap::new();
     let mut seen = BTreeSet::new();
+    let lost = LostSets::look_with(named, None).unwrap_or_default();
     let all = if named.is_empty() { block_devices() } else { named.to_vec() };
     for path in all {
         let found = device::open(&path, Access::Look).and_then(|device| {
@@ -86,14 +89,26 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
             // One device has many names.
             Ok((device, _)) if !seen.insert(device.identity()) => {}
             Ok((device, Found::Sound(found))) => sort_in(&mut scanned, &mut sets, &device, &found),
-            Ok((device, Found::Unfit(error))) => scanned
-                .unfit
-                .push(Unfit { device: device.path().display().to_string(), reason: error.to_string() }),
+            Ok((device, Found::Unfit(error))) => scanned.unfit.push(Unfit {
+                device: device.path().display().to_string(),
+                reason: match lost.claim(&device) {
+                    Ok(Some(claim)) => claim.refusal(error.to_string(), device.path()).to_string(),
+                    _ => error.to_string(),
+                },
+            }),
             Ok((device, Found::Nothing)) if !named.is_empty() => {
-                let what = format!("{} has no bcache superblock", device.path().display());
-                failures.push(Failure::new(Kind::NotBcache, what));
+                failures.push(no_superblock(&device, &lost).unwrap_or_else(|failure| failure));
             }
-            Ok((_, Found::Nothing)) => {}
+            // Of the others only one that may be the cache of a missing set is of interest.
+            Ok((device, Found::Nothing)) => {
+                let what = "it has no bcache superblock".to_owned();
+                let reason =
+                    lost.claim(&device).ok().flatten().map(|claim| claim.refusal(what, device.path()));
+                scanned.unfit.extend(reason.map(|reason| Unfit {
+                    device: device.path().display().to_string(),
+                    reason: reason.to_string(),
+                }));
+            }
             Err(failure) if !named.is_empty() => failures.push(failure),
             Err(failure) if failure.kind == Kind::Permission => {
                 scanned.not_readable.push(path.display().to_string());
@@ -104,6 +119,19 @@ pub fn scan(named: &[PathBuf]) -> (Scanned, Vec<Failure>) {
     }
     scanned.sets = sets.into_values().collect();
     (scanned, failures)
+}
+
+/// Of a device that is named: that there is none, and what is on it instead.
+fn no_superblock(device: &Device, lost: &LostSets) -> Result<Failure, Failure> {
+    let what = format!("{} has no bcache superblock", device.path().display());
+    if let Some(claim) = lost.claim(device)? {
+        return Ok(claim.refusal(what, device.path()));
+    }
+    let failure = Failure::new(Kind::NotBcache, what);
+    Ok(match signatures::described(device)? {
+        Some(described) => failure.why(described),
+        None => failure,
+    })
 }
 
 fn sort_in(
@@ -184,7 +212,9 @@ impl Show for Scanned {
         let mut text = String::new();
         for set in &self.sets {
             let missing = match (set.caches.as_slice(), set.backings.iter().any(Member::is_dirty)) {
-                ([], true) => ": its cache is not here, and holds the newest data of it",
+                ([], true) => {
+                    ": its cache is not here, and holds the newest data of it: make no device anew that may be that cache"
+                }
                 ([], false) => ": its cache is not here",
                 ([_], _) => "",
                 _ => ": several devices are its cache, so all but one are copies",

@@ -106,9 +106,14 @@ impl Images {
 
     /// A cache `fast`, and a backing device `tank` of that label in mode writeback, of so many bytes.
     pub fn pair(&self, fast_bytes: u64, tank_bytes: u64) -> (String, String) {
+        self.pair_of_blocks("4k", (fast_bytes, tank_bytes))
+    }
+
+    /// The same with such blocks.
+    pub fn pair_of_blocks(&self, block: &str, (fast_bytes, tank_bytes): (u64, u64)) -> (String, String) {
         let (fast, tank) = (self.blank("fast", fast_bytes), self.blank("tank", tank_bytes));
-        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
-        assert_eq!(bcached(&["make", "--writeback", "--label", "tank", "-B", &tank]).exit, 0);
+        assert_eq!(bcached(&["make", "-b", "64k", "-w", block, "-C", &fast]).exit, 0);
+        assert_eq!(bcached(&["make", "--writeback", "-w", block, "--label", "tank", "-B", &tank]).exit, 0);
         (fast, tank)
     }
 
@@ -119,7 +124,12 @@ impl Images {
 
     /// A cache `fast` and its volume `tank`, made as [`Images::pair`] makes them and configured; what its section says, too.
     pub fn configure_pair(&self, fast_bytes: u64, tank_bytes: u64, of_tank: &str) -> (String, String) {
-        let (fast, tank) = self.pair(fast_bytes, tank_bytes);
+        self.configure_blocks("4k", (fast_bytes, tank_bytes), of_tank)
+    }
+
+    /// The same with such blocks.
+    pub fn configure_blocks(&self, block: &str, bytes: (u64, u64), of_tank: &str) -> (String, String) {
+        let (fast, tank) = self.pair_of_blocks(block, bytes);
         self.configure(&format!(
             "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\n{of_tank}"
         ));
@@ -254,7 +264,18 @@ impl Daemon {
 
     /// What it has logged.
     pub fn log(&self) -> String {
+        // An answer comes after the lines that were logged before it.
+        let _ended_already = self.ask_anything();
         std::fs::read_to_string(&self.errors).expect("readable")
+    }
+
+    /// Has it answer something, or waits a while.
+    fn ask_anything(&self) -> std::io::Result<()> {
+        use std::io::{Read as _, Write as _};
+        let mut stream = std::os::unix::net::UnixStream::connect(&self.control)?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+        stream.read_to_end(&mut Vec::new()).map(drop)
     }
 
     pub fn control(&self) -> &str {

@@ -66,8 +66,10 @@ pub const NO_CACHE: &str = "none";
 pub struct Config {
     /// The control socket. Its directory also holds the NBD socket, unless told otherwise.
     pub control: PathBuf,
-    /// Hard cap of memory for nodes and requests, in bytes.
+    /// Hard cap of memory for nodes, tables of buckets and requests, in bytes.
     pub memory_bytes: u64,
+    /// Somebody has said so. If not, tables of buckets are not counted within it.
+    pub memory_is_said: bool,
     /// How long a stop waits for users.
     pub stop_timeout: Duration,
     /// Where the front ends are.
@@ -281,6 +283,7 @@ impl Config {
         let backings = line.backings.iter().enumerate();
         config.volumes.extend(backings.map(|(place, device)| Volume::plain(place, device, config.ways)));
         config.places_of_volumes += line.backings.len();
+        config.memory_is_said = memory.is_some();
         config.memory_bytes = memory.unwrap_or_else(|| MEMORY_DEFAULT.max(config.memory_min()));
         config.check(named, &places, findings);
         Ok(config)
@@ -335,6 +338,13 @@ impl Config {
         (self.memory_bytes / 2).saturating_sub(disks).max(MEMORY_MIN / 2)
     }
 
+    /// The `memory` of which sets have so many bytes, beside volumes that are to be had by these ways.
+    #[must_use]
+    pub fn memory_for(&self, bytes: u64, ways: impl Iterator<Item = Ways>) -> u64 {
+        let disks: u64 = ways.map(ways::memory_of).sum();
+        bytes.saturating_add(disks).saturating_mul(2)
+    }
+
     /// The least that `memory` can be: what disks take comes off the half that nodes have.
     fn memory_min(&self) -> u64 {
         MEMORY_MIN + 2 * self.memory_of_disks()
@@ -372,6 +382,7 @@ impl Config {
         let mut config = Self {
             control,
             memory_bytes: settings.memory.map_or(0, |memory| memory.value),
+            memory_is_said: false,
             stop_timeout: stop_timeout.or(settings.stop_timeout).unwrap_or(STOP_TIMEOUT_DEFAULT),
             places,
             ways,
@@ -453,6 +464,17 @@ impl Config {
             is_numbered: merged.number.is_some(),
         });
         Ok(())
+    }
+
+    /// The names of volumes that are configured and not to be served.
+    pub fn unserved(&self) -> impl Iterator<Item = &str> {
+        let flash = self.flash.iter().filter(|flash| !flash.served).map(|flash| flash.name.as_str());
+        self.not_served.iter().map(|removed| removed.name.as_str()).chain(flash)
+    }
+
+    /// A volume of that name is configured and not to be served.
+    pub fn has_unserved(&self, name: &str) -> bool {
+        self.unserved().any(|unserved| unserved == name)
     }
 
     fn add_not_served(&mut self, name: String, said: VolumeSettings) {

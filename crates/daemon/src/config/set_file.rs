@@ -100,6 +100,12 @@ impl SetFile {
         }
     }
 
+    /// The volumes that it alone knows, and that are not to be served, with their devices.
+    pub fn removed_with_device(&self) -> Vec<(String, String)> {
+        let removed = self.volumes.iter().filter(|(_, kept)| kept.served == Some(false));
+        removed.filter_map(|(name, kept)| Some((name.clone(), kept.backing.clone()?))).collect()
+    }
+
     /// What the file is to say.
     pub fn text(&self) -> String {
         let caches = self.caches.iter().filter(|(_, kept)| **kept != KeptCache::default());
@@ -123,7 +129,8 @@ impl SetFile {
     /// # Errors
     /// It cannot.
     pub fn check_writable(&self) -> Result<(), Failure> {
-        let folder = self.path.parent().unwrap_or(Path::new("."));
+        let place = whole_file::place(&self.path).map_err(|error| cannot(&self.path, "write", &error))?;
+        let folder = place.parent().unwrap_or(Path::new("."));
         let nearest = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
         let may = rustix::fs::access(nearest, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
         may.map_err(|error| cannot(&self.path, "write", &error.into()))

@@ -342,6 +342,12 @@ impl Job {
             Verb::Flush => "what was dirty is written back",
             Verb::Detach => "detached: it is served without a cache",
             Verb::Attach => "attached",
+            Verb::Remove if self.dirty_unknown => {
+                "removed: it is served no more; how much of it is dirty in a cache is not known"
+            }
+            Verb::Stop if self.dirty_unknown => {
+                "stopped: it is not served until the next start, or `bcached add`; how much of it is dirty in a cache is not known"
+            }
             Verb::Remove => "removed: it is served no more, and what is dirty of it stays in its cache",
             Verb::Stop => {
                 "stopped: it is not served until the next start, or `bcached add`; what is dirty of it stays in its cache"
@@ -351,7 +357,7 @@ impl Job {
             Verb::Grow | Verb::Shrink => "resized",
             Verb::Import => "imported",
             Verb::Release => "released: it is not served any more, and what is dirty of it stays there",
-            Verb::Replace => "replaced: nothing on its former device counts any more, and that is let go of",
+            Verb::Replace => "replaced: its former device is not used any more",
         };
         let size = exact(self.size_bytes.unwrap_or_default());
         let line = match (self.state, self.already) {
@@ -359,7 +365,7 @@ impl Job {
                 Verb::Flush => format!("{volume}: nothing is dirty"),
                 Verb::Detach => format!("{volume}: it is detached already"),
                 Verb::Attach => format!("{volume}: it is attached already"),
-                Verb::Remove => format!("{volume}: it is removed"),
+                Verb::Remove => format!("{volume}: it is removed already"),
                 Verb::Stop => format!("{volume}: it is stopped already"),
                 Verb::Add => format!("{volume}: it is there already"),
                 Verb::Forget => format!("{volume}: it is forgotten already"),

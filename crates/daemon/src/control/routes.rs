@@ -13,14 +13,15 @@ use super::stop::{Stop, Stopping};
 use super::take_over::{TakeOver, TakingOver};
 use super::{REQUEST_BYTES_MAX, too_long};
 use crate::failure::{Failure, Kind};
+use crate::log;
 use crate::names::Called;
 use crate::options::Scope;
 use axum::body::Bytes;
 use axum::extract::connect_info::{ConnectInfo, Connected};
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path};
+use axum::extract::{DefaultBodyLimit, Path, Request};
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use axum::serve::IncomingStream;
@@ -119,6 +120,7 @@ pub fn to_look(handlers: Arc<Handlers>) -> Router {
         .fallback(only_to_look)
         .method_not_allowed_fallback(only_to_look)
         .layer(from_fn_with_state(Seats::new(), seated))
+        .layer(from_fn(after_its_lines))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
         .with_state(handlers)
 }
@@ -140,6 +142,13 @@ async fn nothing_there(method: Method, uri: Uri) -> Response {
     refused(&Failure::new(Kind::NotFound, what).next("ask with the commands: `bcached help`"))
 }
 
+/// An answer comes after the log's lines about it, if somebody reads the log.
+async fn after_its_lines(request: Request, next: Next) -> Response {
+    let response = next.run(request).await;
+    log::settled().await;
+    response
+}
+
 /// All of them.
 pub fn router(handlers: Arc<Handlers>) -> Router {
     alike()
@@ -152,6 +161,7 @@ pub fn router(handlers: Arc<Handlers>) -> Router {
         .route("/v1/take-over", get(taken_over).post(take_over))
         .fallback(nothing_there)
         .method_not_allowed_fallback(nothing_there)
+        .layer(from_fn(after_its_lines))
         .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
         .with_state(handlers)
 }

@@ -39,6 +39,22 @@ pub struct Status {
     /// Long work that goes on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<Job>,
+    /// How the log is doing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<Log>,
+    /// What somebody has taken away that the daemon needs, in sentences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// How the log is doing: lines are dropped where its reader is too slow, because nothing waits for that.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Log {
+    /// Lines that were dropped since the start, or could not be written.
+    pub lines_lost: u64,
+    /// Its reader has taken nothing for so long; absent: it reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stuck_seconds: Option<u64>,
 }
 
 /// A cache set.
@@ -125,11 +141,18 @@ pub struct CacheCounts {
     pub walked_percent: Option<u64>,
     #[serde(flatten)]
     pub dirty: Dirty,
+    /// Of these, dirty data of no volume that the set's table names. Absent where that is not known: before the index has
+    /// been read to its end, or if some of it is damaged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ownerless_dirty_bytes: Option<u64>,
     pub tree_depth: u64,
     pub nodes: u64,
     pub node_bytes: u64,
     pub node_bytes_max: u64,
     pub node_budget_bytes: u64,
+    /// Memory of the table of buckets. (A daemon of an earlier version does not say.)
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket_table_bytes: Option<u64>,
     pub journal_sequence: u64,
     pub hits: u64,
     pub misses: u64,
@@ -456,10 +479,11 @@ pub struct Client {
 }
 
 impl Status {
-    /// Every cache is open and sound and every volume is served.
+    /// Every cache is open and sound, every volume is served, and nothing was taken away.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
-        self.caches.iter().all(|cache| cache.state == "open" && cache.reason.is_none())
+        self.warnings.is_empty()
+            && self.caches.iter().all(|cache| cache.state == "open" && cache.reason.is_none())
             && self.volumes.iter().all(|volume| volume.state == "served")
     }
 

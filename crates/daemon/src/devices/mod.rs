@@ -6,6 +6,7 @@ mod returned;
 mod twins;
 
 use crate::failure::{Failure, Kind};
+use crate::offline::superblock;
 use bcached_format::{
     BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES,
     SUPERBLOCK_SECTOR, Superblock,
@@ -116,8 +117,7 @@ fn open(name: &str) -> Result<(Device, Superblock), Failure> {
 /// The superblock of `device`, which must be fit to run.
 fn read_superblock(device: &Device) -> Result<Superblock, Failure> {
     let cannot = |kind| Failure::new(kind, format!("cannot use {}", device.path().display()));
-    let not_bcache =
-        || cannot(Kind::NotBcache).why("it has no bcache superblock").next("`bcached make` writes one");
+    let not_bcache = || superblock::missing(device.path());
     let info = device.info();
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
     if info.sectors < SUPERBLOCK_SECTOR + 8 {

@@ -71,6 +71,8 @@ pub struct Start {
     pub note: Option<PathBuf>,
     /// The engine's options.
     pub options: Options,
+    /// How much of the memory that the set has is for the table of its buckets, in bytes.
+    pub bucket_memory: u64,
 }
 
 /// The way to a running engine. Clones lead to the same one.
@@ -278,7 +280,7 @@ impl EngineThread {
     fn open(start: Start) -> Result<Self, Failure> {
         let driver = open_driver(&DriverOptions::default())
             .map_err(|error| engine_failure::of_machine(error.to_string()))?;
-        let device = start.device.path().to_owned();
+        let (device, table) = (start.device.path().to_owned(), start.bucket_memory);
         let cache = driver.disks.add(start.device);
         let place = start.note;
         let (note, found) = match &place {
@@ -298,7 +300,7 @@ impl EngineThread {
         let opened = executor
             .block_on(opening)
             .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))
-            .and_then(|set| set.map_err(|error| engine_failure::of_open_logged(&device, &error)));
+            .and_then(|set| set.map_err(|error| engine_failure::of_open_logged(&device, table, &error)));
         if let (Err(_), Some(place), false) = (&opened, &recipe.note, tells) {
             take_back_note(place, &found.0);
         }

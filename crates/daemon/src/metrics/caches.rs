@@ -50,12 +50,22 @@ fn gauges<'a>() -> Vec<Metric<Open<'a>>> {
             "Mean size of an extent, as of the last pass of GC or the start.",
             |open| open.numbers.average_key_bytes.map(|bytes| bytes as f64),
         ),
+        gauge(
+            "bcached_cache_ownerless_dirty_bytes",
+            "Dirty data of no volume that the table of volumes names.",
+            |open| Some(open.counts.ownerless_dirty_bytes? as f64),
+        ),
         gauge("bcached_cache_memory_nodes", "Nodes in memory.", |open| Some(open.counts.nodes as f64)),
-        gauge("bcached_cache_memory_bytes", "Memory that nodes take.", |open| {
-            Some(open.counts.node_bytes as f64)
+        gauge("bcached_cache_memory_bytes", "Memory that nodes and the table of buckets take.", |open| {
+            open.counts.bucket_table_bytes.map(|table| (open.counts.node_bytes + table) as f64)
         }),
-        gauge("bcached_cache_memory_limit_bytes", "Memory that nodes may take.", |open| {
-            Some(open.counts.node_budget_bytes as f64)
+        gauge(
+            "bcached_cache_memory_limit_bytes",
+            "Memory that nodes may take, with the table of buckets.",
+            |open| open.counts.bucket_table_bytes.map(|table| (open.counts.node_budget_bytes + table) as f64),
+        ),
+        gauge("bcached_cache_memory_buckets_bytes", "Memory that the table of buckets takes.", |open| {
+            open.counts.bucket_table_bytes.map(|bytes| bytes as f64)
         }),
         gauge("bcached_cache_journal_active_entries", "Journal entries that a crash would replay.", |open| {
             Some(open.numbers.active_journal_entries as f64)

@@ -60,6 +60,11 @@ pub fn text(status: &Status) -> String {
     text.family("bcached_uptime_seconds", Kind::Gauge, "Time since the daemon started.")
         .sample(&[], status.uptime_seconds);
     text.family("bcached_clients", Kind::Gauge, "Connected clients.").sample(&[], status.clients.len());
+    if let Some(log) = status.log {
+        let help =
+            "Lines of the log that were dropped because its reader is too slow, or could not be written.";
+        text.family("bcached_log_lines_lost_total", Kind::Counter, help).sample(&[], log.lines_lost);
+    }
     caches::tell_all(&mut text, &status.caches);
     volumes::tell_all(&mut text, &status.volumes);
     text.finish()

@@ -22,7 +22,7 @@ fn bypassed() -> Value {
 }
 
 /// The numbers of a set that are nothing but numbers: 100, 101 and so on.
-const NUMBERS: [&str; 48] = [
+const NUMBERS: [&str; 49] = [
     "block_bytes",
     "bucket_bytes",
     "buckets",
@@ -71,6 +71,7 @@ const NUMBERS: [&str; 48] = [
     "writeback_keys_failed",
     "writeback_errors",
     "io_errors_recent",
+    "bucket_table_bytes",
 ];
 
 fn cache() -> Value {

@@ -1,6 +1,7 @@
 //! A new cache on a device: made, or, if somebody has made one there and nobody has used it, taken as it is.
 
 use super::device::{self, Access, Device};
+use super::lost_sets::LostSets;
 use super::overwrite::{self, Overrides};
 use super::superblock::{self, Found};
 use crate::failure::{Failure, Kind};
@@ -31,14 +32,23 @@ pub struct Fresh {
     pub superblock: CacheSuperblock,
     /// It was there already.
     pub was_made: bool,
+    /// What was overwritten, or will be, without a question.
+    pub warning: Option<String>,
 }
 
 /// Makes it; with `dry_run` nothing is written, and the device is not claimed.
 ///
 /// # Errors
 /// The device cannot be had, carries something that was not said to be of no use, or does not suit.
-pub fn cache(path: &Path, suits: Geometry, overrides: &Overrides, dry_run: bool) -> Result<Fresh, Failure> {
+pub fn cache(
+    path: &Path,
+    suits: Geometry,
+    (overrides, lost): (&Overrides, &LostSets),
+    dry_run: bool,
+) -> Result<Fresh, Failure> {
     let device = device::open(path, if dry_run { Access::Check } else { Access::Own })?;
+    // Somebody may have made it over the cache of a missing set: as long as nobody uses it, that can be brought back.
+    overwrite::refuse_lost_cache(&device, lost)?;
     let refuse =
         |why: String| Failure::new(Kind::Geometry, format!("cannot use {}", path.display())).why(why);
     if let Found::Sound(Superblock::Cache(superblock)) = superblock::read(&device)?
@@ -54,11 +64,13 @@ pub fn cache(path: &Path, suits: Geometry, overrides: &Overrides, dry_run: bool)
             .next("--wipe-bcache makes it anew")
             .option("--wipe-bcache"));
         }
-        return Ok(Fresh { device, superblock, was_made: true });
+        return Ok(Fresh { device, superblock, was_made: true, warning: None });
     }
-    let erase = overwrite::check(&device, overrides)?;
-    if let Some(kind) =
-        overrides.wipe_signature.iter().find(|kind| erase.iter().all(|found| found.kind != kind.as_str()))
+    let cleared = overwrite::check(&device, overrides, lost)?;
+    if let Some(kind) = overrides
+        .wipe_signature
+        .iter()
+        .find(|kind| cleared.erase.iter().all(|found| found.kind != kind.as_str()))
     {
         return Err(Failure::new(
             Kind::Usage,
@@ -99,9 +111,9 @@ pub fn cache(path: &Path, suits: Geometry, overrides: &Overrides, dry_run: bool)
     })
     .map_err(|error| refuse(error.to_string()))?;
     if !dry_run {
-        overwrite::write(&device, &erase, &superblock.seal())?;
+        overwrite::write(&device, &cleared.erase, &superblock.seal())?;
     }
-    Ok(Fresh { device, superblock, was_made: false })
+    Ok(Fresh { device, superblock, was_made: false, warning: cleared.warning(path) })
 }
 
 /// A random uuid, marked as such (version 4).

@@ -5,6 +5,7 @@ pub mod device;
 pub mod fresh;
 pub mod image;
 pub mod kernel;
+pub mod lost_sets;
 pub mod overwrite;
 pub mod signatures;
 pub mod superblock;

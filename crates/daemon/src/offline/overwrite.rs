@@ -2,13 +2,15 @@
 
 use super::device::{self, Device};
 use super::image::Image;
-use super::signatures::{self, Class, Signature};
+use super::lost_sets::LostSets;
+use super::signatures::{self, Signature};
 use super::superblock::{self, Found};
 use crate::failure::{Failure, Kind};
 use crate::notes;
 use crate::sizes::human;
 use bcached_format::units::bytes_of;
 use bcached_format::{BackingState, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, SuperblockError};
+use std::path::Path;
 
 /// What was said of marks that may go.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -20,34 +22,74 @@ pub struct Overrides {
     pub wipe_bcache: bool,
 }
 
+/// What may be overwritten, and what that takes.
+#[derive(Debug)]
+pub struct Cleared {
+    /// Signatures to be erased first; each was named as one that may go.
+    pub erase: Vec<Signature>,
+    /// It has none, and [holds something](signatures::UNKNOWN_DATA) all the same.
+    pub holds_unknown: bool,
+}
+
+impl Cleared {
+    /// For whoever is to have the device at `path` overwritten: what nobody was asked about.
+    #[must_use]
+    pub fn warning(&self, path: &Path) -> Option<String> {
+        self.holds_unknown.then(|| format!("{}: {}", path.display(), signatures::UNKNOWN_DATA))
+    }
+}
+
 /// What must be erased on `device` before it is written, or why it must not be.
 ///
 /// # Errors
 /// Something keeps it from being overwritten, or it cannot be read.
-pub fn check(device: &Device, flags: &Overrides) -> Result<Vec<Signature>, Failure> {
-    let refuse = |kind| Failure::new(kind, format!("cannot make {}", device.path().display()));
-    already_bcache(device, flags)?;
-    let mut erase = Vec::new();
-    for signature in signatures::find(device)? {
-        match signature.class {
-            Class::Member { removed_by } => {
-                return Err(refuse(Kind::Member).why(format!("it is marked as {}", signature.kind)).next(
-                    format!("nothing overrides this; `{removed_by}` removes a mark that is left over"),
-                ));
-            }
-            Class::Content if flags.wipe_signature.iter().any(|kind| kind == signature.kind) => {
-                erase.push(signature);
-            }
-            Class::Content => {
-                let option = format!("--wipe-signature={}", signature.kind);
-                return Err(refuse(Kind::Signature)
-                    .why(format!("it carries a signature of {} ({})", signature.kind, place(&signature)))
-                    .next(format!("if nothing on it is needed, repeat the command with {option}"))
-                    .option(option));
-            }
-        }
+pub fn check(device: &Device, flags: &Overrides, lost: &LostSets) -> Result<Cleared, Failure> {
+    refuse_lost_cache(device, lost)?;
+    already_bcache(device, flags, lost)?;
+    let found = signatures::find(device)?;
+    refuse_member(device, &found)?;
+    let named = |signature: &&Signature| flags.wipe_signature.iter().any(|kind| *kind == signature.kind);
+    let kept: Vec<_> = found.iter().filter(|signature| !named(signature)).collect();
+    if !kept.is_empty() {
+        return Err(refuse_content(device, &kept));
     }
-    Ok(erase)
+    let holds_unknown = found.is_empty() && signatures::holds_unknown(device)?;
+    Ok(Cleared { erase: found, holds_unknown })
+}
+
+/// A device that may be the cache of a missing set, in which a volume has its newest data, is nobody's to overwrite.
+///
+/// # Errors
+/// It may be one, or it cannot be read.
+pub fn refuse_lost_cache(device: &Device, lost: &LostSets) -> Result<(), Failure> {
+    let path = device.path();
+    let claim = lost.claim(device)?;
+    claim.map_or(Ok(()), |claim| Err(claim.refusal(format!("cannot make {}", path.display()), path)))
+}
+
+fn cannot_make(device: &Device, kind: Kind) -> Failure {
+    Failure::new(kind, format!("cannot make {}", device.path().display()))
+}
+
+fn refuse_member(device: &Device, found: &[Signature]) -> Result<(), Failure> {
+    let member = found.iter().find_map(|signature| Some((&signature.kind, signature.class.removed_by()?)));
+    let Some((kind, removed_by)) = member else { return Ok(()) };
+    Err(cannot_make(device, Kind::Member)
+        .why(format!("it is marked as {kind}"))
+        .next(format!("nothing overrides this; `{removed_by}` removes a mark that is left over")))
+}
+
+/// Several programs may claim one device: each of its signatures is named at once.
+fn refuse_content(device: &Device, kept: &[&Signature]) -> Failure {
+    let options: Vec<_> =
+        kept.iter().map(|signature| format!("--wipe-signature={}", signature.kind)).collect();
+    let marks: Vec<_> =
+        kept.iter().map(|signature| format!("{} ({})", signature.kind, place(signature))).collect();
+    let signatures = if kept.len() == 1 { "a signature" } else { "signatures" };
+    cannot_make(device, Kind::Signature)
+        .why(format!("it carries {signatures} of {}", marks.join(", ")))
+        .next(format!("if nothing on it is needed, repeat the command with {}", options.join(" ")))
+        .option(options[0].clone())
 }
 
 fn place(signature: &Signature) -> String {
@@ -56,7 +98,7 @@ fn place(signature: &Signature) -> String {
 }
 
 /// A bcache superblock may go only if no data is behind it that exists nowhere else.
-fn already_bcache(device: &Device, flags: &Overrides) -> Result<(), Failure> {
+fn already_bcache(device: &Device, flags: &Overrides, lost: &LostSets) -> Result<(), Failure> {
     const OPTION: &str = "--wipe-bcache";
     let refuse = |why: &str| {
         Failure::new(Kind::AlreadyBcache, format!("cannot make {}", device.path().display())).why(why)
@@ -75,7 +117,9 @@ fn already_bcache(device: &Device, flags: &Overrides) -> Result<(), Failure> {
                 _ => "wipefs".to_owned(),
             };
             return Err(refuse("it already is a bcache device, and what is behind it cannot be told").next(
-                format!("its superblock is not sound ({error}); `{remedy}` removes it if nothing is needed"),
+                format!(
+                    "its superblock is not sound ({error}); if it was a cache, image it first; `{remedy}` removes it if nothing is needed"
+                ),
             ));
         }
         Found::Sound(superblock) => superblock,
@@ -90,6 +134,10 @@ fn already_bcache(device: &Device, flags: &Overrides) -> Result<(), Failure> {
                 )))
         }
         Superblock::Cache(cache) if cache.is_synchronous() => match dirty_sectors(device)? {
+            None if let Some(volumes) = lost.dirty_in(cache.set_uuid()) => Err(refuse(&format!(
+                "it is the cache of a set in use that is damaged, and the newest data of {volumes} is in it"
+            ))
+            .next("image it first; `bcached check` says what is damaged, and nothing overrides this")),
             None => Err(refuse(
                 "it is the cache of a set in use that is damaged: what is dirty in it cannot be told",
             )
@@ -127,19 +175,44 @@ fn dirty_sectors(device: &Device) -> Result<Option<u64>, Failure> {
 /// Old marks first, the superblock last: a device is never two things at once.
 ///
 /// # Errors
-/// The device's; then it may be nothing at all.
+/// The device's; then it may be nothing at all. [`Kind::Signature`] if what was erased had hidden a signature that may not go.
 pub fn write(
     device: &Device,
     erase: &[Signature],
     superblock: &[u8; SUPERBLOCK_BYTES],
 ) -> Result<(), Failure> {
     let _quiet = device.quiet_udev()?;
-    for (offset, length) in erase.iter().flat_map(|signature| &signature.marks) {
-        device::erase(device, *offset, *length)?;
-    }
+    erase_all(device, erase)?;
     let start = usize::try_from(bytes_of(SUPERBLOCK_SECTOR)).expect("4 KiB");
     device.write_at(0, &vec![0; start])?;
     device.sync()?;
     device.write_at(SUPERBLOCK_SECTOR, &superblock[..])?;
     Ok(device.sync()?)
+}
+
+/// Erases the marks of `consented`, and looks again until none is left: a signature may have copies that only show when
+/// the first is gone.
+fn erase_all(device: &Device, consented: &[Signature]) -> Result<(), Failure> {
+    const ROUNDS: usize = 8;
+    let mut left = consented.to_vec();
+    for _ in 0..ROUNDS {
+        if left.is_empty() {
+            return Ok(());
+        }
+        for (offset, length) in left.iter().flat_map(|signature| &signature.marks) {
+            device::erase(device, *offset, *length)?;
+        }
+        device.sync()?;
+        left = signatures::find(device)?;
+        let is_hidden = |signature: &&Signature| consented.iter().all(|named| named.kind != signature.kind);
+        let hidden: Vec<_> = left.iter().filter(is_hidden).collect();
+        if !hidden.is_empty() {
+            refuse_member(device, &left)?;
+            return Err(refuse_content(device, &hidden));
+        }
+    }
+    let kinds: Vec<_> = left.iter().map(|signature| signature.kind.as_ref()).collect();
+    Err(cannot_make(device, Kind::Io)
+        .why(format!("the signature of {} is still there after it was erased", kinds.join(", ")))
+        .next("see that the device takes writes, and repeat the command"))
 }

@@ -8,6 +8,7 @@ use bcached_format::{
     BackingState, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
     SuperblockError, units::bytes_of,
 };
+use std::path::Path;
 
 /// What stands where a superblock would be.
 #[derive(Debug)]
@@ -39,6 +40,15 @@ pub fn read(device: &Device) -> Result<Found, Failure> {
     })
 }
 
+/// There is no superblock. It may have been lost with what was behind it: whether the device may be made anew is not for
+/// this sentence to say.
+#[must_use]
+pub fn missing(path: &Path) -> Failure {
+    Failure::new(Kind::NotBcache, format!("cannot use {}", path.display()))
+        .why("it has no bcache superblock")
+        .next(format!("`bcached doctor {}` says what is on it, and what can be done", path.display()))
+}
+
 /// The superblock of `device`, which must be there and be fit to run.
 ///
 /// # Errors
@@ -47,9 +57,7 @@ pub fn read_sound(device: &Device) -> Result<Superblock, Failure> {
     let what = format!("cannot use {}", device.path().display());
     match read(device)? {
         Found::Sound(superblock) => Ok(superblock),
-        Found::Nothing => Err(Failure::new(Kind::NotBcache, what)
-            .why("it has no bcache superblock")
-            .next("`bcached make` writes one")),
+        Found::Nothing => Err(missing(device.path())),
         Found::Unfit(error) => {
             Err(Failure::new(Failure::kind_of_superblock(error), what).why(error.to_string()))
         }

@@ -78,20 +78,25 @@ impl Supervisor {
         CacheState::Waiting(failure)
     }
 
-    /// The engine of a cache could not open its set.
-    pub(super) fn set_refused(&mut self, index: usize, mut failure: Failure) {
-        // Nothing else that an engine says of a set is a matter of the configuration.
+    /// What becomes of a cache whose set is too large for its part of the memory.
+    pub(super) fn refused_for_memory(&mut self, index: usize, mut failure: Failure) -> CacheState {
+        // Nothing else that is said of a set is a matter of the configuration.
         if failure.kind == Kind::Config && self.is_short_of_memory(index) {
             failure.kind = Kind::Scarce;
         }
-        let state = match failure.outlook() {
+        match failure.outlook() {
             Outlook::Passes => self.cache_refused(index, failure),
             // The device is there: nothing else comes.
             Outlook::Comes | Outlook::Final => {
                 self.cache_is_well(index);
                 CacheState::Failed(failure)
             }
-        };
+        }
+    }
+
+    /// The engine of a cache could not open its set.
+    pub(super) fn set_refused(&mut self, index: usize, failure: Failure) {
+        let state = self.refused_for_memory(index, failure);
         if let Some(one) = self.ailing.0.get_mut(&index) {
             one.is_ending = true;
         }

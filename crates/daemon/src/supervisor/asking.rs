@@ -12,6 +12,7 @@ use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::devices;
 use crate::failure::{Failure, Kind};
 use crate::names::{self, Called};
+use crate::offline::lost_sets::Stranded;
 use bcached_format::{Superblock, Uuid};
 use bcached_uring::Presence;
 use std::path::Path;
@@ -63,6 +64,12 @@ impl<'a> Asking<'a> {
         match begin.verb {
             Verb::Add if begin.size_bytes.is_none() => self.add(&begin),
             Verb::Import => self.import(&begin),
+            Verb::Remove | Verb::Stop => {
+                if let Some(volume) = volume {
+                    self.look_for_dirty(volume);
+                }
+                self.ask(volume, &begin, Looked::Nothing)
+            }
             _ => self.ask(volume, &begin, Looked::Nothing),
         }
     }
@@ -82,6 +89,30 @@ impl<'a> Asking<'a> {
         };
         self.look(begin, &backing, look)?;
         self.ask(None, begin, Looked::Backing(backing))
+    }
+
+    /// What the device of a volume that no engine has says of its newest data. One that does not answer says nothing.
+    fn look_for_dirty(&self, volume: usize) {
+        let found = {
+            let shared = self.lock();
+            let entry = shared.table.volumes.get(volume);
+            let is_unserved = |entry: &&VolumeEntry| {
+                matches!(entry.state, VolumeState::Waiting(_) | VolumeState::Failed(_) | VolumeState::Stopped)
+            };
+            let entry = entry.filter(is_unserved);
+            entry.and_then(|entry| Some((entry.display_name().to_owned(), entry.backing.clone()?)))
+        };
+        let Some((name, device)) = found else { return };
+        let looked_at = device.clone();
+        let until = self.until.min(Instant::now() + LOOK_LIMIT);
+        let superblock = self.looks.look(&device, until, move || devices::look_at_backing(&looked_at)).ok();
+        let stranded = superblock.map(|superblock| Stranded::of(&name, &device, &superblock));
+        let mut shared = self.lock();
+        if let Some(entry) =
+            shared.table.volumes.get_mut(volume).filter(|entry| entry.backing == Some(device))
+        {
+            entry.stranded = stranded;
+        }
     }
 
     /// The volumes that are not called so, and have devices.

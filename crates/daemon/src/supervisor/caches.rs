@@ -41,6 +41,7 @@ impl Supervisor {
             }
             Err(Unopened::Failed(failure)) => self.cache_refused(index, failure),
             Ok(cache) => {
+                self.shared().table.caches[index].nodes.table = self.counted_table(&cache.superblock);
                 let Some(nodes) = self.nodes_for(index) else {
                     let waits = Failure::new(Kind::Scarce, "memory for its index is not free yet")
                         .why("other caches give some of theirs up for it")
@@ -49,7 +50,10 @@ impl Supervisor {
                     self.ailing.soon(index);
                     return self.slow_caches.keep(&device, cache);
                 };
-                self.start_engine(index, cache, nodes).unwrap_or_else(CacheState::Failed)
+                match self.too_large(index, &cache.superblock, nodes) {
+                    Some(failure) => self.refused_for_memory(index, failure),
+                    None => self.start_engine(index, cache, nodes).unwrap_or_else(CacheState::Failed),
+                }
             }
         };
         self.shared().table.set_cache(index, state);
@@ -69,9 +73,11 @@ impl Supervisor {
             entry.kept = Some(Settings { discard: Some(discard), replacement: Some(replacement) });
         }
         let note = notes::of_set(&self.notes, set)?;
+        self.tell_bucket_memory(index, superblock.buckets());
         let options = self.engine_options(index, nodes);
         let progress = Arc::clone(&options.opening);
-        let start = Start { device: cache.device, set_uuid: set, note: Some(note), options };
+        let bucket_memory = self.counted_table(&cache.superblock) as u64;
+        let start = Start { device: cache.device, set_uuid: set, note: Some(note), options, bucket_memory };
         self.start_thread(index, &name, start, progress)
     }
 
@@ -118,7 +124,7 @@ impl Supervisor {
             let nodes = bcached_engine::node_budget_min(cache.superblock.bucket_sectors(), 1);
             let options = Options { node_budget_bytes: nodes, ..Options::default() };
             let progress = Arc::clone(&options.opening);
-            let start = Start { device: cache.device, set_uuid, note: None, options };
+            let start = Start { device: cache.device, set_uuid, note: None, options, bucket_memory: 0 };
             self.start_thread(index, NO_CACHE, start, progress)
         });
         let state = state.unwrap_or_else(CacheState::Failed);
@@ -126,14 +132,15 @@ impl Supervisor {
         Err(Unserved::Waits(reasons::goes_without()))
     }
 
-    /// What is said of the cache, with so much memory for its nodes.
-    fn engine_options(&self, index: usize, node_budget_bytes: usize) -> Options {
-        let mut options = Options { node_budget_bytes, ..Options::default() };
+    /// What is said of the cache, with so much memory for its nodes and the table of its buckets.
+    fn engine_options(&self, index: usize, bytes: usize) -> Options {
         let mut shared = self.shared();
         let entry = &mut shared.table.caches[index];
+        let node_budget_bytes = bytes.saturating_sub(entry.nodes.table);
+        let mut options = Options { node_budget_bytes, ..Options::default() };
         entry.options.apply_to_cache(&mut options);
         entry.told = entry.options.clone();
-        entry.nodes = Nodes::of(node_budget_bytes);
+        entry.nodes = Nodes::of(bytes, entry.nodes.table);
         options
     }
 
@@ -218,6 +225,9 @@ impl Supervisor {
         if shared.phase == Phase::Ready {
             for told in shared.table.note_unserved(index, status) {
                 tracing::warn!(event = "dirty-not-served", "{told}");
+            }
+            for told in shared.table.note_table(index, status) {
+                tracing::error!(event = "table-damaged", "{told}");
             }
         }
     }
@@ -329,6 +339,12 @@ impl Supervisor {
             let unreadable = self.shared().table.note_unreadable(index, &status.unreadable, &status.volumes);
             for told in unreadable {
                 tracing::error!(event = "node-unreadable", "{told}");
+            }
+            let zeroings: Vec<_> =
+                status.volumes.iter().filter_map(|info| Some((info.id, info.zeroing?))).collect();
+            let zeroings = self.shared().table.note_zeroings(index, &zeroings, &status.volumes);
+            for told in zeroings {
+                tracing::info!(event = "zeroing", "{told}");
             }
             let devices = self.shared().table.devices_of(index, &status);
             for (device, found) in devices {

@@ -31,13 +31,28 @@ impl Supervisor {
         let mut file = SetFile::read(path)?;
         let kept = file.kept_of(name);
         planned.before = Before { section: Some(kept.clone()), ..Before::default() };
-        if kept.backing.is_some() {
-            // It was added, and nobody else knows of it.
-            *kept = Kept::default();
-        } else {
-            (kept.served, kept.released) = (Some(false), None);
-        }
+        // Its device, its cache and its options stay, also where no other file knows of it: it comes back by its name.
+        (kept.served, kept.released) = (Some(false), None);
         self.will_keep(file, planned)
+    }
+
+    /// A volume that is to be removed, and is not served: that is so already. One that went with its cache does not come back with that any more.
+    pub(super) fn is_removed(&mut self, begin: &Begin) -> Result<Shown, Failure> {
+        let name = &begin.volume;
+        let shown = Shown { already: true, ..Shown::new(Verb::Remove, name.clone(), State::Done) };
+        let mut with_caches = self.config.released.iter().flat_map(|cache| &cache.backings);
+        let (true, Some(path)) = (with_caches.any(|(volume, _)| volume == name), &self.config.set_file)
+        else {
+            return Ok(shown);
+        };
+        let mut file = SetFile::read(path)?;
+        (file.kept_of(name).served, file.kept_of(name).released) = (Some(false), None);
+        let config = Config::load_with(&self.line, Some(&file.text()))?;
+        if !begin.dry_run {
+            file.write()?;
+            self.take_over(config);
+        }
+        Ok(shown)
     }
 
     /// The file is to say so from now on, if the next start would read it.
@@ -115,6 +130,9 @@ impl Supervisor {
         self.check_not_there(begin)?;
         let mut file = SetFile::read(&path)?;
         file.add(name);
+        if let Some(backing) = &begin.backing {
+            self.forget_removed(&mut file, name, backing);
+        }
         let kept = file.kept_of(name);
         (kept.served, kept.released) = (None, None);
         kept.backing = begin.backing.clone().or(kept.backing.take());
@@ -145,6 +163,18 @@ impl Supervisor {
         self.take_over(config);
         tracing::info!(event = "volume-added", "{name}: it is served as soon as it can be");
         Ok(shown)
+    }
+
+    /// What is kept of volumes that commands have added and removed, and that had this device or this name, is not about the volume `name` on
+    /// that device: options were chosen for the device, and a device has one name.
+    fn forget_removed(&self, file: &mut SetFile, name: &str, backing: &str) {
+        let removed = file.removed_with_device();
+        let real = Real::of(removed.iter().map(|(_, device)| device.clone()).chain([backing.to_owned()]));
+        for (other, device) in removed {
+            if (other == name) != real.is_same(&device, backing) {
+                *file.kept_of(&other) = Kept::default();
+            }
+        }
     }
 
     /// The device is no cache's and no other volume's, by whatever path. (By a hard link it is known when it is looked at.)

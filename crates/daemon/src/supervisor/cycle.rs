@@ -3,6 +3,7 @@
 use super::jobs::{Before, Job};
 use super::losing::Loss;
 use super::options::Done;
+use super::reasons::not_served;
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
 use crate::config::{Config, NO_CACHE, SetFile};
@@ -38,7 +39,7 @@ pub struct Planned {
     pub engine: Option<Engine>,
     /// Dirty data now, in bytes.
     pub dirty: u64,
-    /// It may be more: not all of it is counted.
+    /// It may be more: not all of it is counted, or nobody knows.
     pub dirty_unknown: bool,
     /// Dirty data that the work does not concern, in bytes.
     pub dirty_beside: u64,
@@ -190,15 +191,40 @@ impl Supervisor {
         let is_stopped = match entry.state {
             VolumeState::Waiting(_) | VolumeState::Failed(_) => false,
             VolumeState::Stopped => true,
+            // Somebody else was faster.
+            VolumeState::Removed if verb == Verb::Remove => {
+                return Ok(Some(Planned::nothing(verb, entry.display_name(), None)));
+            }
             _ => return Ok(None),
         };
         let mut planned = Planned::nothing(verb, entry.display_name(), None);
+        self.note_stranded(entry, &mut planned);
         match verb {
             Verb::Remove => self.plan_removal(entry, &mut planned)?,
             Verb::Stop => planned.work = (!is_stopped).then_some(Work::GivesUp),
             _ => return Ok(None),
         }
         Ok(Some(planned))
+    }
+
+    /// What is dirty of a volume that no engine has is not known, unless its device says that nothing is.
+    fn note_stranded(&self, entry: &VolumeEntry, planned: &mut Planned) {
+        planned.dirty_unknown = entry.backing.is_some() && entry.stranded != Some(None);
+        let Some(Some(stranded)) = &entry.stranded else { return };
+        let is_open = |set| self.shared().table.caches.iter().any(|cache| cache.set() == Some(set));
+        if !is_open(stranded.set()) {
+            planned.note(&stranded.loss());
+        }
+    }
+
+    /// The kind of work that an engine does for a verb.
+    pub(super) const fn long_of(verb: Verb) -> Long {
+        match verb {
+            Verb::Attach => Long::Attach,
+            Verb::Detach | Verb::Replace => Long::Detach,
+            // The others are no work of an engine's.
+            _ => Long::Flush,
+        }
     }
 
     /// The engine that serves the volume, and what it says of it now.
@@ -563,28 +589,4 @@ fn check_joins(
             None => format!("{verb} goes on there (job {number})"),
         })
         .next(next))
-}
-
-/// Nobody serves the volume: why, and what can be done.
-pub fn not_served(entry: &VolumeEntry) -> Failure {
-    let name = entry.display_name();
-    let failure = Failure::new(Kind::NotFound, format!("{name} is not served"));
-    match &entry.state {
-        VolumeState::Waiting(reason) | VolumeState::Failed(reason) => {
-            let next = reason.next.as_deref().unwrap_or("mend that, or `bcached remove` it").to_owned();
-            failure.why(reason.reason()).next(next)
-        }
-        VolumeState::Stopped => {
-            failure.why("somebody has stopped it").next(format!("`bcached add {name}` serves it again"))
-        }
-        VolumeState::Releasing => failure
-            .why("it is being released with its cache")
-            .next("`bcached import` takes that back when it has ended"),
-        VolumeState::Removed => {
-            failure.why("somebody has removed it").next(format!("`bcached add {name}` serves it again"))
-        }
-        VolumeState::Served(_) | VolumeState::Attaching => {
-            failure.why("its cache takes it up at this moment").next("ask again in a moment")
-        }
-    }
 }

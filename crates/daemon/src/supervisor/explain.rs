@@ -1,8 +1,8 @@
 //! Where the data of an offset is, and why it is not in the cache, as far as that can be told.
 
 use super::Shared;
-use super::cycle::not_served;
 use super::options::{resolve_called, served_by};
+use super::reasons::not_served;
 use super::table::VolumeState;
 use crate::control::AskExplain;
 use crate::control::explain::Explained as Shown;
@@ -126,7 +126,6 @@ fn kept_out_by(
             format!("{they} came after the cache device had failed too often (io_error_limit)")
         }
         Bypass::Full => format!("{they} came while too much of the cache was dirty"),
-        Bypass::Discard => "discards leave nothing in the cache".to_owned(),
         Bypass::Mode => format!("its cache mode, {}, keeps them out", mode.name()),
         Bypass::Sequential => {
             let cutoff = human(cutoff);

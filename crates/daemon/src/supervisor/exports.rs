@@ -3,7 +3,22 @@
 use super::Supervisor;
 use super::table::{VolumeEntry, VolumeState};
 use crate::failure::Failure;
-use bcached_port::{Export, Route, Uuid, VolumeId, Way};
+use bcached_port::{Export, Route, Uuid, VolumeId, Way, Ways};
+
+/// A volume that nobody can use now.
+fn unserved(name: &str, uuid: [u8; 16], (read_only, shared): (bool, bool), ways: Ways) -> Export {
+    Export {
+        name: name.to_owned(),
+        uuid: Uuid(uuid),
+        label: String::new(),
+        sectors: 0,
+        block_sectors: 1,
+        read_only,
+        shared,
+        ways,
+        served: None,
+    }
+}
 
 impl Supervisor {
     /// Makes all that is configured known by name: whoever asks for what is not served yet is told so, and what the
@@ -12,6 +27,11 @@ impl Supervisor {
         let entries = self.shared().table.volumes.clone();
         for entry in &entries {
             self.name_export(entry);
+        }
+        // Those in caches alone are known by their sections until the caches are open.
+        for flash in self.config.flash.iter().filter(|flash| flash.served) {
+            let (name, read_only, shared) = (&flash.name, flash.read_only, flash.shared);
+            self.exports.insert(unserved(name, flash.uuid.0, (read_only, shared), flash.ways));
         }
     }
 
@@ -23,17 +43,8 @@ impl Supervisor {
         if name.is_empty() || entry.is_leaving() || matches!(entry.state, VolumeState::Served(_)) || moves() {
             return;
         }
-        self.exports.insert(Export {
-            name: name.to_owned(),
-            uuid: Uuid([0; 16]),
-            label: String::new(),
-            sectors: 0,
-            block_sectors: 1,
-            read_only: entry.read_only,
-            shared: entry.shared,
-            ways: entry.ways,
-            served: None,
-        });
+        let uuid = entry.uuid.map_or([0; 16], |uuid| uuid.0);
+        self.exports.insert(unserved(name, uuid, (entry.read_only, entry.shared), entry.ways));
     }
 
     /// Makes a served volume known to the front ends, under its name.
@@ -74,7 +85,7 @@ impl Supervisor {
             uuid: Uuid(info.uuid.0),
             label: info.label.to_string(),
             sectors: info.sectors,
-            block_sectors: u32::try_from(info.block_sectors).expect("blocks are at most a page"),
+            block_sectors: u32::try_from(info.logical_block_sectors()).expect("blocks are at most a page"),
             read_only: entry.read_only,
             shared: entry.shared,
             ways,

@@ -88,6 +88,7 @@ impl Table {
             opened: None,
             absent: None,
             missed_set: None,
+            stranded: None,
             lack: None,
             again: None,
             state: match said {

@@ -279,6 +279,7 @@ impl Supervisor {
     /// Another process has all there is from now on, unless it cannot.
     pub(super) fn hand_over(self, control: Control, successor: Successor) -> Life {
         tracing::info!(event = "handing-over", "another process takes over");
+        self.exports.end_waiting();
         let (config, notes, course) = (self.config_to_go_on_with(), self.notes.clone(), self.course.clone());
         let (heritage, left) = self.leave(control);
         match left.and_then(|()| successor.take(&heritage)) {

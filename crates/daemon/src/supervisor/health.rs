@@ -324,6 +324,7 @@ mod tests {
             unwritable: Unwritable::default(),
             marking_trouble: None,
             backing_health: Some(DiskHealth::default()),
+            zeroing: None,
         };
         let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 8 };
         let error = Error::Io { doing: bcached_engine::Doing::Journal, source };
@@ -353,8 +354,12 @@ mod tests {
         told_of_places(&mut info);
         (info.writeback_trouble, info.marking_trouble) = (None, Some(Box::new(Error::LostWrites)));
         assert!(told(&info, false).starts_with("nothing is dirty, but its"), "{}", told(&info, false));
-
         info.marking_trouble = None;
+        told_of_nodes(&info);
+    }
+
+    /// Nodes of the index that cannot be read.
+    fn told_of_nodes(info: &VolumeInfo) {
         let part = |volume, start| Covered { volume: VolumeId(volume), start, end: start + 8 };
         let covers = vec![part(0, 64), part(1, 0)];
         let node = UnreadableNode { bucket: 7, sector: 896, level: 0, covers, error: Error::LostWrites };
@@ -363,7 +368,7 @@ mod tests {
         assert_eq!(shown.as_deref(), Some(wanted));
         let detail = in_detail(&node);
         assert!(detail.starts_with("btree node in bucket 7, sector 896, level 0: "), "{detail}");
-        let told = degraded(&info, SetTrouble { nodes: &[node], ..SetTrouble::default() }, None);
+        let told = degraded(info, SetTrouble { nodes: &[node], ..SetTrouble::default() }, None);
         assert_eq!(
             told.as_deref(),
             Some("index node unreadable; 32-36 KiB of it is unreadable from the cache")

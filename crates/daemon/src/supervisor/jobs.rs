@@ -8,7 +8,7 @@ use super::blockers;
 use super::cycle::{MoveTo, Planned, Work};
 use super::looking::Looks;
 use super::losing::Turn;
-use super::options::resolve;
+use super::options::{resolve, resolve_or_gone};
 use super::table::{Table, VolumeState};
 use super::{Event, Shared, Supervisor, health};
 use crate::config::Kept;
@@ -137,8 +137,11 @@ pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
         };
         // What is added is not called anything yet, and what is forgotten is called so by its cache.
         let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release | Verb::Import);
-        let volume =
-            if is_nothings { None } else { Some(resolve(&shared, &begin.volume).inspect_err(refused)?) };
+        let volume = match (begin.verb, is_nothings) {
+            (_, true) => None,
+            (Verb::Remove, _) => resolve_or_gone(&shared, &begin.volume).inspect_err(refused)?,
+            _ => Some(resolve(&shared, &begin.volume).inspect_err(refused)?),
+        };
         let job = Asking::new(&shared, &events, &looks, uid).begin(volume, begin)?;
         match job.id {
             Some(number) => show(&shared, number),
@@ -427,6 +430,7 @@ impl Supervisor {
             None if begin.verb == Verb::Forget => self.forget(&begin),
             None if begin.verb == Verb::Release => self.release(&begin),
             None if begin.verb == Verb::Import => self.import(&begin, looked),
+            None if begin.verb == Verb::Remove => self.is_removed(&begin),
             None => self.add(&begin, &looked),
             Some(volume) => self.plan_job(volume, &begin).and_then(|planned| {
                 if begin.dry_run { Ok(planned.shown()) } else { self.carry_out(volume, begin.verb, planned) }
@@ -459,7 +463,7 @@ impl Supervisor {
             file.write()?;
         }
         let shown = planned.shown();
-        if matches!(verb, Verb::Remove | Verb::Stop) && planned.engine.is_none() {
+        if matches!(verb, Verb::Remove | Verb::Stop) && planned.engine.is_none() && planned.work.is_some() {
             // No engine has it.
             self.gone(volume, Some(verb));
             return Ok(Shown { state: State::Done, ..shown });
@@ -584,16 +588,6 @@ impl Supervisor {
         let replacing = self.shared().jobs.replacing(cache);
         if let Some(number) = replacing {
             self.shared().jobs.end(number, Err(failure.clone()));
-        }
-    }
-
-    /// The kind of work that an engine does for a verb.
-    pub(super) const fn long_of(verb: Verb) -> Long {
-        match verb {
-            Verb::Attach => Long::Attach,
-            Verb::Detach | Verb::Replace => Long::Detach,
-            // The others are no work of an engine's.
-            _ => Long::Flush,
         }
     }
 }

@@ -1,5 +1,9 @@
-//! Who has how much of the memory for nodes, which is half of all (a quarter is for payloads of requests, the rest for what surrounds
-//! them, engines without a cache included: they take two megabytes).
+//! Who has how much of the memory for nodes and tables of buckets, which is half of all (a quarter is for payloads of requests, the rest
+//! for what surrounds them, engines without a cache included: they take two megabytes).
+//!
+//! The table of a set's buckets comes off its part, for its size follows from the device. If nobody has said how much
+//! memory there is, tables are not counted: there is as much for nodes as without them, and a table that takes
+//! notable memory is logged.
 //!
 //! It is divided evenly among the caches that are served or to be, a missing one included. A cache that comes to others gets its part
 //! when they have given theirs up, so the sum is never more than there is; what one that goes had is divided among the rest. One that
@@ -8,17 +12,22 @@
 
 use super::table::{CacheEntry, CacheState, Table};
 use super::{Event, Supervisor};
+use crate::bucket_memory;
 use crate::engine_thread::Engine;
+use crate::failure::Failure;
+use bcached_format::CacheSuperblock;
 use std::time::{Duration, Instant};
 
 /// How long a cache that comes waits for what others are to give up: after that it takes what there is, or is refused by its engine.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What the engine of a cache has for nodes.
+/// What the engine of a cache has for nodes and the table of buckets.
 #[derive(Default, Clone, Copy, Debug)]
 pub struct Nodes {
     /// So many bytes, if it has begun.
     pub bytes: usize,
+    /// So many of them are for the table.
+    pub table: usize,
     /// What it has been asked to have, and when.
     asked: Option<(usize, Instant)>,
     /// It has not answered that, and had so many before.
@@ -26,9 +35,9 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Of an engine that begins with so many bytes.
-    pub fn of(bytes: usize) -> Self {
-        Self { bytes, ..Self::default() }
+    /// Of an engine that begins with so many bytes, of which `table` are for its buckets.
+    pub fn of(bytes: usize, table: usize) -> Self {
+        Self { bytes, table, ..Self::default() }
     }
 }
 
@@ -41,9 +50,13 @@ impl CacheEntry {
 impl Table {
     /// What each cache is to have, and what nobody has.
     fn parts(&self, all: usize) -> (usize, usize) {
+        (all / self.sharers(), all.saturating_sub(self.given()))
+    }
+
+    /// How many share the memory.
+    fn sharers(&self) -> usize {
         let wants = |cache: &CacheEntry| cache.has_engine() || matches!(cache.state, CacheState::Waiting(_));
-        let count = self.real_caches().filter(|(_, cache)| wants(cache)).count();
-        (all / count.max(1), all.saturating_sub(self.given()))
+        self.real_caches().filter(|(_, cache)| wants(cache)).count().max(1)
     }
 
     /// What all have together.
@@ -107,6 +120,42 @@ impl Supervisor {
         }
     }
 
+    /// What the table of the set's buckets takes of its part.
+    pub(super) fn counted_table(&self, superblock: &CacheSuperblock) -> usize {
+        let bytes = bucket_memory::of(superblock.buckets());
+        if self.config.memory_is_said { usize::try_from(bytes).unwrap_or(usize::MAX) } else { 0 }
+    }
+
+    /// Why a set cannot be opened with so many bytes, if it cannot.
+    pub(super) fn too_large(
+        &self,
+        index: usize,
+        superblock: &CacheSuperblock,
+        bytes: usize,
+    ) -> Option<Failure> {
+        let (bytes, least) = (bytes as u64, bucket_memory::least(superblock));
+        if !self.config.memory_is_said || bytes >= least {
+            return None;
+        }
+        let mut shared = self.shared();
+        let count = shared.table.sharers() as u64;
+        let ways = shared.table.volumes.iter().filter(|entry| !entry.is_removed()).map(|entry| entry.ways);
+        let advised = self.config.memory_for(count.saturating_mul(least), ways);
+        let entry = &mut shared.table.caches[index];
+        entry.nodes = Nodes::of(usize::try_from(bytes).unwrap_or(usize::MAX), entry.nodes.table);
+        Some(bucket_memory::too_large(&entry.device, (bytes, least), superblock.buckets(), advised))
+    }
+
+    /// Says so if the table of the buckets of a cache takes notable memory beside what is said of memory.
+    pub(super) fn tell_bucket_memory(&self, index: usize, buckets: u64) {
+        let mut shared = self.shared();
+        let entry = &mut shared.table.caches[index];
+        let told = bucket_memory::told(&entry.device, buckets, &self.config);
+        if let Some(told) = told.filter(|_| !std::mem::replace(&mut entry.bucket_memory_logged, true)) {
+            tracing::info!(event = "bucket-memory", "{told}");
+        }
+    }
+
     fn memory_of_nodes(&self) -> usize {
         let shared = self.shared();
         let there = shared.table.volumes.iter().filter(|entry| !entry.is_removed());
@@ -133,9 +182,12 @@ impl Supervisor {
             // What it is to get is nobody else's from now on.
             nodes.bytes = nodes.bytes.max(wanted);
         }
+        let table = self.shared().table.caches[index].nodes.table;
         let sender = self.sender.clone();
-        let done = move |has| drop(sender.send(Event::NodesChanged(index, has)));
-        engine.set_node_budget(wanted, Box::new(done));
+        let done = move |has: Option<usize>| {
+            drop(sender.send(Event::NodesChanged(index, has.map(|has| has + table))));
+        };
+        engine.set_node_budget(wanted.saturating_sub(table), Box::new(done));
         true
     }
 
@@ -168,7 +220,7 @@ mod tests {
         let mut shared = supervisor.shared();
         shared.table.caches.push(second);
         shared.table.caches[0].state = opening();
-        shared.table.caches[0].nodes = Nodes::of(ALL);
+        shared.table.caches[0].nodes = Nodes::of(ALL, 0);
         drop(shared);
         supervisor
     }
@@ -198,9 +250,9 @@ mod tests {
         let mut supervisor = two_caches();
         let mut refused = |bytes| {
             supervisor.shared().table.caches[1].state = opening();
-            supervisor.shared().table.caches[1].nodes = Nodes::of(bytes);
+            supervisor.shared().table.caches[1].nodes = Nodes::of(bytes, 0);
             let error = Error::NodeBudget { budget: bytes, needed: ALL };
-            supervisor.set_refused(1, engine_failure::of_open(Path::new("/dev/ssd"), &error));
+            supervisor.set_refused(1, engine_failure::of_open(Path::new("/dev/ssd"), 0, &error));
             matches!(supervisor.shared().table.caches[1].state, CacheState::Waiting(_))
         };
         assert!(refused(ALL / 2 - 1));

@@ -18,6 +18,7 @@ mod claims;
 mod coming;
 mod cycle;
 mod differs;
+mod early;
 mod ending;
 mod explain;
 mod exports;
@@ -43,6 +44,7 @@ mod options;
 mod owner;
 mod pace;
 mod patience;
+mod ready;
 mod reasons;
 mod release;
 mod release_closed;
@@ -57,6 +59,7 @@ mod shown;
 mod steps;
 mod stop;
 mod table;
+mod taken_away;
 #[cfg(test)]
 mod tests;
 mod told;
@@ -64,7 +67,7 @@ mod volumes;
 mod without;
 mod words;
 
-use crate::config::{CommandLine, Config, WAIT_DEFAULT};
+use crate::config::{CommandLine, Config};
 use crate::control::take_over::{Progress, TakingOver};
 use crate::control::{Control, Handlers, Signal, Signals};
 use crate::descriptors;
@@ -86,7 +89,6 @@ use fronts::Fronts;
 use hand_over::{Course, Life};
 use patience::Patience;
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -171,6 +173,8 @@ struct Shared {
     stop_timeout: Duration,
     /// Volumes that go from one engine to another at this moment.
     moves: BTreeMap<usize, cycle::Moving>,
+    /// What was taken away and is missed.
+    warnings: Vec<String>,
 }
 
 struct Supervisor {
@@ -204,6 +208,9 @@ struct Supervisor {
     waits_told: Duration,
     shared: Arc<Mutex<Shared>>,
     exports: ExportTable,
+    /// Volumes that clients wait for.
+    awaited: early::Awaited,
+    taken_away: taken_away::TakenAway,
     /// How a stop has ended that somebody asked for.
     ending: ending::Ending,
     fronts: Fronts,
@@ -266,6 +273,17 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
     let passed = passed::take()?;
     bcached_uring::memory::return_large_blocks();
     log::init();
+    let outcome = serve_logged(line, predecessor, passed);
+    // Of what was said last somebody may make out why.
+    log::flush();
+    outcome
+}
+
+fn serve_logged(
+    line: CommandLine,
+    predecessor: Option<Predecessor>,
+    passed: passed::Sockets,
+) -> Result<(), Failure> {
     let prepared = prepare(&line, predecessor.is_some());
     if let (Err(failure), Some(predecessor)) = (&prepared, &predecessor) {
         predecessor.cannot(failure);
@@ -389,8 +407,11 @@ impl Supervisor {
                 jobs: jobs::Jobs::default(),
                 stop_timeout,
                 moves: BTreeMap::new(),
+                warnings: Vec::new(),
             })),
             exports: ExportTable::new(),
+            awaited: early::Awaited::default(),
+            taken_away: taken_away::TakenAway::default(),
             ending: ending::Ending::default(),
             fronts: Fronts::new(Arc::new(move || drop(waker.send(Event::FrontChanged))), passed.nbd)
                 .succeeding(connections, predecessor.as_ref().map(|former| former.pid)),
@@ -432,6 +453,7 @@ impl Supervisor {
     fn begin(&mut self) -> Result<(), Failure> {
         reload::warn_of(&self.config);
         self.name_exports();
+        self.tell_absent();
         self.start_fronts()?;
         self.claim_devices()?;
         self.advance()
@@ -451,6 +473,8 @@ impl Supervisor {
             self.tell_openings();
             self.tell_waits(self.started.elapsed());
             self.look_after_all();
+            self.tell_absent();
+            self.look_after_what_may_go();
             let pending = {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()
@@ -550,34 +574,6 @@ impl Supervisor {
         {
             return Err(failure);
         }
-        Ok(())
-    }
-
-    fn announce_if_ready(&mut self) -> Result<(), Failure> {
-        let shared = self.shared();
-        let elapsed = self.started.elapsed();
-        let is_settled = shared.table.is_settled(elapsed) || self.all_is_back(&shared.table, elapsed);
-        let are_there = self.fronts.are_settled() || elapsed >= WAIT_DEFAULT;
-        if shared.phase != Phase::Starting || !is_settled || !are_there {
-            return Ok(());
-        }
-        drop(shared);
-        self.confirm()?;
-        self.shared().phase = Phase::Ready;
-        self.tell_not_served();
-        let engines = self.shared().table.open_engines();
-        for (index, engine) in engines {
-            if let Some(status) = engine.status() {
-                self.tell_unserved(index, &status);
-            }
-        }
-        // First: whoever acts on the line below may look at the log.
-        tracing::info!(event = "ready", "ready");
-        if self.is_first {
-            // Nobody may be reading, which is no reason to stop.
-            let _unread = writeln!(std::io::stdout(), "ready");
-        }
-        let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         Ok(())
     }
 }

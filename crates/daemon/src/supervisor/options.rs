@@ -231,10 +231,30 @@ pub fn resolve(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
     resolve_called(shared, Called::by_owner(typed))
 }
 
+/// The same; `None`: a volume of that name is configured and not to be served, or was removed.
+pub fn resolve_or_gone(shared: &Mutex<Shared>, typed: &str) -> Result<Option<usize>, Failure> {
+    let is_gone = {
+        let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = shared.table.volumes.iter().filter(|entry| entry.display_name() == typed);
+        let (is_there, was_removed) =
+            (entries.clone().any(|entry| !entry.is_removed()), entries.next().is_some());
+        !is_there && (was_removed || shared.config.has_unserved(typed))
+    };
+    if is_gone { Ok(None) } else { resolve(shared, typed).map(Some) }
+}
+
 /// The same for whoever calls it so.
 pub fn resolve_called(shared: &Mutex<Shared>, called: Called<'_>) -> Result<usize, Failure> {
     let typed = called.typed;
-    let known = shared.lock().unwrap_or_else(PoisonError::into_inner).table.known();
+    let known = {
+        let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        // A name of the configuration is never the label of something else.
+        let unserved =
+            shared.config.unserved().map(|name| Known { former: Some(name.to_owned()), ..Known::default() });
+        let mut known = shared.table.known();
+        known.extend(unserved);
+        known
+    };
     names::resolve_called(called, &known).map_err(|meant| {
         let name = |known: &'_ Known| known.name.clone();
         let meant: Vec<_> = meant.into_iter().map(|index| name(&known[index])).collect();

@@ -1,10 +1,34 @@
 //! Why a volume is not served, because of its cache or for another reason, in the program's words.
 
-use super::table::{CacheState, Table, VolumeState};
+use super::table::{CacheState, Table, VolumeEntry, VolumeState};
 use crate::failure::{Failure, Kind};
 use crate::options::value::Value;
 use bcached_format::{BackingState, BackingSuperblock, Uuid};
 use std::time::Duration;
+
+/// Nobody serves the volume: why, and what can be done.
+pub fn not_served(entry: &VolumeEntry) -> Failure {
+    let name = entry.display_name();
+    let failure = Failure::new(Kind::NotFound, format!("{name} is not served"));
+    match &entry.state {
+        VolumeState::Waiting(reason) | VolumeState::Failed(reason) => {
+            let next = reason.next.as_deref().unwrap_or("mend that, or `bcached remove` it").to_owned();
+            failure.why(reason.reason()).next(next)
+        }
+        VolumeState::Stopped => {
+            failure.why("somebody has stopped it").next(format!("`bcached add {name}` serves it again"))
+        }
+        VolumeState::Releasing => failure
+            .why("it is being released with its cache")
+            .next("`bcached import` takes that back when it has ended"),
+        VolumeState::Removed => {
+            failure.why("somebody has removed it").next(format!("`bcached add {name}` serves it again"))
+        }
+        VolumeState::Served(_) | VolumeState::Attaching => {
+            failure.why("its cache takes it up at this moment").next("ask again in a moment")
+        }
+    }
+}
 
 /// Its cache recovers.
 pub fn its_cache_opens() -> Failure {
@@ -74,6 +98,19 @@ pub fn cache_damaged(superblock: &BackingSuperblock, cache: &str, failure: &Fail
     Failure::new(failure.kind, format!("its cache {cache} is not served: {what}"))
         .why(says)
         .next(failure.next.as_deref().unwrap_or("`bcached check` says what that costs").to_owned())
+}
+
+/// The device of its cache is no bcache device, and may have been its cache all the same.
+pub fn cache_has_no_superblock(superblock: &BackingSuperblock, reason: &Failure) -> Failure {
+    if superblock.state() != BackingState::Dirty {
+        return cache_not_served(reason);
+    }
+    let set = superblock.set_uuid();
+    Failure::new(reason.kind, format!("its newest data is in the cache set {set}, which is missing"))
+        .why(reason.reason())
+        .next(
+            "do not make that device anew; docs/failures.md (A cache whose superblock is damaged) says how it is brought back",
+        )
 }
 
 /// What it means for a volume that the device of its cache, called so if that is known, cannot be had yet.

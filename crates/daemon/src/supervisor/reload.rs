@@ -3,10 +3,57 @@
 
 use super::Supervisor;
 use super::options::{Done, check_with};
+use super::table::{CacheEntry, Table, VolumeEntry};
 use crate::config::{Certificates, Config, SetFile, Tls};
 use crate::failure::Failure;
 use bcached_front_nbd as nbd;
+use std::collections::BTreeSet;
 use std::sync::Arc;
+
+impl Table {
+    /// Takes over what is new in `config`; the names of what is not in it any more.
+    pub fn adopt(&mut self, config: &Config) -> BTreeSet<String> {
+        let mut gone = BTreeSet::new();
+        for cache in &config.caches {
+            match self.caches.iter_mut().find(|entry| entry.name == cache.name && entry.is_real()) {
+                None => self.caches.push(CacheEntry::of(cache)),
+                Some(entry) => entry.options.configured.clone_from(&cache.options),
+            }
+        }
+        for (_, cache) in self.lasting_caches() {
+            if !config.caches.iter().any(|configured| configured.name == cache.name) {
+                gone.extend(cache.name.clone());
+            }
+        }
+        for volume in &config.volumes {
+            match self.volumes.iter().position(|entry| entry.name == volume.name) {
+                None => {
+                    let number = self.number_of(volume, None, config);
+                    self.volumes.push(VolumeEntry::numbered(volume, number));
+                }
+                Some(place) if self.volumes[place].is_removed() => {
+                    let number = self.number_of(volume, Some(self.volumes[place].number), config);
+                    let entry = &mut self.volumes[place];
+                    // What was said until the daemon stops holds when it comes back; another device is another volume.
+                    let is_back = entry.backing.as_ref() == Some(&volume.backing);
+                    let said = std::mem::take(&mut entry.options.runtime);
+                    *entry = VolumeEntry::numbered(volume, number);
+                    entry.options.runtime = Some(said).filter(|_| is_back).unwrap_or_default();
+                }
+                // A section is of a device: it is not of what has its name and lives in a cache alone.
+                Some(place) if self.volumes[place].is_flash_only() => {}
+                Some(place) => self.volumes[place].options.configured = volume.options.clone(),
+            }
+        }
+        let stays = |volume: &&VolumeEntry| volume.backing.is_some() && !volume.is_leaving();
+        for volume in self.volumes.iter().filter(stays) {
+            if !config.volumes.iter().any(|configured| configured.name == volume.name) {
+                gone.extend(volume.name.clone());
+            }
+        }
+        gone
+    }
+}
 
 impl Supervisor {
     /// Reads the configuration again. One that cannot be applied changes nothing.
@@ -72,8 +119,9 @@ impl Supervisor {
 
     /// What the files say, but for what only a start can change.
     fn within_what_runs(&self, files: Config) -> Config {
-        let Config { control, memory_bytes, places, ways, metrics, .. } = (*self.config).clone();
-        Config { control, memory_bytes, places, ways, metrics, ..files }
+        let Config { control, memory_bytes, memory_is_said, places, ways, metrics, .. } =
+            (*self.config).clone();
+        Config { control, memory_bytes, memory_is_said, places, ways, metrics, ..files }
     }
 
     /// What this process goes on with if nobody takes over from it: what was set and added since the start stands in the files. If they

@@ -18,6 +18,7 @@ use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
 use crate::names::Called;
 use crate::offline::fresh::{self, Fresh, Geometry};
+use crate::offline::lost_sets::{Known, LostSets, Stranded};
 use bcached_engine::Status;
 use bcached_format::{BackingState, CacheSuperblock, Uuid};
 use bcached_uring::{Access, Device, Presence};
@@ -73,6 +74,8 @@ struct Found {
     sets: Vec<Uuid>,
     /// Those that nobody serves, or only without their cache, and what their sections say of it.
     volumes: Vec<(VolumeEntry, Meant)>,
+    /// What there is to look at for sets that are missing.
+    known: Known,
 }
 
 /// What a volume's section says of the cache.
@@ -171,7 +174,9 @@ fn plan_new(
 ) -> Result<Option<What>, Failure> {
     let judged = judge(found, found.engine.as_ref())?;
     look()?;
-    let fresh = fresh::cache(Path::new(device), judged.geometry, &begin.overwrites, begin.dry_run)?;
+    let lost = LostSets::look(&[], &found.known);
+    let allowed = (&begin.overwrites, &lost);
+    let fresh = fresh::cache(Path::new(device), judged.geometry, allowed, begin.dry_run)?;
     judged.check_new(found, &fresh.superblock)?;
     shown.dirty_bytes_at_start = judged.dirty_bytes;
     shown.notes.push(match (fresh.was_made, begin.dry_run) {
@@ -180,6 +185,11 @@ fn plan_new(
         (false, true) => format!("{device} becomes a new cache set, with a UUID that is drawn then"),
         (false, false) => format!("{device} becomes the cache set {}", fresh.superblock.set_uuid()),
     });
+    shown.notes.extend(fresh.warning.clone());
+    if found.engine.is_none() {
+        // Of volumes that were removed before: nobody else tells of them.
+        shown.notes.extend(lost.stranded().iter().map(Stranded::loss));
+    }
     if begin.dry_run {
         return Ok(None);
     }
@@ -267,7 +277,14 @@ fn find(shared: &Mutex<Shared>, typed: &str) -> Result<Found, Failure> {
         None => Meant::Unsaid,
     };
     let left = table.volumes.iter().filter(is_left);
+    let caches =
+        table.real_caches().map(|(_, cache)| (cache.display_name().to_owned(), cache.device.clone()));
+    let backings = table.volumes.iter().filter_map(|entry| {
+        Some((entry.display_name().to_owned(), entry.backing.clone()?, entry.wanted_cache.clone()))
+    });
+    let known = Known { caches: caches.collect(), volumes: backings.collect() };
     Ok(Found {
+        known,
         volumes: left.map(|entry| (entry.clone(), meant(entry))).collect(),
         sets: table.real_caches().filter_map(|(_, cache)| cache.set()).collect(),
         engine: entry.engine(),
@@ -393,7 +410,10 @@ impl Judged {
         self.missing.push(set);
         match (superblock.state(), meant) {
             (BackingState::Dirty, _) => Err(cannot(Kind::DataLoss)
-                .why(format!("it is not there{trouble}, and the newest data of {volume} is in it, or in another that is not open"))
+                .why(format!(
+                    "it is not there{trouble}, and the newest data of {volume} is in it, or in another that is not open{}",
+                    Stranded::of(volume, device, &superblock).map_or_else(String::new, |lost| format!("; {}", lost.loss()))
+                ))
                 .next(format!(
                     "bring it back; `bcached forget` gives dirty data up where a cache is open, here only `bcached remove {volume}` leaves the volume as it is"
                 ))),

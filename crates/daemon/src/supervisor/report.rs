@@ -12,6 +12,7 @@ use crate::control::status::{
     UnreadableNode, Unserved, Volume, VolumeCounts, VolumeFacts, Writeback,
 };
 use crate::engine_thread::Engine;
+use crate::log;
 use crate::names;
 use bcached_engine::{
     Ages, Bypass, Bypassed, Cause, DirtyAge, DiscardState, Latencies, Reads, Status as EngineStatus, Traffic,
@@ -33,14 +34,15 @@ pub fn numbers_of(shared: Arc<Mutex<Shared>>, started: Instant) -> AskStatus {
 }
 
 fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work: Option<Work>) -> Status {
-    let (phase, mut caches, engines, entries, are_some, released) = {
+    let (phase, mut caches, engines, entries, are_some, (released, warnings)) = {
         let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
         let table = &shared.table;
         let caches: Vec<_> = table.caches.iter().map(cache).collect();
         let engines: Vec<_> = table.caches.iter().map(CacheEntry::engine).collect();
         let are_some: Vec<_> = table.caches.iter().map(CacheEntry::is_real).collect();
         let released = shared.config.released.iter().map(|released| released.name.clone()).collect();
-        (shared.phase, caches, engines, table.volumes.clone(), are_some, released)
+        let known = (released, shared.warnings.clone());
+        (shared.phase, caches, engines, table.volumes.clone(), are_some, known)
     };
     let counts = Engine::status_of_all(&engines);
     let ages = match work {
@@ -86,7 +88,14 @@ fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work:
         volumes,
         clients: fronts.map_or_else(Vec::new, clients),
         jobs: if fronts.is_some() { jobs::running(shared) } else { Vec::new() },
+        log: Some(log_now()),
+        warnings,
     }
+}
+
+fn log_now() -> status::Log {
+    let log::Condition { lost, stuck } = log::condition();
+    status::Log { lines_lost: lost, stuck_seconds: stuck.map(|lasts| lasts.as_secs()) }
 }
 
 fn clients(fronts: &Fronts) -> Vec<Client> {
@@ -247,7 +256,7 @@ fn facts(info: &VolumeInfo, latencies: Option<&Latencies>) -> VolumeFacts {
         attached: Some(info.attached),
         flash_only: info.flash_only,
         size_bytes: info.sectors * 512,
-        block_bytes: info.block_sectors * 512,
+        block_bytes: info.logical_block_sectors() * 512,
         cache_mode: info.mode.name().to_owned(),
         backing_state: info.state.map(|state| state_word(state).to_owned()),
         dirty: Dirty::of(info.dirty_sectors, info.is_dirty_known()),
@@ -336,11 +345,13 @@ fn counts_of(status: &EngineStatus, ages: Option<Ages>) -> CacheCounts {
         buckets_reserved: Some(status.buckets_reserved),
         walked_percent: Some(status.walked_percent),
         dirty: Dirty::of(status.dirty_sectors, status.is_counted),
+        ownerless_dirty_bytes: status.is_counted.then_some(status.ownerless_dirty_sectors * 512),
         tree_depth: status.tree_depth.into(),
         nodes: status.nodes,
         node_bytes: status.node_bytes,
         node_bytes_max: status.node_bytes_max,
         node_budget_bytes: status.node_budget_bytes,
+        bucket_table_bytes: Some(status.bucket_table_bytes),
         journal_sequence: status.journal_sequence,
         hits: stats.reads.hits,
         misses: stats.reads.misses,

@@ -40,7 +40,9 @@ impl Table {
         match state {
             // Its device says on which of the two it is.
             Some(_) if is_moving => Some((device, Step::Open(cache))),
-            Some(CacheState::Failed(failure)) if !self.strict && without::is_missing(failure) => {
+            Some(CacheState::Failed(failure))
+                if !self.strict && (without::is_missing(failure) || failure.kind == Kind::NotBcache) =>
+            {
                 let (cache, reason) = (&self.caches[cache?], failure.clone());
                 Some((device, Step::Look(cache.display_name().to_owned(), reason)))
             }

@@ -41,6 +41,7 @@ impl Supervisor {
         let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         self.extension.begin_anew();
         tracing::info!(event = "stopping", "stopping");
+        self.exports.end_waiting();
         // What they wait for does not come back before the end.
         self.cut_kept("the daemon stops and their volumes are not served", |_| true);
         self.wait_for_users();

@@ -4,6 +4,7 @@ use crate::config::{self, Config};
 use crate::engine_thread::{Engine, Opened};
 use crate::failure::{Failure, Kind};
 use crate::names;
+use crate::offline::lost_sets::Stranded;
 use crate::options::layers::{Configured, Layers};
 use crate::supervisor::memory::Nodes;
 use crate::supervisor::numbering::Numbered;
@@ -12,11 +13,11 @@ use crate::supervisor::returning::Absent;
 use crate::supervisor::said::SaidOfLodgers;
 use crate::supervisor::without::{self, Lack};
 use crate::supervisor::words::{OfMode, OfSettings};
-use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeInfo, VolumeOptions};
+use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_port::Ways;
 use bcached_uring::Presence;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -91,10 +92,16 @@ pub struct CacheEntry {
     pub unreadable_logged: BTreeSet<u64>,
     /// Volumes of which the log was told that their dirty data lies here and they are not served.
     pub unserved_logged: BTreeSet<[u8; 16]>,
+    /// What was said of a damaged table of volumes, and of dirty data without an owner.
+    pub table_logged: BTreeSet<String>,
+    /// How long the zeroings had gone on of which the log was told last.
+    pub zeroing_logged: BTreeMap<VolumeId, Duration>,
     /// What had been given up when its set was opened, as the log was told.
     pub given_up_logged: Arc<[GivenUp]>,
     /// The log has said what it waits for.
     pub wait_logged: bool,
+    /// What the table of its buckets takes has been logged.
+    pub bucket_memory_logged: bool,
 }
 
 /// How far a volume has come.
@@ -161,6 +168,8 @@ pub struct VolumeEntry {
     pub absent: Option<Box<str>>,
     /// The set that its superblock named when its cache could not be had.
     pub missed_set: Option<Uuid>,
+    /// Its device was looked at while it could not be served: whether its newest data is in a set.
+    pub stranded: Option<Option<Stranded>>,
     /// Its cache is missing, and can be done without.
     pub lack: Option<Lack>,
     /// What is tried again, ever less often, to serve it has failed the last time.
@@ -406,49 +415,6 @@ impl Table {
         self.set_volume(index, VolumeState::Served(Box::new(info)));
         self.volumes[index].clone()
     }
-
-    /// Takes over what is new in `config`; the names of what is not in it any more.
-    pub fn adopt(&mut self, config: &Config) -> BTreeSet<String> {
-        let mut gone = BTreeSet::new();
-        for cache in &config.caches {
-            match self.caches.iter_mut().find(|entry| entry.name == cache.name && entry.is_real()) {
-                None => self.caches.push(CacheEntry::of(cache)),
-                Some(entry) => entry.options.configured.clone_from(&cache.options),
-            }
-        }
-        for (_, cache) in self.lasting_caches() {
-            if !config.caches.iter().any(|configured| configured.name == cache.name) {
-                gone.extend(cache.name.clone());
-            }
-        }
-        for volume in &config.volumes {
-            match self.volumes.iter().position(|entry| entry.name == volume.name) {
-                None => {
-                    let number = self.number_of(volume, None, config);
-                    self.volumes.push(VolumeEntry::numbered(volume, number));
-                }
-                Some(place) if self.volumes[place].is_removed() => {
-                    let number = self.number_of(volume, Some(self.volumes[place].number), config);
-                    let entry = &mut self.volumes[place];
-                    // What was said until the daemon stops holds when it comes back; another device is another volume.
-                    let is_back = entry.backing.as_ref() == Some(&volume.backing);
-                    let said = std::mem::take(&mut entry.options.runtime);
-                    *entry = VolumeEntry::numbered(volume, number);
-                    entry.options.runtime = Some(said).filter(|_| is_back).unwrap_or_default();
-                }
-                // A section is of a device: it is not of what has its name and lives in a cache alone.
-                Some(place) if self.volumes[place].is_flash_only() => {}
-                Some(place) => self.volumes[place].options.configured = volume.options.clone(),
-            }
-        }
-        let stays = |volume: &&VolumeEntry| volume.backing.is_some() && !volume.is_leaving();
-        for volume in self.volumes.iter().filter(stays) {
-            if !config.volumes.iter().any(|configured| configured.name == volume.name) {
-                gone.extend(volume.name.clone());
-            }
-        }
-        gone
-    }
 }
 
 impl CacheEntry {
@@ -511,8 +477,11 @@ impl CacheEntry {
             walking_logged: false,
             unreadable_logged: BTreeSet::new(),
             unserved_logged: BTreeSet::new(),
+            table_logged: BTreeSet::new(),
+            zeroing_logged: BTreeMap::new(),
             given_up_logged: Arc::default(),
             wait_logged: false,
+            bucket_memory_logged: false,
             state: CacheState::Waiting(not_looked()),
             trouble: None,
             opened: None,
@@ -558,7 +527,8 @@ impl VolumeEntry {
         matches!(self.state, VolumeState::Removed | VolumeState::Stopped)
     }
 
-    fn numbered(volume: &config::Volume, number: Numbered) -> Self {
+    /// A volume of the configuration under this number.
+    pub(super) fn numbered(volume: &config::Volume, number: Numbered) -> Self {
         Self { number: number.number, is_numbered: number.is_asked, ..Self::of(volume) }
     }
 
@@ -587,6 +557,7 @@ impl VolumeEntry {
             opened: None,
             absent: None,
             missed_set: None,
+            stranded: None,
             lack: None,
             again: None,
             state: VolumeState::Waiting(not_looked()),

@@ -14,7 +14,7 @@ use crate::control::Signal;
 use crate::control::status::{Dirty, Progress, Volume as VolumeStatus, VolumeFacts};
 use crate::engine_thread::{self, Engine};
 use crate::options::layers::Configured;
-use bcached_engine::{Error, UnreadableNode};
+use bcached_engine::{Error, UnreadableNode, VolumeId, ZeroingInfo};
 use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, Label, Uuid};
 use bcached_port::{NoExport, Ways};
 use std::path::{Path, PathBuf};
@@ -40,6 +40,7 @@ pub(super) fn config(volumes: &[&str]) -> Config {
     Config {
         control: PathBuf::from("/nonexistent/control.sock"),
         memory_bytes: 256 << 20,
+        memory_is_said: true,
         stop_timeout: Duration::ZERO,
         places: FrontPlaces { listen: Vec::new(), ..FrontPlaces::beside(Path::new("/run/x")) },
         ways: Ways::default(),
@@ -200,6 +201,25 @@ fn a_node_that_cannot_be_read_is_told_once() {
     assert_eq!((first.len(), told(&[node(128)]).len()), (1, 0));
     assert_eq!(told(&[node(128), node(256)]).len(), 1, "the other one");
     assert_eq!((told(&[]).len(), told(&[node(128)]).len()), (0, 1), "it could be read meanwhile");
+}
+
+/// A zeroing that goes on for long is told of after five seconds, and now and then from then on.
+#[test]
+fn a_long_zeroing_is_told_of_now_and_then() {
+    let supervisor = supervisor(&[]);
+    let told = |seconds: &[u64]| {
+        let zeroing = |seconds: &u64| {
+            let since = Duration::from_secs(*seconds);
+            (VolumeId(0), ZeroingInfo { since, sectors: 8 << 21, done: 1 << 21 })
+        };
+        let zeroings: Vec<_> = seconds.iter().map(zeroing).collect();
+        supervisor.shared().table.note_zeroings(0, &zeroings, &[])
+    };
+    assert_eq!(told(&[4]), [""; 0]);
+    assert_eq!(told(&[5]), ["volume : 1 GiB of 8 GiB zeroed after 5 s"]);
+    assert_eq!((told(&[6]).len(), told(&[34]).len(), told(&[35]).len(), told(&[36]).len()), (0, 0, 1, 0));
+    assert_eq!((told(&[]).len(), told(&[36]).len()), (0, 1), "another one");
+    assert_eq!(told(&[7]).len(), 1, "and another, that began when that had ended");
 }
 
 /// Of two volumes with one label that got the name whose cache opened first.

@@ -3,13 +3,15 @@
 use super::called::{self, name_of};
 use super::table::{Table, VolumeEntry, VolumeState};
 use super::{Phase, Supervisor};
+use crate::control::status::Dirty;
+use crate::sizes::human;
 use crate::supervisor::{health, report};
-use bcached_engine::{GivenUp, Status, UnreadableNode, VolumeInfo};
-use std::collections::BTreeSet;
+use bcached_engine::{GivenUp, Status, UnreadableNode, VolumeId, VolumeInfo, ZeroingInfo};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the log hears what a command line still waits for.
+/// How often the log hears what a command line still waits for, and how far a long zeroing has come.
 const WAITS_TOLD: Duration = Duration::from_secs(30);
 
 impl Table {
@@ -80,6 +82,69 @@ impl Table {
             format!("cache {name}: {dirty} of {volume}, which is not served: it stays there until it is")
         });
         news.collect()
+    }
+
+    /// What is wrong with the table of volumes, and what nobody owns for that reason, if the log has not heard of it yet: a
+    /// sentence each.
+    pub fn note_table(&mut self, index: usize, status: &Status) -> Vec<String> {
+        let Some(cache) = self.caches.get_mut(index) else { return Vec::new() };
+        let name = cache.name.as_ref().unwrap_or(&cache.device);
+        let mut news = Vec::new();
+        if status.table_is_damaged {
+            news.push(format!(
+                "cache {name}: its table of volumes is not the one that was written; volumes whose backing device names its \
+                 number are served, others may be missing"
+            ));
+        }
+        for slot in &status.doubted {
+            let of = match slot.label.to_string() {
+                label if label.is_empty() => slot.uuid.to_string(),
+                label => label,
+            };
+            news.push(format!(
+                "cache {name}: slot {} of its table of volumes ({of}) is not what was written; no volume is served from it, \
+                 and what the cache holds under that number is kept",
+                slot.inode.0
+            ));
+        }
+        if status.ownerless_dirty_sectors > 0 && status.walked_percent == 100 {
+            // Of an index that is damaged it may be more.
+            let dirty = Dirty::of(status.ownerless_dirty_sectors, status.is_counted);
+            news.push(format!(
+                "cache {name}: {dirty} that belongs to no volume of its table; it is kept and written nowhere; attach the \
+                 backing device that it is of, or look with `bcached check`",
+            ));
+        }
+        news.retain(|told| !cache.table_logged.contains(told));
+        cache.table_logged.extend(news.iter().cloned());
+        news
+    }
+
+    /// The zeroings of volumes that go on for long and of which the log has not heard of late: a sentence each.
+    pub fn note_zeroings(
+        &mut self,
+        index: usize,
+        zeroings: &[(VolumeId, ZeroingInfo)],
+        infos: &[VolumeInfo],
+    ) -> Vec<String> {
+        let Some(cache) = self.caches.get_mut(index) else { return Vec::new() };
+        let before = std::mem::take(&mut cache.zeroing_logged);
+        let mut told = BTreeMap::new();
+        let mut news = Vec::new();
+        for (volume, zeroing) in zeroings.iter().filter(|(_, zeroing)| zeroing.since >= health::SLOW) {
+            // One that has gone on for less is another one.
+            let last = before.get(volume).copied().filter(|last| *last <= zeroing.since);
+            if let Some(last) = last.filter(|last| zeroing.since < *last + WAITS_TOLD) {
+                told.insert(*volume, last);
+                continue;
+            }
+            told.insert(*volume, zeroing.since);
+            let (done, all) = (human(zeroing.done * 512), human(zeroing.sectors * 512));
+            news.push((*volume, format!("{done} of {all} zeroed after {} s", zeroing.since.as_secs())));
+        }
+        cache.zeroing_logged = told;
+        let name = |volume| name_of(&self.volumes, index, volume, infos);
+        news.into_iter().map(|(volume, far)| format!("volume {}: {far}", name(volume))).collect()
     }
 
     /// The btree nodes of a set that cannot be read and of which the log has not heard yet: a sentence each.

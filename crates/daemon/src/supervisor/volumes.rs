@@ -71,6 +71,7 @@ impl Supervisor {
         let superblock = self.look(index, device)?;
         let waits = match reason.kind {
             Kind::Damaged => reasons::cache_damaged(&superblock, cache, reason),
+            Kind::NotBcache => reasons::cache_has_no_superblock(&superblock, reason),
             _ => reasons::cache_waits(&superblock, Some(cache), reason),
         };
         self.lacks(index, device, Some(cache), (&superblock, reason, waits))
@@ -85,7 +86,7 @@ impl Supervisor {
         (superblock, reason, waits): (&BackingSuperblock, &Failure, Failure),
     ) -> Result<VolumeState, Unopened> {
         if !self.goes_without(index, cache, superblock, reason) {
-            if reason.kind == Kind::Damaged {
+            if matches!(reason.kind, Kind::Damaged | Kind::NotBcache) {
                 return Ok(VolumeState::Failed(waits));
             }
             let (lacks, wait) = {

@@ -26,6 +26,7 @@ fn counts(journal_entries: u64) -> CacheCounts {
         "node_bytes",
         "node_bytes_max",
         "node_budget_bytes",
+        "bucket_table_bytes",
         "journal_sequence",
         "hits",
         "misses",
@@ -82,6 +83,8 @@ fn status(device: &str, counts: Option<CacheCounts>) -> Status {
         volumes: Vec::new(),
         clients: Vec::new(),
         jobs: Vec::new(),
+        log: None,
+        warnings: Vec::new(),
     }
 }
 

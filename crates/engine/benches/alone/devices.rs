@@ -55,6 +55,7 @@ impl Device {
             partial_stripes_expensive: false,
             discard: false,
             write_zeroes: true,
+            unmap: true,
         };
         Self { info, bytes: vec![0; kept], metadata: vec![0; kept.div_ceil(64 * BLOCK_BYTES)] }
     }
@@ -125,7 +126,7 @@ impl World {
                 *(if is_cache { &mut self.asked.cache_writes } else { &mut self.asked.backing_writes }) += 1;
             }
             Op::Flush => self.asked.flushes += 1,
-            Op::Zero { sector, sectors } => {
+            Op::Zero { sector, sectors, .. } => {
                 device.place(size(sector) * SECTOR_BYTES, &vec![0; size(sectors) * SECTOR_BYTES]);
             }
             Op::Discard { .. } => {}

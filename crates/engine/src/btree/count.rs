@@ -154,12 +154,13 @@ impl State {
 }
 
 /// The buckets of which nothing is known, by their stored priority.
-async fn by_age(set: &CacheSet) -> BTreeMap<u32, Vec<u32>> {
-    let mut by_age: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    set.each_bucket(|_, id, bucket| {
+async fn by_age(set: &CacheSet) -> BTreeMap<u64, Vec<u32>> {
+    let mut by_age: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    set.each_bucket(|s, id, bucket| {
         if bucket.usage == Usage::Unknown {
-            let index = u32::try_from(id.index).expect("open refuses devices with more than 2^32 buckets");
-            by_age.entry(bucket.touched).or_default().push(index);
+            let index =
+                u32::try_from(id.index).expect("a table is not made for more buckets than fit 32 bits");
+            by_age.entry(s.buckets.touched(id)).or_default().push(index);
         }
     })
     .await;

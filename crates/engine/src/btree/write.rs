@@ -247,7 +247,7 @@ pub async fn flush_cache(set: &CacheSet) -> Result<(), Error> {
     }
     let wanted = set.with(|s| s.buckets.flushes().wanted());
     loop {
-        match set.with(|s| s.buckets.flushes().turn(wanted)) {
+        match set.with(|s| s.buckets.flush_turn(wanted)) {
             Turn::Done => return Ok(()),
             Turn::Failed(source) => return Err(set.fail(Error::Io { doing: Doing::CacheFlush, source })),
             Turn::Wait => set.signals().cache_flushed.wait().await,

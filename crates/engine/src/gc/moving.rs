@@ -183,7 +183,7 @@ async fn each_sparse(set: &CacheSet, sparse: Sparse, mut look: impl FnMut(Bucket
             let (mut passed, mut sorted) = (0, 0);
             for (id, bucket) in s.buckets.part(at).take(BUCKETS_MAX) {
                 passed += 1;
-                if sparse.holds(bucket) && look(id, bucket, sparse.level(bucket.dirty)) {
+                if sparse.holds(&bucket) && look(id, &bucket, sparse.level(bucket.dirty)) {
                     sorted += 1;
                     if sorted == SORTED_MAX {
                         break;

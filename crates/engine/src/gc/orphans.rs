@@ -1,4 +1,7 @@
-//! Makes void what is dirty of volumes that are no more: those of invalidated slots (format 11).
+//! Makes void what is dirty of volumes that are no more: those of slots that bcached has given up (format 11).
+//!
+//! Only of those: a slot that a kernel gave up, or of which the table is in doubt, may be called invalidated by mistake while its
+//! volume is alive. What is dirty under such a number is kept, and told ([`crate::status::Status::ownerless_dirty_sectors`]).
 //!
 //! Their keys pin buckets, and nobody can want them. A slot is given up when its volume was detached, with everything
 //! written back; when its backing device was used without the cache since (*stale*, *none*), so that what it holds is the
@@ -11,7 +14,7 @@
 use crate::btree::Record;
 use crate::error::Error;
 use crate::request::Range;
-use crate::request::write::holes;
+use crate::request::holes::holes;
 use crate::set::CacheSet;
 use crate::space::Buckets;
 use crate::state::State;
@@ -29,7 +32,7 @@ pub async fn run(set: CacheSet) {
         for inode in set.with(|s| orphans(s)) {
             let _alone = set.inner.orphans.acquire(1).await;
             // Its number may have become another's.
-            if !set.with(|s| s.uuids.is_invalidated(inode)) {
+            if !set.with(|s| s.uuids.is_released(inode)) {
                 continue;
             }
             // What cannot be reached is named (a node that cannot be read) or ends everything (a failed write).
@@ -45,7 +48,7 @@ pub async fn run(set: CacheSet) {
 
 /// The volumes that are no more and have dirty data.
 fn orphans(s: &State) -> Vec<Inode> {
-    s.dirty.inodes().filter(|inode| s.uuids.is_invalidated(*inode)).collect()
+    s.dirty.inodes().filter(|inode| s.uuids.is_released(*inode)).collect()
 }
 
 /// Puts holes, in pieces, over those keys of a volume that are `unwanted`, until all have been looked at or it `is_done`. What lies

@@ -16,9 +16,9 @@ use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::Buckets;
 use crate::state::State;
-use crate::work::{BUCKETS_MAX, VISIT_MAX};
+use crate::work::VISIT_MAX;
 use alloc::vec::Vec;
-use bcached_format::{Gen, Key, Pointer, Position};
+use bcached_format::{Key, Pointer, Position};
 use core::time::Duration;
 
 /// How often to ask whether a pass is due, and how soon to try again after a failure while somebody waits for it.
@@ -354,16 +354,15 @@ async fn see_interior(
     Ok(Some(end))
 }
 
-/// The oldest generation that was seen of each bucket.
-struct Oldest(Vec<Gen>);
+/// The oldest generation that is seen of each bucket. The table of buckets has room for it: a pass that needed memory for
+/// each of them could fail for want of it.
+struct Oldest;
 
 impl Oldest {
     /// Those of now.
     async fn begin(set: &CacheSet) -> Self {
-        let count = set.with(|s| usize::try_from(s.buckets.count()).expect("a table length"));
-        let mut oldest: Vec<Gen> = Vec::with_capacity(count);
-        set.each_bucket(|_, _, bucket| oldest.push(bucket.generation)).await;
-        Self(oldest)
+        each_part(set, Buckets::begin_seeing).await;
+        Self
     }
 
     async fn see(&mut self, set: &CacheSet, pointers: &[Pointer]) {
@@ -371,29 +370,30 @@ impl Oldest {
             set.env().breathe().await;
             set.with(|s| {
                 s.work.visit(pointers.len());
-                for pointer in pointers {
-                    let Some(id) = s.buckets.of(*pointer) else { continue };
-                    let now = s.buckets.get(id).generation;
-                    let place = &mut self.0[usize::try_from(id.index).expect("a table index")];
-                    if now.after(pointer.generation()) > now.after(*place) {
-                        *place = pointer.generation();
-                    }
-                }
+                pointers.iter().for_each(|pointer| s.buckets.see(*pointer));
             });
         }
     }
 
     /// Tells the buckets.
     async fn end(self, set: &CacheSet) {
-        for (part, generations) in self.0.chunks(BUCKETS_MAX).enumerate() {
-            set.env().breathe().await;
-            set.with(|s| {
-                s.work.buckets(generations.len());
-                for (index, generation) in generations.iter().enumerate() {
-                    let id = s.buckets.id((part * BUCKETS_MAX + index) as u64);
-                    s.buckets.set_oldest(id, *generation);
-                }
-            });
+        each_part(set, Buckets::end_seeing).await;
+    }
+}
+
+/// Has all buckets changed, in pieces; others run between them. `change` says how many it has come to from an index.
+async fn each_part(set: &CacheSet, change: impl Fn(&mut Buckets, usize) -> usize) {
+    let mut at = 0;
+    loop {
+        set.env().breathe().await;
+        let passed = set.with(|s| {
+            let passed = change(&mut s.buckets, at);
+            s.work.buckets(passed);
+            passed
+        });
+        if passed == 0 {
+            return;
         }
+        at += passed;
     }
 }

@@ -282,6 +282,7 @@ mod tests {
             root_level: 0,
             prio_bucket: 0,
             marks_reserve: false,
+            table: None,
         };
         Entry { header, old_uuids: false, keys: Vec::new() }
     }

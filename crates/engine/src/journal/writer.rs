@@ -85,6 +85,7 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
 /// Closes the open entry: what is to be written, so many bytes from the beginning of that memory.
 fn close(s: &mut State) -> Option<(Closed, Payload, usize)> {
     let closed = s.journal.close()?;
+    s.buckets.entry_closes(closed.sequence);
     let header = JsetHeader {
         seq: closed.sequence,
         last_seq: closed.last_sequence,
@@ -93,6 +94,7 @@ fn close(s: &mut State) -> Option<(Closed, Payload, usize)> {
         root_level: u16::from(s.root.level),
         prio_bucket: s.prios.current.first().expect("a chain has a first bucket").index,
         marks_reserve: s.prios.marks_reserve,
+        table: s.uuid_seal,
     };
     let mut memory = s.journal.memory.take(s.geometry.whole_blocks(JSET_BYTES_MAX));
     let bytes = memory.as_mut_slice();

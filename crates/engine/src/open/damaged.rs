@@ -80,11 +80,11 @@ async fn candidates(before: &Before<'_>, buckets: &Buckets, walked: &Findings) -
         let is_known = bucket.usage != Usage::Unknown || is_metadata || named.contains(&id.index);
         if !is_known && bucket.dirty == 0 && bucket.generation == *generation {
             let kind = if bucket.live == 0 { &mut unnamed } else { &mut clean };
-            kind.push(id);
+            if kind.len() < LOOKED_MAX {
+                kind.push(id);
+            }
         }
     }
-    unnamed.truncate(LOOKED_MAX);
-    clean.truncate(LOOKED_MAX);
     unnamed.append(&mut clean);
     unnamed
 }

@@ -1,8 +1,8 @@
 //! A set that has never been started.
 
 use super::{
-    Parts, abandon_unless, assemble, check_number, check_sizes, finish, journal_sectors, next_superblock,
-    reserve_unreferenced,
+    Parts, abandon_unless, assemble, check_memory, check_number, check_sizes, finish, journal_sectors,
+    next_superblock, reserve_unreferenced,
 };
 use crate::btree::budget::Shares;
 use crate::btree::frontier::Frontier;
@@ -36,10 +36,10 @@ pub(super) async fn initialise(
     superblock.set_journal_buckets((superblock.buckets() / 128).clamp(2, 256));
     let geometry = Geometry::of(&superblock);
     check_sizes(&geometry)?;
-    let nothing = (0..geometry.buckets).map(|_| (Gen(0), 0));
-    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, nothing);
+    let nothing = (0..check_memory(&geometry, &options)?).map(|_| (Gen(0), 0));
+    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, nothing)?;
     let first_free = geometry.first_bucket + geometry.journal_buckets;
-    buckets.classify(|index| index < first_free);
+    buckets.classify(|index| index < first_free)?;
     let sets = geometry.prio_sets();
     let current = reserve_unreferenced(&mut buckets, sets)?;
     let spare = reserve_unreferenced(&mut buckets, sets)?;
@@ -53,6 +53,7 @@ pub(super) async fn initialise(
             journal.behind(former, bucket)
         }
     };
+    let set_uuid = superblock.set_uuid();
     let uuid_key = uuids::table_key(&geometry, &buckets, uuid_bucket);
     let size = u16::try_from(geometry.node_sectors()).expect("node sizes fit a key");
     let pointer = bcached_format::Pointer::new(
@@ -71,8 +72,10 @@ pub(super) async fn initialise(
         journal,
         // The order is turned: what is stored first goes to the spare chain.
         prios: PrioChains { marks_reserve: false, current: spare, spare: current, sequence: 0 },
-        uuids: UuidTable::empty(geometry.uuid_slots()),
+        uuids: UuidTable::empty(set_uuid, geometry.uuid_slots()),
         uuid_key,
+        uuid_seal: None,
+        opened_at: 0,
         dirty: DirtyCounts::default(),
         frontier: Frontier::at_end(),
         reserve_wanted: reserve::wanted(&geometry, options.reserve),
@@ -106,10 +109,13 @@ async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
     let mut node = Node::create(root.key, 0, set.env().random(), &set.with(|s| s.geometry));
     let first = write::seal_pending(&mut node).expect("a fresh node has a first set");
     write::write_set(set, root.pointer().sector(), &first).await?;
+    let edition = uuids::new_stamp(set);
     let (sector, bytes) = set.with(|s| {
         let pointer = crate::btree::pointer_to_read(&s.uuid_key.pointers).expect("just made");
-        (pointer.sector(), s.uuids.to_bytes())
+        (pointer.sector(), s.uuids.to_bytes(edition))
     });
+    let seal = uuids::seal_of(set.env(), &bytes, edition).await;
+    set.with(|s| s.uuid_seal = Some(seal));
     let written = set.write_cache(Cause::Uuids, sector, Buffer::copied_from(&bytes).freeze()).await;
     written.map_err(Error::io(Doing::Uuids))?;
     let pin = load::load(set, root).await?;

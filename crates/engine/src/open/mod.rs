@@ -10,7 +10,7 @@ mod damaged;
 mod initialise;
 mod recover;
 
-use crate::btree::budget::Shares;
+use crate::btree::budget::{Shares, node_budget_min};
 use crate::btree::cache::NodeCache;
 use crate::btree::frontier::Frontier;
 use crate::btree::frozen::Frozen;
@@ -24,6 +24,7 @@ use crate::options::Options;
 use crate::phases::Phases;
 use crate::policy::{Congestion, Wear};
 use crate::set::{CacheSet, Duty, Inner, Signals};
+use crate::space::buckets::{BYTES_PER_BUCKET, table_bytes};
 use crate::space::{
     Buckets, Discards, OpenBuckets, Starvation, Usage, allocator, discards, prios, reserve, summaries,
 };
@@ -40,7 +41,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use bcached_env::sync::Semaphore;
 use bcached_env::{Disk, DiskId, Env, Note, Stock};
-use bcached_format::{BucketId, CacheSuperblock, Geometry, Key, SUPERBLOCK_BYTES, Superblock};
+use bcached_format::{
+    BucketId, CacheSuperblock, Gen, Geometry, Key, SUPERBLOCK_BYTES, Superblock, TableSeal,
+};
 use core::cell::{Cell, RefCell};
 
 /// Buckets taken as they are at start, because the walk has proven that nothing points to them: enough for the splits
@@ -79,6 +82,34 @@ fn check_sizes(geometry: &Geometry) -> Result<(), Error> {
     Ok(())
 }
 
+/// How many buckets the set has, if there is memory for it: for the table, for what an opening needs
+/// beside it, and for the fewest nodes. It is asked for and given back: what is asked for in small
+/// pieces later would end the process, and other sets with it, if there were none.
+fn check_memory(geometry: &Geometry, options: &Options) -> Result<usize, Error> {
+    Shares::new(options.node_budget_bytes, geometry.node_sectors(), 0)?;
+    let buckets = geometry.buckets;
+    let no_memory = Error::BucketMemory { buckets, needed: table_bytes(buckets) };
+    let count = usize::try_from(buckets).ok().filter(|count| *count < TABLE_MAX);
+    let Some(count) = count else { return Err(no_memory) };
+    let all = count.saturating_mul(BYTES_PER_BUCKET + BYTES_WHILE_OPENED + BYTES_LEFT_OVER);
+    let mut memory: Vec<u8> = Vec::new();
+    let nodes = node_budget_min(geometry.node_sectors(), 0);
+    let is_there = memory.try_reserve_exact(all.saturating_add(nodes)).is_ok();
+    // Else what is asked for and not used is not asked for.
+    core::hint::black_box(&memory);
+    if is_there { Ok(count) } else { Err(no_memory) }
+}
+
+/// Most buckets of a set: what a table tells apart.
+const TABLE_MAX: usize = u32::MAX as usize;
+
+/// Memory for each bucket that an opening takes beside the table: what was stored, and an order.
+const BYTES_WHILE_OPENED: usize = size_of::<(Gen, u16)>() + size_of::<u32>();
+
+/// Memory for each bucket that is to be left when the table has its own: a large set does not take
+/// the last of it from others.
+const BYTES_LEFT_OVER: usize = 8;
+
 /// What a state is made of; the rest is the same for every start.
 struct Parts {
     geometry: Geometry,
@@ -88,6 +119,8 @@ struct Parts {
     prios: PrioChains,
     uuids: UuidTable,
     uuid_key: Key,
+    uuid_seal: Option<TableSeal>,
+    opened_at: u64,
     dirty: DirtyCounts,
     frontier: Frontier,
     reserve_wanted: u64,
@@ -125,6 +158,8 @@ fn assemble(
         prios: parts.prios,
         uuids: parts.uuids,
         uuid_key: parts.uuid_key,
+        uuid_seal: parts.uuid_seal,
+        opened_at: parts.opened_at,
         coming: Vec::new(),
         forgetting: BTreeSet::new(),
         dirty: parts.dirty,
@@ -263,4 +298,27 @@ async fn finish(set: &CacheSet) {
     set.spawn(Duty::Changing, gc::moving::run);
     set.spawn(Duty::Changing, gc::orphans::run);
     set.spawn(Duty::Changing, reserve::run);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_format::{SetMagic, Uuid};
+
+    /// What the superblock says may be more than any machine has.
+    #[test]
+    fn a_set_of_more_buckets_than_there_can_be_memory_for_is_refused() {
+        let of = |buckets| {
+            let magic = SetMagic::of(Uuid([1; 16]));
+            let sizes = (8, 16, 1, 4);
+            let (block_sectors, bucket_sectors, first_bucket, journal_buckets) = sizes;
+            Geometry { block_sectors, bucket_sectors, buckets, first_bucket, journal_buckets, magic }
+        };
+        assert_eq!(check_memory(&of(1024), &Options::default()), Ok(1024));
+        for buckets in [u64::from(u32::MAX), 1 << 40, u64::MAX] {
+            let needed = table_bytes(buckets);
+            let refused = Err(Error::BucketMemory { buckets, needed });
+            assert_eq!(check_memory(&of(buckets), &Options::default()), refused);
+        }
+    }
 }

@@ -5,8 +5,8 @@
 //! the same if nodes are damaged (`open::damaged`).
 
 use super::{
-    Parts, abandon_unless, assemble, check_number, check_sizes, damaged, finish, journal_sectors,
-    next_superblock, reserve_unreferenced, start_tasks,
+    Parts, abandon_unless, assemble, check_memory, check_number, check_sizes, damaged, finish,
+    journal_sectors, next_superblock, reserve_unreferenced, start_tasks,
 };
 use crate::btree::budget::Shares;
 use crate::btree::frontier::Frontier;
@@ -48,6 +48,7 @@ pub(super) async fn recover(
 ) -> Result<CacheSet, Error> {
     let geometry = Geometry::of(&superblock);
     check_sizes(&geometry)?;
+    check_memory(&geometry, &options)?;
     let scan = scan::scan((&env, &disk), &geometry).await?;
     let newest = scan.entries.last().expect("a scan without entries is an error");
     let (header, old_uuids) = (newest.header, newest.old_uuids);
@@ -55,7 +56,8 @@ pub(super) async fn recover(
     let root = root_of(&geometry, &header.root, header.root_level)?;
     let stored = prios::read((&env, &disk), &geometry, header.prio_bucket, header.marks_reserve).await?;
     check_number(stored.sequence)?;
-    let uuids = uuids::read(&disk, &geometry, &header.uuids, old_uuids).await?;
+    let set_uuid = superblock.set_uuid();
+    let uuids = uuids::read((&env, &disk), &geometry, set_uuid, &header, old_uuids).await?;
     let metadata = metadata_buckets(&geometry, &stored.chain, &header.uuids)?;
     let noted = note.recovered(superblock.session());
     let oldest = header.last_seq;
@@ -95,9 +97,11 @@ pub(super) async fn recover(
             reserve_wanted = 0;
         }
     }
+    // What orders the buckets takes as much.
+    let (chain, sequence) = (stored.chain, stored.sequence);
+    drop(stored.entries);
     let settled = settle(&geometry, &mut buckets, metadata, known)?;
-    let prios =
-        PrioChains { marks_reserve, current: stored.chain, spare: settled.spare, sequence: stored.sequence };
+    let prios = PrioChains { marks_reserve, current: chain, spare: settled.spare, sequence };
     let parts = Parts {
         geometry,
         buckets,
@@ -106,6 +110,8 @@ pub(super) async fn recover(
         prios,
         uuids,
         uuid_key: header.uuids,
+        opened_at: header.seq,
+        uuid_seal: header.table.filter(|_| !old_uuids),
         dirty: settled.dirty,
         frontier: settled.frontier,
         reserve_wanted,
@@ -147,7 +153,7 @@ impl Before<'_> {
 /// The buckets as they were stored.
 fn table(geometry: &Geometry, stored: &Stored, root: Child) -> Result<Buckets, Error> {
     let entries = stored.entries.iter().copied();
-    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries);
+    let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries)?;
     walk::raise(&mut buckets, root.pointer())?;
     Ok(buckets)
 }
@@ -177,7 +183,7 @@ fn settle(
                 return Err(Error::Inconsistent("two kinds of metadata share a bucket"));
             }
             check_metadata(buckets, &metadata)?;
-            buckets.classify(|index| metadata.contains(&index));
+            buckets.classify(|index| metadata.contains(&index))?;
             let spare = reserve_unreferenced(buckets, chain)?;
             Ok(Settled { dirty: found.dirty, alive: found.alive, frontier: Frontier::at_end(), spare })
         }

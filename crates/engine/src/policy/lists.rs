@@ -2,8 +2,11 @@
 //!
 //! A bucket is on a list only while it could be given up (closed, nothing dirty); everything is O(1), so that choosing
 //! victims costs the same on a terabyte as on a gigabyte.
+//!
+//! There are as many slots as the device has buckets, so each byte of one counts. While a slot is on no
+//! list, its caller keeps a number where a link is ([`Lists::spare`]).
 
-use alloc::vec;
+use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
 
 const NONE: u32 = u32::MAX;
@@ -17,11 +20,11 @@ pub enum Rank {
     Used,
 }
 
-#[derive(Clone, Copy)]
+/// Of a slot on a list, its neighbours; of any other, `previous` is its caller's number.
+#[derive(Clone, Copy, Default)]
 struct Link {
     previous: u32,
     next: u32,
-    list: Option<Rank>,
 }
 
 #[derive(Clone, Copy)]
@@ -34,24 +37,52 @@ struct List {
 /// The two lists. Slots are indices into the caller's table of buckets.
 pub struct Lists {
     links: Vec<Link>,
+    ranks: Vec<Option<Rank>>,
     empty: List,
     used: List,
 }
 
 impl Lists {
+    /// Memory that the lists take for each slot, in bytes.
+    pub const SLOT_BYTES: usize = size_of::<Link>() + size_of::<Option<Rank>>();
+
     /// Lists over `slots` buckets, none of them listed.
-    #[must_use]
-    pub fn new(slots: usize) -> Self {
-        let nowhere = Link { previous: NONE, next: NONE, list: None };
+    ///
+    /// # Errors
+    /// There is no memory for so many.
+    pub fn new(slots: usize) -> Result<Self, TryReserveError> {
+        let (mut links, mut ranks) = (Vec::new(), Vec::new());
+        links.try_reserve_exact(slots)?;
+        ranks.try_reserve_exact(slots)?;
+        links.resize(slots, Link::default());
+        ranks.resize(slots, None);
         let list = List { head: NONE, tail: NONE, length: 0 };
-        Self { links: vec![nowhere; slots], empty: list, used: list }
+        Ok(Self { links, ranks, empty: list, used: list })
+    }
+
+    /// The number that is kept for `slot`: 0 while it is on a list, and when it has just left one.
+    #[inline]
+    #[must_use]
+    pub fn spare(&self, slot: u32) -> u32 {
+        if self.rank(slot).is_none() { self.links[slot as usize].previous } else { 0 }
+    }
+
+    /// Keeps a number for `slot` as long as it is on no list.
+    ///
+    /// # Panics
+    /// If it is on one.
+    #[inline]
+    pub fn set_spare(&mut self, slot: u32, number: u32) {
+        assert!(self.rank(slot).is_none(), "slot {slot} is on a list, so it has no room for a number");
+        self.links[slot as usize].previous = number;
     }
 
     /// Puts `slot` last in `rank`, wherever it was before.
     pub fn append(&mut self, slot: u32, rank: Rank) {
         self.remove(slot);
         let tail = self.list(rank).tail;
-        self.links[slot as usize] = Link { previous: tail, next: NONE, list: Some(rank) };
+        self.links[slot as usize] = Link { previous: tail, next: NONE };
+        self.ranks[slot as usize] = Some(rank);
         match tail {
             NONE => self.list_mut(rank).head = slot,
             tail => self.links[tail as usize].next = slot,
@@ -68,15 +99,16 @@ impl Lists {
     }
 
     /// The list that `slot` is on.
+    #[inline]
     #[must_use]
     pub fn rank(&self, slot: u32) -> Option<Rank> {
-        self.links[slot as usize].list
+        self.ranks[slot as usize]
     }
 
     /// Takes `slot` off its list, if it is on one.
     pub fn remove(&mut self, slot: u32) {
-        let Link { previous, next, list } = self.links[slot as usize];
-        let Some(rank) = list else { return };
+        let Some(rank) = self.ranks[slot as usize] else { return };
+        let Link { previous, next } = self.links[slot as usize];
         match previous {
             NONE => self.list_mut(rank).head = next,
             previous => self.links[previous as usize].next = next,
@@ -86,7 +118,8 @@ impl Lists {
             next => self.links[next as usize].previous = previous,
         }
         self.list_mut(rank).length -= 1;
-        self.links[slot as usize].list = None;
+        self.ranks[slot as usize] = None;
+        self.links[slot as usize] = Link::default();
     }
 
     /// How many slots are on the list.
@@ -129,10 +162,26 @@ const fn known(slot: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
+
+    /// What is dirty of a bucket stands where its links would be.
+    #[test]
+    fn a_slot_keeps_a_number_while_it_is_on_no_list() {
+        let mut lists = Lists::new(3).expect("three slots");
+        lists.set_spare(1, 7);
+        lists.append(0, Rank::Used);
+        lists.append(2, Rank::Used);
+        assert_eq!([0, 1, 2].map(|slot| lists.spare(slot)), [0, 7, 0]);
+        lists.append(1, Rank::Used);
+        assert_eq!((lists.spare(1), lists.after(2)), (0, Some(1)));
+        lists.remove(2);
+        assert_eq!((lists.spare(2), lists.after(0)), (0, Some(1)), "nothing is left of its links");
+        assert!(Lists::new(usize::MAX / 64).is_err(), "no memory is an error, and no abort");
+    }
 
     #[test]
     fn what_is_appended_is_last_and_what_is_removed_is_nowhere() {
-        let mut lists = Lists::new(6);
+        let mut lists = Lists::new(6).expect("six slots");
         for slot in [0, 1, 2] {
             lists.append(slot, Rank::Used);
         }

@@ -66,7 +66,7 @@ pub struct Streams {
 
 impl Default for Streams {
     fn default() -> Self {
-        let mut order = Lists::new(STREAMS_MAX);
+        let mut order = Lists::new(STREAMS_MAX).expect("memory for a few slots");
         (0..).take(STREAMS_MAX).for_each(|slot| order.append(slot, Rank::Empty));
         Self {
             slots: vec![Stream::default(); STREAMS_MAX],

@@ -5,6 +5,7 @@
 //! to each of them once, in an order that has nothing to do with their use.
 
 use crate::policy::lists::{Lists, Rank};
+use alloc::collections::TryReserveError;
 use bcached_env::rng::Rng;
 use bcached_format::Replacement;
 
@@ -35,12 +36,38 @@ pub enum Place {
 impl Victims {
     /// Over `slots` buckets, none of which could be given up.
     ///
+    /// # Errors
+    /// There is no memory for so many.
+    ///
     /// # Panics
     /// If there are more than 2^32, which an opening refuses.
-    #[must_use]
-    pub fn new(slots: usize) -> Self {
+    pub fn new(slots: usize) -> Result<Self, TryReserveError> {
         let count = u32::try_from(slots).expect("open refuses devices with more than 2^32 buckets");
-        Self { lists: Lists::new(slots), slots: count, policy: Replacement::default(), rng: Rng::new(0) }
+        let lists = Lists::new(slots)?;
+        Ok(Self { lists, slots: count, policy: Replacement::default(), rng: Rng::new(0) })
+    }
+
+    /// The bucket could be given up.
+    #[inline]
+    #[must_use]
+    pub fn is_listed(&self, slot: u32) -> bool {
+        self.lists.rank(slot).is_some()
+    }
+
+    /// The number that is kept for a bucket which cannot be given up ([`Lists::spare`]).
+    #[inline]
+    #[must_use]
+    pub fn spare(&self, slot: u32) -> u32 {
+        self.lists.spare(slot)
+    }
+
+    /// Keeps a number for a bucket until it can be given up.
+    ///
+    /// # Panics
+    /// If it can be now.
+    #[inline]
+    pub fn set_spare(&mut self, slot: u32, number: u32) {
+        self.lists.set_spare(slot, number);
     }
 
     /// The policy from here on. `seed`: of what is drawn.
@@ -145,7 +172,7 @@ mod tests {
     }
 
     fn with_policy(policy: Replacement) -> Victims {
-        let mut victims = Victims::new(8);
+        let mut victims = Victims::new(8).expect("eight slots");
         victims.set_policy(policy, 7);
         for slot in [0, 1, 2, 5] {
             victims.place(slot, Some(Rank::Used));
@@ -193,7 +220,7 @@ mod tests {
     #[test]
     fn nothing_to_give_up_is_no_search() {
         for policy in [Replacement::Lru, Replacement::Fifo, Replacement::Random] {
-            let mut victims = Victims::new(1);
+            let mut victims = Victims::new(1).expect("one slot");
             victims.set_policy(policy, 7);
             assert_eq!(victims.begin(), None);
             victims.place(0, Some(Rank::Used));

@@ -5,7 +5,6 @@
 //! | attaching or detaching | the volume is being detached or attached |
 //! | failing | the cache device has failed too often ([`Options::io_error_limit`]); the kernel would have given the set up |
 //! | full | so much of the cache cannot be had without writing dirty data back ([`Options::cutoff_cache_add`]) |
-//! | discard | there is nothing to add |
 //! | mode | `none`; `writearound`, of what is written |
 //! | sequential | the client streams ([`VolumeOptions::sequential_cutoff`]) |
 //! | congested | the cache device is slow, and the client streams at least so much as that allows |
@@ -13,6 +12,8 @@
 //! Not among them, other than in the kernel: a request that is not of whole blocks. Here such requests are made whole, so they
 //! are cached like any other; the kernel has to pass them by. And a hint that a request reads ahead, or in the background:
 //! between mode and sequential, as soon as a front end has one. NBD has none, so nothing carries it.
+//!
+//! Discards and zeroings are not asked about: they add nothing in any case, and are no reads, writes or streams.
 //!
 //! What is bypassed is still read from the cache where that has it, and goes there over older data that is dirty. Asked
 //! once a request, when that begins. A volume that has left the cache bypasses nothing, and neither does one that is nowhere
@@ -36,8 +37,6 @@ pub enum Bypass {
     Failing,
     /// The cache is full of what must be written back first.
     Full,
-    /// It is a discard.
-    Discard,
     /// The cache mode.
     Mode,
     /// It is part of a stream.
@@ -48,15 +47,8 @@ pub enum Bypass {
 
 impl Bypass {
     /// All of them, in the order in which they are asked for.
-    pub const ALL: [Self; 7] = [
-        Self::OnItsWay,
-        Self::Failing,
-        Self::Full,
-        Self::Discard,
-        Self::Mode,
-        Self::Sequential,
-        Self::Congested,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::OnItsWay, Self::Failing, Self::Full, Self::Mode, Self::Sequential, Self::Congested];
 
     /// In a word.
     #[must_use]
@@ -65,7 +57,6 @@ impl Bypass {
             Self::OnItsWay => "attaching_or_detaching",
             Self::Failing => "failing",
             Self::Full => "full",
-            Self::Discard => "discard",
             Self::Mode => "mode",
             Self::Sequential => "sequential",
             Self::Congested => "congested",
@@ -81,6 +72,9 @@ pub(super) fn decide(
     request: &Request,
     range: Range,
 ) -> Result<(), Bypass> {
+    if !matches!(request, Request::Read { .. } | Request::Write { .. }) {
+        return Ok(());
+    }
     let decided = admit(s, target, client, request, range);
     if let Err(reason) = decided {
         let bytes = range.sectors() * 512;
@@ -114,11 +108,7 @@ fn admit(
     if in_use >= s.options.cutoff_cache_add {
         return Err(Bypass::Full);
     }
-    let is_read = match request {
-        Request::Discard { .. } => return Err(Bypass::Discard),
-        Request::Read { .. } => true,
-        Request::Write { .. } | Request::WriteZeroes { .. } | Request::Flush => false,
-    };
+    let is_read = matches!(request, Request::Read { .. });
     match target.mode {
         CacheMode::None => return Err(Bypass::Mode),
         CacheMode::Writearound if !is_read => return Err(Bypass::Mode),

@@ -9,10 +9,12 @@
 //! | `put_at_once` | a write of one piece to the cache alone |
 //! | `read` | pieces from the cache, holes from the backing device, fills |
 //! | `write` | the table of modes: back, through, around |
+//! | `holes` | what makes void what the cache holds of a range |
 //! | `insert` | space, data, then keys |
 //! | `fill` | the same for what was read, when the reader has it |
 //! | `flush` | flush, and what a backing flush sets free |
-//! | `discard` | discard and write-zeroes |
+//! | `discard` | discard |
+//! | `zeroes` | write-zeroes |
 //! | `ranges` | who waits for whom |
 //! | `parked` | clean data that waits for the backing device's flush |
 //! | `uncached` | how a volume goes on without its cache |
@@ -22,6 +24,7 @@ pub mod bypass;
 pub mod discard;
 mod fill;
 pub mod flush;
+pub mod holes;
 pub mod insert;
 mod miss_at_once;
 pub mod parked;
@@ -31,6 +34,7 @@ pub mod read;
 pub mod uncached;
 pub mod under_way;
 pub mod write;
+pub mod zeroes;
 
 use crate::error::Error;
 use crate::latency::Path;
@@ -86,7 +90,7 @@ pub enum Request {
         /// Length in sectors.
         sectors: u64,
     },
-    /// Write zeroes.
+    /// The range reads as zeroes from here on.
     WriteZeroes {
         /// First sector.
         sector: u64,
@@ -94,6 +98,8 @@ pub enum Request {
         sectors: u64,
         /// Durable when answered.
         fua: bool,
+        /// The space under the range may be given up, and none is taken.
+        may_unmap: bool,
     },
 }
 
@@ -232,6 +238,7 @@ impl CacheSet {
         match request {
             Request::Flush => target.goes(Path::Flush),
             Request::Discard { .. } => target.goes(Path::Discard),
+            Request::WriteZeroes { .. } => target.goes(Path::WriteZeroes),
             _ => {}
         }
         let (mut reply, unproven) = self.dispatch(&target, request).await;
@@ -276,10 +283,13 @@ impl CacheSet {
                 Err(error) => plain(Err(error)),
                 Ok(range) => plain(discard::discard(self, target, range).await),
             },
-            Request::WriteZeroes { sector, sectors, fua } => match target.range(sector, sectors) {
-                Err(error) => plain(Err(error)),
-                Ok(range) => written(discard::write_zeroes(self, target, range, fua).await),
-            },
+            Request::WriteZeroes { sector, sectors, fua, may_unmap } => {
+                let asked = zeroes::Asked { fua, may_unmap };
+                match target.range(sector, sectors) {
+                    Err(error) => plain(Err(error)),
+                    Ok(range) => written(zeroes::write_zeroes(self, target, range, asked).await),
+                }
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::btree::{Attempt, Record};
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::latency::Path;
+use crate::request::holes::{invalidate, invalidate_clean, punch};
 use crate::request::insert::Chunk;
 use crate::request::parked::{self, Clean};
 use crate::request::ranges::{Claim, Ranges};
@@ -30,12 +31,8 @@ use crate::volume::{Volume, record};
 use crate::writeback::company::beside;
 use crate::writeback::room;
 use crate::written::Cause;
-use alloc::vec::Vec;
 use bcached_env::{Buffer, IoError, Payload};
-use bcached_format::{BackingState, CacheMode, Inode, Key};
-
-/// Longest hole put in the tree at once (the kernel's limit).
-const HOLE_SECTORS_MAX: u64 = 32768;
+use bcached_format::{BackingState, CacheMode, Inode};
 
 /// What the tree says of a range.
 #[derive(Clone, Copy, Debug, Default)]
@@ -235,73 +232,6 @@ pub(crate) async fn survey(set: &CacheSet, target: &Target, range: Range) -> Res
     Ok(survey)
 }
 
-/// Makes void what the tree says of a range, durably. Nothing is written if nothing is there and nothing was.
-pub(crate) async fn invalidate(
-    set: &CacheSet,
-    target: &Target,
-    range: Range,
-    survey: Survey,
-) -> Result<(), Error> {
-    if survey.present {
-        punch(set, target, range).await?;
-    }
-    let last_hole = set.with(|s| s.volumes.get(target.id).map_or(0, |volume| volume.last_hole));
-    writer::commit_through(set, last_hole).await
-}
-
-/// Makes void, durably, what is cached clean in a range with dirty data: a crash in the middle of what follows must not
-/// leave an old clean copy over what is new on the backing device. Stale keys too: their buckets have been given up, and until
-/// that is durable a crash brings them back.
-async fn invalidate_clean(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
-    let inode = target.inode.expect("only attached volumes have keys");
-    let mut copies: Vec<Range> = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        at = set
-            .attempt(|s| {
-                s.keys_in_leaf(inode, at, range.end, &mut |buckets, key| {
-                    if buckets.could_return(key) && (!key.dirty || buckets.is_dead(key)) {
-                        copies
-                            .push(Range { start: key.start().max(range.start), end: key.end.min(range.end) });
-                    }
-                })
-            })
-            .await?;
-    }
-    for copy in copies {
-        punch(set, target, copy).await?;
-    }
-    // The keys of the dirty data, too: until they are durable an old clean copy may stand on the device in their place.
-    writer::commit(set).await
-}
-
-/// Puts holes over a range: journalled, not waited for.
-pub(crate) async fn punch(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
-    let inode = target.inode.expect("only attached volumes have keys");
-    for hole in holes(inode, range) {
-        let punched = set.put_key(&hole, Record::Journal).await;
-        // Whatever came of it: some of its leaves may have their hole.
-        set.with(|s| {
-            let sequence = s.journal.appended();
-            if let Some(volume) = s.volumes.get_mut(target.id) {
-                volume.last_hole = volume.last_hole.max(sequence);
-            }
-        });
-        punched?;
-    }
-    Ok(())
-}
-
-/// The keys that make a range of a volume void.
-pub(crate) fn holes(inode: Inode, range: Range) -> impl Iterator<Item = Key> {
-    let mut at = range.start;
-    core::iter::from_fn(move || {
-        let start = at;
-        at = range.end.min(start + HOLE_SECTORS_MAX);
-        (start < range.end).then(|| Key::hole(inode, start, at))
-    })
-}
-
 /// Into the cache, dirty. Where the cache cannot take it the data goes to the backing device, flushed, before what is
 /// dirty in its range is made void.
 async fn write_back(
@@ -403,16 +333,30 @@ pub(super) async fn write_out(
     target.goes(Path::WriteAround);
     let from = bytes(part.start - range.start);
     let piece = payload.slice(from..from + bytes(part.sectors()));
+    let put = async || write_backing(set, target, part, piece, fua && !survey.dirty).await;
+    let stamp = give_way(set, target, part, survey, put).await?;
+    Ok(stamp.filter(|_| !fua))
+}
+
+/// What the cache holds of a range gives way to what is `put` on the backing device. The stamp is that of what is not proven
+/// durable.
+pub(super) async fn give_way(
+    set: &CacheSet,
+    target: &Target,
+    part: Range,
+    survey: Survey,
+    put: impl AsyncFnOnce() -> Result<Stamp, Error>,
+) -> Result<Option<Stamp>, Error> {
     if !survey.dirty {
         invalidate(set, target, part, survey).await?;
-        return write_backing(set, target, part, piece, fua).await.map(|stamp| unproven(stamp, fua));
+        return put().await.map(Some);
     }
     // What is being written back would turn clean behind the holes; and who missed the dirty data, because he looked before it
     // came, must not read the new data while others still read the old.
     wait_for_cleaning(set, target, part).await?;
     wait_for_misses(set, target, part).await?;
     invalidate_clean(set, target, part).await?;
-    let stamp = write_backing(set, target, part, piece, false).await?;
+    let stamp = put().await?;
     // Old dirty data gives way to what is proven, and to nothing less.
     flush::prove(set, target, stamp).await?;
     punch(set, target, part).await?;

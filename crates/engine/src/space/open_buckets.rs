@@ -121,11 +121,8 @@ impl OpenBuckets {
         };
         let open = self.open.at_mut(place);
         let sectors = wanted.min(end - open.used);
-        let pointer = Pointer::new(
-            open.id.device,
-            buckets.sector(open.id) + open.used,
-            buckets.get(open.id).generation,
-        );
+        let pointer =
+            Pointer::new(open.id.device, buckets.sector(open.id) + open.used, buckets.generation(open.id));
         open.used += sectors;
         buckets.begin(pointer);
         if let Some(of) = of.filter(|_| class.is_summed()) {
@@ -145,7 +142,7 @@ impl OpenBuckets {
             return self.keep(extents);
         }
         let sector = buckets.sector(id) + self.data_sectors();
-        let pointer = Pointer::new(id.device, sector, buckets.get(id).generation);
+        let pointer = Pointer::new(id.device, sector, buckets.generation(id));
         buckets.pin(pointer);
         self.closed.push_back(Closed { pointer, id, extents });
     }

@@ -5,7 +5,7 @@ use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
-use crate::space::{Buckets, Usage};
+use crate::space::{Buckets, Usage, buckets};
 use crate::state::State;
 use crate::work::{priorities_ns, sum_ns};
 use crate::written::Cause;
@@ -112,7 +112,12 @@ pub async fn read(
     is_ours: bool,
 ) -> Result<Stored, Error> {
     let known = |prio: u16| if is_ours || prio <= PRIO_FRESH { prio } else { PRIO_BTREE };
-    let mut stored = Stored { entries: Vec::new(), chain: Vec::new(), sequence: 0 };
+    let mut entries = Vec::new();
+    // What the superblock says is more than there may be memory for.
+    usize::try_from(geometry.buckets).ok().and_then(|count| entries.try_reserve_exact(count).ok()).ok_or(
+        Error::BucketMemory { buckets: geometry.buckets, needed: buckets::table_bytes(geometry.buckets) },
+    )?;
+    let mut stored = Stored { entries, chain: Vec::new(), sequence: 0 };
     let mut bucket = first;
     for index in 0..geometry.prio_sets() {
         if !geometry.is_usable(bucket) || stored.chain.iter().any(|seen| seen.index == bucket) {

@@ -10,7 +10,7 @@ use crate::state::State;
 use crate::uuids;
 use crate::volume::epoch::Epoch;
 use crate::volume::resize::cacheable_end;
-use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, record};
+use crate::volume::{Backing, Volume, VolumeId, VolumeInfo, attachment, record};
 use crate::writeback::urgent::Cancel;
 use crate::writeback::{stripes, task};
 use alloc::vec::Vec;
@@ -64,7 +64,8 @@ impl CacheSet {
         number: Option<VolumeId>,
     ) -> Result<VolumeId, Error> {
         let set_uuid = self.with(|s| s.superblock.set_uuid());
-        let known = self.with(|s| s.uuids.find(superblock.uuid()));
+        let seconds = self.env().wall_seconds();
+        let known = self.with(|s| attachment::recognise(s, &superblock, seconds))?;
         let ours = superblock.set_uuid() == set_uuid;
         match superblock.state() {
             BackingState::Dirty if !ours => return Err(Error::DirtyElsewhere(superblock.set_uuid())),
@@ -100,7 +101,8 @@ impl CacheSet {
             // A kernel says so when it has dirty data already, and the power may have gone in between.
             superblock.set_state(BackingState::Dirty);
         }
-        if superblock != before {
+        superblock.set_attachment(self.with(|s| attachment::of(s, inode)));
+        {
             let _phase = self.begin(record::phase_of(&before, &superblock));
             record::write_superblock(&disk, &superblock.seal()).await?;
         }
@@ -238,26 +240,26 @@ impl CacheSet {
             }
             Ok(())
         })?;
-        let choose = |s: &State| keep.or_else(|| s.uuids.free_slot());
+        let choose = |s: &State| keep.or_else(|| s.uuids.vacant());
+        let stamp = uuids::new_stamp(self);
         let inode = self.with_slot(cancel, choose, |s, inode| {
             // Somebody else may have added it while a slot was made free.
             if keep.is_none() && s.uuids.find(superblock.uuid()).is_some() {
                 return Err(Error::Duplicate);
             }
-            let slot = s.uuids.slot_mut(inode).expect("found above");
             if keep.is_none() {
-                *slot = UuidSlot {
-                    uuid: superblock.uuid(),
-                    label: superblock.label(),
-                    first_registered: seconds,
-                    ..UuidSlot::FREE
-                };
+                let slot = UuidSlot { uuid: superblock.uuid(), first_registered: seconds, ..UuidSlot::FREE };
+                s.uuids.assign(inode, slot);
             }
+            let slot = s.uuids.slot_mut(inode).ok_or(Error::NoVolume)?;
             slot.last_registered = seconds;
             slot.label = superblock.label();
+            // Until its superblock has been written that says what it said before.
+            slot.attachment = [superblock.attachment().map_or(0, |of| of.stamp), stamp];
             Ok(inode)
         });
         let inode = inode.await?;
+        self.forget_empty_doubted().await;
         uuids::store(self).await?;
         Ok(inode)
     }
@@ -399,5 +401,6 @@ fn info(s: &State, id: VolumeId, volume: &Volume) -> VolumeInfo {
         unwritable: volume.places.shown(s.now),
         marking_trouble: volume.marking_trouble.clone(),
         backing_health: volume.backing.as_ref().map(|backing| backing.disk.health()),
+        zeroing: volume.zeroings.oldest(s.now),
     }
 }

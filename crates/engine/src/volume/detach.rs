@@ -56,9 +56,7 @@ impl CacheSet {
                 volume.is_rid_of_dirty();
                 volume.marking_trouble = None;
             }
-            if let Some(slot) = s.uuids.slot_mut(inode).filter(|slot| slot.is_used()) {
-                slot.invalidate(seconds);
-            }
+            s.uuids.give_up(inode, seconds);
         });
         // The superblock has the last word, whatever the table says. If that cannot be stored the set has failed.
         let _ = uuids::store(self).await;
@@ -82,6 +80,7 @@ impl CacheSet {
 pub(super) fn say_none(superblock: &mut BackingSuperblock) {
     superblock.set_state(BackingState::None);
     superblock.set_set_uuid(Uuid::NIL);
+    superblock.set_attachment(None);
 }
 
 impl State {

@@ -36,11 +36,10 @@ impl CacheSet {
         let cancel = Cancel::default();
         let inode = self.with_slot(
             &cancel,
-            |s| s.uuids.free_slot(),
+            |s| s.uuids.vacant(),
             |s, inode| {
                 s.check_flash_size(sectors)?;
-                let slot = s.uuids.slot_mut(inode).ok_or(Error::NoVolume)?;
-                *slot = UuidSlot {
+                let mut slot = UuidSlot {
                     uuid,
                     label,
                     first_registered: seconds,
@@ -49,6 +48,7 @@ impl CacheSet {
                     ..UuidSlot::FREE
                 };
                 slot.set_flash_only(true);
+                s.uuids.assign(inode, slot);
                 // Nobody else serves it before the table is stored.
                 s.forgetting.insert(inode);
                 s.background += 1;

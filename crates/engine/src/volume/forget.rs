@@ -156,8 +156,8 @@ impl CacheSet {
         writer::commit(self).await?;
         let seconds = self.env().wall_seconds();
         self.with(|s| {
-            if let Some(slot) = s.uuids.slot_mut(inode).filter(|slot| slot.uuid == forgetting.uuid) {
-                slot.invalidate(seconds);
+            if s.uuids.find(forgetting.uuid) == Some(inode) {
+                s.uuids.give_up(inode, seconds);
             }
             s.dirty_behind_ends.remove(&inode);
         });

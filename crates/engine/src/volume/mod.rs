@@ -1,6 +1,7 @@
 //! Volumes: a backing device with its state in the cache, or a flash-only volume.
 
 pub mod attach;
+pub(crate) mod attachment;
 pub mod detach;
 pub mod epoch;
 pub mod flash;
@@ -14,6 +15,7 @@ pub mod resize;
 pub mod resume;
 pub mod returned;
 pub mod slots;
+pub mod zeroings;
 
 use crate::error::Error;
 use crate::latency::Latencies;
@@ -33,6 +35,7 @@ use alloc::boxed::Box;
 use bcached_env::{Disk, DiskHealth, Time, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
 use epoch::Epoch;
+use zeroings::{ZeroingInfo, Zeroings};
 
 /// Names a volume of a running set.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
@@ -83,6 +86,8 @@ pub struct Volume {
     pub latencies: Latencies,
     /// What is in flight, by range.
     pub ranges: Ranges,
+    /// Zeroings in flight.
+    pub zeroings: Zeroings,
     /// Newest journal entry that made a hole: a bypassed write waits for it.
     pub last_hole: u64,
     /// Where the next pass of write-back begins. Key space.
@@ -172,6 +177,7 @@ impl Volume {
             stats: VolumeStats::default(),
             latencies: Latencies::default(),
             ranges: Ranges::default(),
+            zeroings: Zeroings::default(),
             last_hole: 0,
             writeback_from: 0,
             stripes: Cursor::default(),
@@ -312,7 +318,7 @@ pub struct VolumeInfo {
     pub label: Label,
     /// Size in sectors.
     pub sectors: u64,
-    /// Block size in sectors: what requests should be multiples of.
+    /// Block size of its cache set, in sectors: what requests must be multiples of to be cached.
     pub block_sectors: u64,
     /// Block size of its backing device's superblock, in sectors: no cache of larger blocks can serve it.
     pub backing_block_sectors: Option<u64>,
@@ -354,6 +360,17 @@ pub struct VolumeInfo {
     pub marking_trouble: Option<Box<Error>>,
     /// How the backing device has fared; `None` without one.
     pub backing_health: Option<DiskHealth>,
+    /// The zeroing that has been under way for longest.
+    pub zeroing: Option<ZeroingInfo>,
+}
+
+impl VolumeInfo {
+    /// Its logical block, in sectors, as the kernel's bcache shows it: that of its own superblock, or of its set if it has no
+    /// backing device. It stays the same wherever the volume is attached.
+    #[must_use]
+    pub fn logical_block_sectors(&self) -> u64 {
+        self.backing_block_sectors.unwrap_or(self.block_sectors)
+    }
 }
 
 impl VolumeInfo {

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::request::uncached;
 use crate::set::CacheSet;
 use crate::volume::detach::say_none;
-use crate::volume::{Course, VolumeId, record};
+use crate::volume::{Course, VolumeId, attachment, record};
 use crate::writeback::urgent::Cancel;
 use bcached_format::{BackingState, BackingSuperblock, Inode};
 
@@ -43,9 +43,10 @@ impl CacheSet {
     ) -> Result<(), Error> {
         let (known, set_uuid) = self.with(|s| (s.uuids.find(superblock.uuid()), s.superblock.set_uuid()));
         let inode = self.take_slot(superblock, known, true, cancel).await?;
-        record::update(self, id, |_, superblock| {
+        record::update(self, id, |s, superblock| {
             superblock.set_set_uuid(set_uuid);
             superblock.set_state(BackingState::Clean);
+            superblock.set_attachment(attachment::of(s, inode));
         })
         .await?;
         self.use_number(id, inode);

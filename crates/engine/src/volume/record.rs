@@ -10,6 +10,7 @@ use crate::request::flush;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
+use crate::volume::attachment;
 use crate::volume::epoch::Epoch;
 use bcached_env::{Buffer, Disk};
 use bcached_format::{
@@ -102,6 +103,9 @@ pub async fn update(
         let mut changed = current.clone();
         change(s, &mut changed);
         let to_write = in_doubt || changed != current;
+        if to_write {
+            attachment::renew(s, &mut changed);
+        }
         let entry = s.volumes.get_mut(volume)?;
         entry.dirty_marked = !to_write && current.state() == BackingState::Dirty;
         Some((current, changed, to_write))

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::journal::writer;
 use crate::request::uncached::in_turn;
 use crate::request::write::{self, Survey};
-use crate::request::{Range, Target};
+use crate::request::{Range, Target, holes};
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::{Course, Volume, VolumeId};
@@ -270,7 +270,7 @@ impl CacheSet {
             let (upto, found) = self.held_in_leaf(inode, at, range.end).await?;
             for held in found {
                 let held = Range { start: held.start, end: held.end.min(range.end) };
-                write::punch(self, target, held).await?;
+                holes::punch(self, target, held).await?;
             }
             at = upto;
         }

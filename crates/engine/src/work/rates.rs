@@ -21,8 +21,10 @@ const KEYS: u64 = 1_000_000;
 const ABOVE: f64 = 4.0;
 
 fn buckets() -> Buckets {
-    let mut buckets = Buckets::new(DeviceIndex(0), 2048, 0, (0..BUCKETS).map(|_| (Gen(0), 1)));
-    buckets.classify(|_| false);
+    let count = usize::try_from(BUCKETS).expect("a small table");
+    let stored = (0..count).map(|_| (Gen(0), 1));
+    let mut buckets = Buckets::new(DeviceIndex(0), 2048, 0, stored).expect("a small table");
+    buckets.classify(|_| false).expect("a small table");
     buckets
 }
 

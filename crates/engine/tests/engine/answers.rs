@@ -97,7 +97,7 @@ fn what_is_under_way_when_a_flush_fails_is_not_acknowledged() {
         ),
         (
             CacheMode::Writearound,
-            || Request::WriteZeroes { sector: 1000, sectors: 8, fua: false },
+            || Request::WriteZeroes { sector: 1000, sectors: 8, fua: false, may_unmap: false },
             |disk, op| disk == BACKING && matches!(op, Op::Zero { sector: 1016, .. }),
         ),
         // The half of it that the backing device has had for long.
@@ -105,7 +105,7 @@ fn what_is_under_way_when_a_flush_fails_is_not_acknowledged() {
         // A part of a block, while the rest takes long.
         (
             CacheMode::Writearound,
-            || Request::WriteZeroes { sector: 1004, sectors: 12, fua: false },
+            || Request::WriteZeroes { sector: 1004, sectors: 12, fua: false, may_unmap: false },
             |disk, op| disk == BACKING && matches!(op, Op::Zero { .. }),
         ),
     ];

@@ -4,7 +4,8 @@
 //! appended to its journal.
 
 use crate::memory::NoNote;
-use crate::stopped::{CACHE_SECTORS, DATA_OFFSET, key, stopped};
+use crate::rig::{open, run};
+use crate::stopped::{CACHE_SECTORS, DATA_OFFSET, key, options, stopped};
 use bcached_engine::Error;
 use bcached_env::{Note, NoteRecord};
 use bcached_format::{DeviceIndex, Gen, Inode, Key, Pointer, Pointers, PrioSet, prio};
@@ -184,18 +185,18 @@ fn notes_that_no_leaf_could_hold_are_refused() {
     }
 }
 
-/// The table of volumes has no sum. The size of a flash-only volume was believed whatever it said, and the count of its
-/// bytes overflowed where it was told to clients.
+/// The table of volumes has no sum. The size of a flash-only volume was believed whatever it said, and the count of its bytes
+/// overflowed where it was told to clients. Now such a volume is not served, and the others are.
 #[test]
-fn a_flash_only_volume_of_impossible_size_is_refused() {
+fn a_flash_only_volume_of_impossible_size_is_not_served() {
     for (sectors, is_possible) in [(1 << 30, true), (1 << 54, false), (u64::MAX, false)] {
         let mut stopped = stopped();
         stopped.add_flash_only(sectors);
-        if is_possible {
-            stopped.reopened(Box::new(NoNote)).expect("a large volume");
-        } else {
-            let error = stopped.refused(Box::new(NoNote));
-            assert!(matches!(error, Error::Inconsistent(_)), "{sectors}: {error}");
-        }
+        run(&mut stopped.rig, move |env| async move {
+            let (set, _) = open(env, options()).await.expect("the other volume is sound");
+            let flash = set.volumes().iter().filter(|info| info.flash_only).count();
+            assert_eq!((flash, set.status().doubted.len()), if is_possible { (1, 0) } else { (0, 1) });
+            set.stop().await.expect("it stops");
+        });
     }
 }

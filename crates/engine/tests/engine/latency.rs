@@ -41,8 +41,8 @@ fn each_request_is_counted_by_the_way_it_went() {
         assert_eq!(went(Request::Flush).await, [Path::Flush]);
         assert_eq!(went(Request::Discard { sector: 64, sectors: 8 }).await, [Path::Discard]);
         assert_eq!(
-            went(Request::WriteZeroes { sector: 0, sectors: 8, fua: false }).await,
-            [Path::WriteBack],
+            went(Request::WriteZeroes { sector: 0, sectors: 8, fua: false, may_unmap: false }).await,
+            [Path::WriteZeroes],
             "over dirty data"
         );
         set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");

@@ -70,6 +70,10 @@ pub struct World {
     pub volatile: bool,
     /// The devices carry out discards: what stood there is [`DISCARDED`] then.
     pub discard: bool,
+    /// The devices are told to zero a range instead of being written zeroes to.
+    pub write_zeroes: bool,
+    /// The same, and may give up the space below.
+    pub unmap: bool,
     /// What was discarded: device, first sector, sectors.
     pub discarded: Vec<(DiskId, u64, u64)>,
     /// What was asked for where a discard was under way.
@@ -109,6 +113,8 @@ impl World {
             fua: true,
             volatile: true,
             discard: false,
+            write_zeroes: true,
+            unmap: true,
             discarded: Vec::new(),
             beside_discards: Vec::new(),
         }))
@@ -198,7 +204,7 @@ impl World {
                 let payload = payload.stable().expect("what is written can be read");
                 self.place(disk, *sector, payload.as_slice());
             }
-            Op::Zero { sector, sectors } => {
+            Op::Zero { sector, sectors, .. } => {
                 let range = index(*sector)..index(*sector + *sectors);
                 self.disks[disk][range].iter_mut().for_each(|place| *place = Sector::Filled(0));
             }
@@ -232,7 +238,7 @@ fn range_of(op: &Op) -> Option<(u64, u64, bool)> {
     match op {
         Op::Read { sector, buffer } => Some((*sector, *sector + sectors(buffer.len()), false)),
         Op::Write { sector, payload, .. } => Some((*sector, *sector + sectors(payload.len()), false)),
-        Op::Zero { sector, sectors } => Some((*sector, *sector + *sectors, false)),
+        Op::Zero { sector, sectors, .. } => Some((*sector, *sector + *sectors, false)),
         Op::Discard { sector, sectors } => Some((*sector, *sector + *sectors, true)),
         Op::Flush => None,
     }
@@ -298,7 +304,8 @@ impl Driver for MemoryDriver {
             volatile_cache: self.0.borrow().volatile,
             fua: self.0.borrow().fua,
             discard: self.0.borrow().discard,
-            write_zeroes: true,
+            write_zeroes: self.0.borrow().write_zeroes,
+            unmap: self.0.borrow().unmap,
             optimal_io_sectors: 0,
             partial_stripes_expensive: false,
         }

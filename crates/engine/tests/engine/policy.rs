@@ -189,9 +189,37 @@ fn each_mode_adds_what_it_says_and_a_change_acts_at_once() {
         to(CacheMode::Writeback).await;
         ask(&set, volume, put(5000, SMALL)).await;
         assert_eq!(set.status().dirty_sectors, 2 * SMALL);
-        ask(&set, volume, Request::Discard { sector: 6000, sectors: 16 }).await;
-        assert_eq!(bypassed(&set, Bypass::Discard), Traffic { requests: 1, bytes: 8192 });
         assert_eq!(bypassed(&set, Bypass::Mode).requests, 7);
+    });
+}
+
+/// Neither reads nor writes: a disk image that was trimmed showed gigabytes of bypassed data, and what its client wrote next
+/// was taken for the rest of a stream.
+#[test]
+fn discards_and_zeroings_are_not_bypassed_and_no_stream() {
+    on_new_set(options(), |_, _, set, volume| async move {
+        for mode in [CacheMode::None, CacheMode::Writeback] {
+            set.set_cache_mode(volume, mode).await.expect("set");
+            for part in 0..10 {
+                let (sector, sectors) = (part * 2048, 2048);
+                ask(&set, volume, Request::Discard { sector, sectors }).await;
+                for may_unmap in [false, true] {
+                    let zeroes = Request::WriteZeroes { sector, sectors, fua: false, may_unmap };
+                    ask(&set, volume, zeroes).await;
+                }
+            }
+            ask(
+                &set,
+                volume,
+                Request::WriteZeroes { sector: 0, sectors: 20_480, fua: false, may_unmap: true },
+            )
+            .await;
+        }
+        assert_eq!(stats(&set).bypassed, Bypassed::default());
+        assert_eq!(set.status().stats.write_bytes, 0);
+        ask(&set, volume, put(20_480, SMALL)).await;
+        assert_eq!(set.status().dirty_sectors, SMALL, "where the last one ended, and no part of it");
+        assert_eq!(stats(&set).bypassed, Bypassed::default());
     });
 }
 

@@ -389,6 +389,7 @@ fn what_a_failed_flush_made_void_is_told_by_volume() {
         let flash = set.create_flash_only(64, bcached_format::Label::default()).await.expect("room");
         ask(&set, volume, write(64, 8, 1)).await;
         ask(&set, flash, write(0, 8, 1)).await;
+        ask(&set, flash, write(40, 8, 1)).await;
         ask(&set, volume, Request::Flush).await;
         // Buckets are made ready, which flushes as well.
         env.sleep(Duration::from_secs(1)).await;
@@ -397,7 +398,7 @@ fn what_a_failed_flush_made_void_is_told_by_volume() {
         for (volume, sector) in [(volume, 8), (volume, 0), (volume, 8), (volume, 800), (flash, 16)] {
             ask(&set, volume, write(sector, 8, 2)).await;
         }
-        ask(&set, flash, Request::WriteZeroes { sector: 40, sectors: 8, fua: false }).await;
+        ask(&set, flash, Request::WriteZeroes { sector: 40, sectors: 8, fua: false, may_unmap: false }).await;
         assert!(set.status().given_up.is_empty(), "nothing has failed");
         set.serve(volume, Request::Flush).await.result.expect_err("it fails");
         let told = set.status().given_up;

@@ -232,7 +232,7 @@ fn what_a_device_was_not_there_for_is_not_lost() {
         ask(&set, volume, Request::Flush).await;
         let new = world.borrow_mut().copy(BACKING);
         gone(&world);
-        let zeroes = Request::WriteZeroes { sector: 80, sectors: 8, fua: true };
+        let zeroes = Request::WriteZeroes { sector: 80, sectors: 8, fua: true, may_unmap: false };
         for request in [write(64, 8, 2), zeroes, Request::Flush, write(72, 8, 2), Request::Flush] {
             let shown = format!("{request:?}");
             // Nothing is to be flushed to a device that has taken nothing.

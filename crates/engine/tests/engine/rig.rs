@@ -18,6 +18,8 @@ use std::time::Duration;
 pub const CACHE: DiskId = DiskId(0);
 /// The backing device of every rig.
 pub const BACKING: DiskId = DiskId(1);
+/// The second one of a rig that has two.
+pub const SECOND: DiskId = DiskId(2);
 
 /// Sizes, in sectors.
 #[derive(Clone, Copy)]
@@ -46,8 +48,19 @@ impl Rig {
 
     /// The same, with a policy of its own.
     pub fn with_replacement(sizes: Sizes, seed: u64, replacement: Replacement) -> Self {
+        Self::made(sizes, seed, replacement, 1)
+    }
+
+    /// With two backing devices.
+    pub fn with_second(sizes: Sizes, seed: u64) -> Self {
+        Self::made(sizes, seed, Replacement::Lru, 2)
+    }
+
+    fn made(sizes: Sizes, seed: u64, replacement: Replacement, backings: u8) -> Self {
         let cache_sectors = sizes.buckets * u64::from(sizes.bucket);
-        let world = World::new(&[cache_sectors, sizes.backing], seed);
+        let mut sectors = vec![cache_sectors];
+        sectors.resize(1 + usize::from(backings), sizes.backing);
+        let world = World::new(&sectors, seed);
         let set_uuid = Uuid([1; 16]);
         let cache = CacheSuperblock::format(CacheFormat {
             uuid: Uuid([2; 16]),
@@ -58,17 +71,20 @@ impl Rig {
             discard: false,
             replacement,
         });
-        let backing = BackingSuperblock::format(BackingFormat {
-            uuid: Uuid([3; 16]),
-            set_uuid,
-            block_sectors: sizes.block,
-            bucket_sectors: sizes.bucket,
-            data_offset: None,
-            cache_mode: CacheMode::Writeback,
-            device_sectors: sizes.backing,
-        });
         world.borrow_mut().place(0, SUPERBLOCK_SECTOR, &cache.expect("sizes that can be run").seal()[..]);
-        world.borrow_mut().place(1, SUPERBLOCK_SECTOR, &backing.expect("sizes that can be run").seal()[..]);
+        for number in 1..=backings {
+            let backing = BackingSuperblock::format(BackingFormat {
+                uuid: Uuid([2 + number; 16]),
+                set_uuid,
+                block_sectors: sizes.block,
+                bucket_sectors: sizes.bucket,
+                data_offset: None,
+                cache_mode: CacheMode::Writeback,
+                device_sectors: sizes.backing,
+            });
+            let bytes = backing.expect("sizes that can be run").seal();
+            world.borrow_mut().place(usize::from(number), SUPERBLOCK_SECTOR, &bytes[..]);
+        }
         Self { world, seed, starts: 0 }
     }
 

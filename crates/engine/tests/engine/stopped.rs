@@ -106,8 +106,18 @@ pub fn key(device: u8, sector: u64, size: u16, start: u64) -> Key {
 }
 
 impl Stopped {
-    /// Puts a flash-only volume of so many sectors into the table of volumes.
+    /// The newest entry is one as kernels write it: it says nothing of the table of volumes.
+    pub fn as_a_kernel_leaves_it(&mut self) {
+        let (header, end) = newest_entry(&self.rig.world.borrow(), &self.geometry);
+        (self.header, self.end) = (JsetHeader { table: None, ..header }, end);
+        let mut bytes = seal(self.geometry.magic, &self.header, &[]);
+        bytes.resize(self.geometry.whole_blocks(bytes.len()), 0);
+        self.rig.world.borrow_mut().place(0, end - bytes.len() as u64 / 512, &bytes);
+    }
+
+    /// Puts a flash-only volume of so many sectors into the table of volumes, as a kernel does.
     pub fn add_flash_only(&mut self, sectors: u64) {
+        self.as_a_kernel_leaves_it();
         let mut slot = UuidSlot { uuid: FLASH_UUID, sectors, ..UuidSlot::FREE };
         slot.set_flash_only(true);
         let mut bytes = vec![0; 512];
@@ -120,6 +130,7 @@ impl Stopped {
 
     /// The flash-only volume of [`Stopped::add_flash_only`] has so many sectors, wherever the table has been written since.
     pub fn resize_flash_only(&mut self, sectors: u64) {
+        self.as_a_kernel_leaves_it();
         for (at, bytes) in (0..).zip(self.device().chunks(512)) {
             let slots: Vec<UuidSlot> = uuid::parse(bytes).expect("whole slots").collect();
             if slots.first().is_some_and(|slot| slot.uuid == FLASH_UUID) {

@@ -32,8 +32,8 @@ fn changes() -> Vec<fn() -> Request> {
         || Request::Flush,
         || write(64, 8, 3),
         || Request::Discard { sector: 0, sectors: 64 },
-        || Request::WriteZeroes { sector: 0, sectors: 64, fua: false },
-        || Request::WriteZeroes { sector: 0, sectors: 64, fua: true },
+        || Request::WriteZeroes { sector: 0, sectors: 64, fua: false, may_unmap: false },
+        || Request::WriteZeroes { sector: 0, sectors: 64, fua: true, may_unmap: false },
     ]
 }
 

@@ -2,9 +2,12 @@
 
 use super::layout as field;
 use super::{DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_END_SECTOR, Superblock};
+use crate::checksum::Sum;
 use crate::error::SuperblockError;
 use crate::identity::{Label, Uuid};
+use crate::units::Inode;
 use alloc::boxed::Box;
+use core::ops::Range;
 
 const VERSION_FIXED_OFFSET: u64 = 1;
 const VERSION_DATA_OFFSET: u64 = 4;
@@ -109,12 +112,66 @@ pub struct BackingFormat {
     pub device_sectors: u64,
 }
 
+/// What bcached notes on a backing device of its attachment: under which number the cache holds its data. It is bound to the
+/// superblock's checksum, so whoever else writes that superblock makes it void.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attachment {
+    /// Slot of the volume in the uuid table.
+    pub number: Inode,
+    /// A random number, which stands in that slot, too: at each start and each orderly stop another one. An older copy of either
+    /// device has an older one.
+    pub stamp: u64,
+    /// The newest journal entry that was durable when this was written. A cache without it is an older copy.
+    pub entry: u64,
+}
+
+impl Attachment {
+    fn parse(raw: &RawSuperblock) -> Option<Self> {
+        let bytes = &raw.0[place_of(raw)?];
+        let is_there = field::ATTACHMENT_MARK.u64(bytes) == field::ATTACHED_MARK
+            && field::ATTACHMENT_SUM.u64(bytes) == sum(field::CSUM.u64(&raw.0[..]), bytes);
+        is_there.then(|| Self {
+            number: Inode(field::ATTACHMENT_NUMBER.u32(bytes)),
+            stamp: field::ATTACHMENT_STAMP.u64(bytes),
+            entry: field::ATTACHMENT_ENTRY.u64(bytes),
+        })
+    }
+
+    /// Its bytes in a superblock with the checksum `csum`.
+    fn to_bytes(self, csum: u64) -> [u8; field::ATTACHMENT_SUM.end()] {
+        let mut bytes = [0; field::ATTACHMENT_SUM.end()];
+        field::ATTACHMENT_MARK.set_u64(&mut bytes, field::ATTACHED_MARK);
+        field::ATTACHMENT_NUMBER.set_u32(&mut bytes, self.number.0);
+        field::ATTACHMENT_STAMP.set_u64(&mut bytes, self.stamp);
+        field::ATTACHMENT_ENTRY.set_u64(&mut bytes, self.entry);
+        let sum = sum(csum, &bytes);
+        field::ATTACHMENT_SUM.set_u64(&mut bytes, sum);
+        bytes
+    }
+}
+
+/// Where it stands in a superblock; `None` if the summed part of that has taken its place.
+fn place_of(raw: &RawSuperblock) -> Option<Range<usize>> {
+    let summed = field::JOURNAL.offset + 8 * usize::from(field::JOURNAL_COUNT.u16(&raw.0[..]));
+    let place = field::ATTACHMENT_AT..field::ATTACHMENT_AT + field::ATTACHMENT_SUM.end();
+    (summed <= place.start).then_some(place)
+}
+
+fn sum(csum: u64, attachment: &[u8]) -> u64 {
+    let mut sum = Sum::default();
+    sum.add(&csum.to_le_bytes());
+    sum.add(&attachment[..field::ATTACHMENT_SUM.offset]);
+    sum.value()
+}
+
 /// The checked superblock of a backing device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackingSuperblock {
     raw: RawSuperblock,
     // Decoded once by the checks, because its stored form can be invalid.
     cache_mode: CacheMode,
+    // Likewise, because it counts only together with the rest as it was read.
+    attachment: Option<Attachment>,
 }
 
 impl BackingSuperblock {
@@ -154,13 +211,33 @@ impl BackingSuperblock {
             return Err(SuperblockError::DataOffsetBeyondEnd { limit: device.sectors, found: data_offset });
         }
         let cache_mode = CacheMode::from_value(raw.flag(field::CACHE_MODE))?;
-        Ok(Self { raw, cache_mode })
+        let attachment = Attachment::parse(&raw);
+        Ok(Self { raw, cache_mode, attachment })
     }
 
     /// The bytes to write at [`super::SUPERBLOCK_SECTOR`].
     #[must_use]
     pub fn seal(&self) -> Box<[u8; SUPERBLOCK_BYTES]> {
-        self.raw.sealed()
+        let mut bytes = self.raw.sealed();
+        if let (Some(attachment), Some(place)) = (self.attachment, place_of(&self.raw)) {
+            let noted = attachment.to_bytes(field::CSUM.u64(&bytes[..]));
+            bytes[place].copy_from_slice(&noted);
+        }
+        bytes
+    }
+
+    /// What bcached noted of the attachment when it wrote this superblock; `None` if somebody else wrote it last.
+    #[must_use]
+    pub const fn attachment(&self) -> Option<Attachment> {
+        self.attachment
+    }
+
+    /// Notes it, or that there is none.
+    pub fn set_attachment(&mut self, attachment: Option<Attachment>) {
+        self.attachment = attachment;
+        if let (None, Some(place)) = (attachment, place_of(&self.raw)) {
+            self.raw.0[place].fill(0);
+        }
     }
 
     /// Version: 1, 4 or 6.

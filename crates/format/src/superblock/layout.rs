@@ -90,3 +90,30 @@ impl Flag {
 }
 
 const _: () = assert!(CACHE_MODE.bits <= 8 && REPLACEMENT.bits <= 8, "a group's value is a byte");
+
+/// What bcached adds to the superblock of a backing device, in bytes that a kernel leaves as they are: from [`ATTACHMENT_AT`] on,
+/// behind the summed part, which ends where no journal buckets are listed, and within the first 512 bytes, which are written as one.
+pub const ATTACHMENT: Structure = Structure {
+    name: "What bcached adds to the superblock of a backing device, at 448",
+    fields: &[
+        ATTACHMENT_MARK,
+        ATTACHMENT_NUMBER,
+        ATTACHMENT_PAD,
+        ATTACHMENT_STAMP,
+        ATTACHMENT_ENTRY,
+        ATTACHMENT_SUM,
+    ],
+};
+
+pub const ATTACHMENT_AT: usize = 448;
+pub const ATTACHMENT_MARK: Field = Field::new(0, 8, "mark", "0x6863617474616362");
+pub const ATTACHMENT_NUMBER: Field = Field::new(8, 4, "number", "slot of the uuid table");
+pub const ATTACHMENT_PAD: Field = Field::new(12, 4, "pad", "0");
+pub const ATTACHMENT_STAMP: Field = Field::new(16, 8, "stamp", "one of the two in the slot");
+pub const ATTACHMENT_ENTRY: Field =
+    Field::new(24, 8, "entry", "newest durable journal entry when this was written");
+pub const ATTACHMENT_SUM: Field =
+    Field::new(32, 8, "sum", "standard checksum of the superblock's csum and bytes 0 .. 32 of this");
+pub const ATTACHED_MARK: u64 = u64::from_le_bytes(*b"bcattach");
+
+const _: () = assert!(ATTACHMENT_AT + ATTACHMENT_SUM.end() <= 512, "it is written with the first sector");

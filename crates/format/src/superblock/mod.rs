@@ -15,9 +15,9 @@ use crate::units::SECTOR_BYTES;
 use alloc::boxed::Box;
 use layout as field;
 
-pub use backing::{BackingFormat, BackingState, BackingSuperblock, CacheMode};
+pub use backing::{Attachment, BackingFormat, BackingState, BackingSuperblock, CacheMode};
 pub use cache::{BUCKETS_MIN, CacheFormat, CacheSuperblock, Replacement};
-pub use layout::STRUCTURE;
+pub use layout::{ATTACHMENT, STRUCTURE};
 
 /// Sector of the superblock on every device.
 pub const SUPERBLOCK_SECTOR: u64 = 8;
@@ -34,6 +34,10 @@ pub const MAX_JOURNAL_BUCKETS: u64 = 256;
 /// What marks a bcache superblock.
 pub const MAGIC: Uuid =
     Uuid([0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48, 0xba, 0x6d, 0x81]);
+
+/// What marks a superblock of bcachefs, except an old one, which has bcache's.
+const MAGIC_OF_BCACHEFS: [u8; 16] =
+    [0xc6, 0x85, 0x73, 0xf6, 0x66, 0xce, 0x90, 0xa9, 0xd9, 0x6a, 0x60, 0xcf, 0x80, 0x3d, 0xf7, 0xef];
 
 /// Facts about the device that a superblock is judged by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +80,28 @@ impl RawSuperblock {
     /// else is said about them.
     #[must_use]
     pub fn is_there(&self) -> bool {
-        self.has_magic() || self.has_damaged_magic()
+        (self.has_magic() || self.has_damaged_magic()) && !self.is_bcachefs()
+    }
+
+    /// Where the superblock of bcachefs lists its copies; the list begins with its magic.
+    pub const LAYOUT_OF_BCACHEFS: usize = 240;
+
+    /// A superblock of bcachefs, which begins at the same sector. Its magic is its own, or, in what older versions of its tools
+    /// made, bcache's: then the list of copies tells, which bcache does not have.
+    #[must_use]
+    pub fn is_bcachefs(&self) -> bool {
+        let magic: [u8; 16] = field::MAGIC.array(&self.0[..]);
+        let layout = &self.0[Self::LAYOUT_OF_BCACHEFS..];
+        magic == MAGIC_OF_BCACHEFS
+            || magic == MAGIC.0
+                && Self::begins_with_magic_of_bcachefs(layout)
+                && self.computed_checksum() != Ok(field::CSUM.u64(&self.0[..]))
+    }
+
+    /// These bytes begin with one of the magics that bcachefs has had.
+    #[must_use]
+    pub fn begins_with_magic_of_bcachefs(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC_OF_BCACHEFS) || bytes.starts_with(&MAGIC.0)
     }
 
     fn has_magic(&self) -> bool {

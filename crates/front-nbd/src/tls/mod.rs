@@ -4,11 +4,12 @@
 //! meanwhile, and waits for the socket without it ([`stream`]).
 
 mod stream;
+mod words;
 
 pub(crate) use stream::{Receiving, Sending};
 
 use crate::socket::Socket;
-use rustls::crypto::ring::default_provider;
+use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
@@ -33,13 +34,13 @@ pub enum TlsError {
     /// No key can be read.
     #[error("there is no private key in PEM in it")]
     NoKey(Part),
-    /// A certificate is none, or one that nobody could check.
-    #[error("it cannot be used: {source}")]
+    /// A certificate is none, or one that nobody could check; or a key is of no kind that is known.
+    #[error("it cannot be used: {why}")]
     Unusable {
         /// Which.
         part: Part,
         /// Why.
-        source: rustls::Error,
+        why: String,
     },
     /// The key is another certificate's.
     #[error("it is not the key of the certificate")]
@@ -93,12 +94,14 @@ impl Tls {
                 builder.with_client_cert_verifier(verifier.map_err(TlsError::Authorities)?)
             }
         };
+        let kind = words::kind_of(&key);
         let mut config = builder.with_single_cert(chain, key).map_err(|source| match source {
             rustls::Error::InconsistentKeys(_) => TlsError::OtherKey,
-            source @ rustls::Error::InvalidCertificate(_) => {
-                TlsError::Unusable { part: Part::Certificate, source }
-            }
-            source => TlsError::Unusable { part: Part::Key, source },
+            rustls::Error::InvalidCertificate(source) => TlsError::Unusable {
+                part: Part::Certificate,
+                why: words::of_certificate(&source).into_owned(),
+            },
+            source => TlsError::Unusable { part: Part::Key, why: words::of_key(kind, &source) },
         })?;
         // Connections last: nobody would resume one, and so nothing of one is kept.
         config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -124,7 +127,13 @@ fn certificates(bytes: &[u8], part: Part) -> Result<Vec<CertificateDer<'static>>
 fn roots(authorities: &[u8]) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in certificates(authorities, Part::Authorities)? {
-        roots.add(authority).map_err(|source| TlsError::Unusable { part: Part::Authorities, source })?;
+        roots.add(authority).map_err(|source| {
+            let why = match &source {
+                rustls::Error::InvalidCertificate(source) => words::of_certificate(source).into_owned(),
+                other => other.to_string(),
+            };
+            TlsError::Unusable { part: Part::Authorities, why }
+        })?;
     }
     Ok(roots)
 }

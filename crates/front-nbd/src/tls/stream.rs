@@ -89,7 +89,7 @@ fn decrypt(connection: &mut ServerConnection, mut bytes: &[u8]) -> io::Result<us
         // It has said that nothing more comes.
         return Err(ErrorKind::UnexpectedEof.into());
     }
-    connection.process_new_packets().map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+    connection.process_new_packets().map_err(super::words::of_peer)?;
     Ok(taken)
 }
 

@@ -283,7 +283,7 @@ impl Client {
         let mut roots = RootCertStore::empty();
         let trusted = CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("a certificate");
         roots.add(trusted).expect("an authority");
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let config = versions.expect("usual").with_root_certificates(roots).with_no_client_auth();
         let name = ServerName::try_from("localhost").expect("a name");

@@ -7,12 +7,14 @@ use std::ops::Range;
 pub enum OpKind {
     /// A read.
     Read,
-    /// A write, with FUA or without, or a zeroing.
+    /// A write, with FUA or without; in a rule a zeroing, too.
     Write,
     /// A flush.
     Flush,
     /// A discard.
     Discard,
+    /// A zeroing.
+    Zero,
 }
 
 /// How much of a failed write has landed.
@@ -81,7 +83,8 @@ impl Faults {
         let everywhere = matches!(kind, OpKind::Flush);
         for rule in &mut self.rules {
             let touches = everywhere || (rule.sectors.start < range.end && range.start < rule.sectors.end);
-            if rule.on != kind || rule.count == 0 || !touches {
+            let is_meant = rule.on == kind || rule.on == OpKind::Write && kind == OpKind::Zero;
+            if !is_meant || rule.count == 0 || !touches {
                 continue;
             }
             if rule.skip > 0 {

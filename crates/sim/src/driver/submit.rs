@@ -46,9 +46,11 @@ impl World {
                 let content = Content::Payload(payload.stable().expect("what is written can be read"));
                 self.submit_change(disk, token, Change { range, content, fua, kind: OpKind::Write });
             }
-            Op::Zero { sector, sectors } => {
+            Op::Zero { sector, sectors, unmap } => {
                 let range = sector..sector.saturating_add(sectors);
-                let change = Change { range, content: Content::Zero, fua: false, kind: OpKind::Write };
+                let is_known = self.devices[disk.0 as usize].model.zeroing.does(unmap);
+                let content = if is_known { Content::Zero } else { Content::Keep };
+                let change = Change { range, content, fua: false, kind: OpKind::Zero };
                 self.submit_change(disk, token, change);
             }
             Op::Discard { sector, sectors } => {
@@ -122,7 +124,11 @@ impl World {
             return self.refuse(token, &done, IoErrorKind::Invalid, None);
         };
         let index = disk.0 as usize;
-        let unsupported = kind == OpKind::Discard && !self.devices[index].model.discard;
+        let unsupported = match kind {
+            OpKind::Discard => !self.devices[index].model.discard,
+            OpKind::Zero => matches!(content, Content::Keep),
+            _ => false,
+        };
         if unsupported || matches!(fault, Some(Fault::Unreachable)) {
             self.pass(&view);
             let why = if unsupported { IoErrorKind::Unsupported } else { IoErrorKind::Unreachable };

@@ -76,6 +76,7 @@ impl Device {
             fua: true,
             discard: false,
             write_zeroes: true,
+            unmap: true,
             optimal_io_sectors: 0,
             partial_stripes_expensive: false,
         };
@@ -184,7 +185,7 @@ impl World {
                 returned = Some(buffer);
             }
             Op::Write { sector, payload, .. } => content.write(sector, payload.as_slice()),
-            Op::Zero { sector, sectors } => content.zero(sector, sectors),
+            Op::Zero { sector, sectors, .. } => content.zero(sector, sectors),
             Op::Discard { .. } => result = Err(IoErrorKind::Unsupported),
             Op::Flush => {}
         }
@@ -226,7 +227,7 @@ fn form(op: &Op) -> (Kind, u64, u64) {
         Op::Write { sector, payload, fua } => {
             (if *fua { Kind::WriteFua } else { Kind::Write }, *sector, sectors(payload.len()))
         }
-        Op::Zero { sector, sectors } => (Kind::Write, *sector, *sectors),
+        Op::Zero { sector, sectors, .. } => (Kind::Write, *sector, *sectors),
         Op::Discard { sector, sectors } => (Kind::Discard, *sector, *sectors),
         Op::Flush => (Kind::Flush, 0, 0),
     }

@@ -151,7 +151,9 @@ impl Client {
         match step {
             Step::Pause(milliseconds) => self.pause(milliseconds).await,
             Step::Settle => self.settle().await,
-            Step::Restart(_) => unreachable!("the rig restarts"),
+            Step::Restart(_) | Step::Table(_) => {
+                unreachable!("the rig restarts, and works on devices in between")
+            }
             Step::Trouble { device, rule } => {
                 self.shared.world.borrow_mut().devices[device].faults.add(rule);
             }
@@ -393,10 +395,10 @@ impl Client {
                     stamp::fill(buffer.as_mut_slice(), volume, sectors.start, id.number());
                     (volume, id, Request::Write { sector: sectors.start, payload: buffer.freeze(), fua })
                 }
-                Step::Zero { volume, sectors, fua } => {
+                Step::Zero { volume, sectors, fua, may_unmap } => {
                     let id = oracle.begin_zeroes(volume, sectors.clone(), fua);
                     let (sector, sectors) = (sectors.start, sectors.end - sectors.start);
-                    (volume, id, Request::WriteZeroes { sector, sectors, fua })
+                    (volume, id, Request::WriteZeroes { sector, sectors, fua, may_unmap })
                 }
                 Step::Discard { volume, sectors } => {
                     let id = oracle.begin_discard(volume, sectors.clone());

@@ -4,10 +4,11 @@ use crate::scenario::Stage;
 use crate::stamp::{self, Value};
 use crate::system::engine::Image;
 use bcached_check::{NodeRecord, Record, dump};
+use bcached_format::jset::{self, Jset, JsetHeader};
 use bcached_format::prio::{self, BucketPrio, PrioSet};
 use bcached_format::uuid::{self, UuidSlot};
 use bcached_format::{
-    BackingSuperblock, DeviceFacts, Gen, Geometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
+    BackingSuperblock, DeviceFacts, Gen, Geometry, Key, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
     Superblock,
 };
 use std::ops::Range;
@@ -120,8 +121,29 @@ pub fn change_generations(stage: &mut Stage, change: impl Fn(u64, Gen) -> Gen) {
     }
 }
 
-/// Somebody else has changed the table of volumes.
+/// A kernel was the last to use the set: its newest journal entry says nothing of the table of volumes.
+pub fn as_a_kernel_leaves_it(stage: &mut Stage) {
+    let (sizes, journal) = (sizes(stage), journal(stage));
+    let mut newest: Option<(JsetHeader, Vec<Key>, u64)> = None;
+    for start in journal.step_by(usize::try_from(sizes.bucket_sectors).expect("buckets are small")) {
+        let length = usize::try_from(sizes.bucket_bytes()).expect("buckets are small");
+        let (bytes, mut at) = (bytes(stage, 0, start, length), 0);
+        while let Ok(entry) = Jset::parse(&bytes[at..], sizes.magic) {
+            if newest.as_ref().is_none_or(|(header, ..)| header.seq < entry.header.seq) {
+                newest = Some((entry.header, entry.keys.iter().collect(), start + at as u64 / 512));
+            }
+            at += sizes.whole_blocks(entry.byte_len());
+        }
+    }
+    let (header, keys, sector) = newest.expect("there are entries");
+    let mut bytes = jset::seal(sizes.magic, &JsetHeader { table: None, ..header }, &keys);
+    bytes.resize(sizes.whole_blocks(bytes.len()), 0);
+    stage.device(0).place(sector, &bytes);
+}
+
+/// A kernel has changed the table of volumes.
 pub fn change_table(stage: &mut Stage, change: impl FnOnce(&mut Vec<UuidSlot>)) {
+    as_a_kernel_leaves_it(stage);
     let newest = |record| match record {
         Record::JournalEntry { seq, uuids, .. } => Some((seq, uuids.pointers)),
         _ => None,

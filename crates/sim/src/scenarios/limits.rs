@@ -184,7 +184,7 @@ fn a_device_that_ends_within_a_block_is_whole_to_its_last_sector() {
         power_cut(&mut stage);
         stage.start().unwrap();
         stage.verify().unwrap();
-        stage.ask(Step::Zero { volume: 0, sectors: 4093..end, fua: true }).unwrap();
+        stage.ask(Step::Zero { volume: 0, sectors: 4093..end, fua: true, may_unmap: false }).unwrap();
         stage.verify().unwrap();
         stage.stop().unwrap();
     }

@@ -1,9 +1,10 @@
 //! A backing device that comes back with old content: one restored from a snapshot, or by a layer beneath that forgot its
 //! last flushes, while its cache is as it was.
 //!
-//! The format holds nothing that dates a backing device: its superblock says whose it is, and in which state, and the state
-//! is the same for months. So most old copies are taken for the newest. The stories tell which data reads how then, and what
-//! tells an old copy apart after all.
+//! A kernel's format holds nothing that dates a backing device: its superblock says whose it is, and in which state, and the
+//! state is the same for months. bcached dates it at each start and each orderly stop, so an old copy from before
+//! one of those is refused (`engine/src/volume/attachment.rs`). One from the same run of the set that ended in a crash is taken for
+//! the newest. The stories tell which data reads how then, and what tells an old copy apart after all.
 
 use super::bench::quiet;
 use super::image::{backing, change_backing};

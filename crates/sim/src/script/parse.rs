@@ -326,9 +326,9 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
             let (volume, sectors) = place_of(volume, sectors)?;
             Step::Write { volume, sectors, fua }
         }
-        ["zero", volume, sectors] => {
+        [word @ ("zero" | "unmap"), volume, sectors] => {
             let (volume, sectors) = place_of(volume, sectors)?;
-            Step::Zero { volume, sectors, fua }
+            Step::Zero { volume, sectors, fua, may_unmap: *word == "unmap" }
         }
         ["read", volume, sectors] => {
             let (volume, sectors) = place_of(volume, sectors)?;
@@ -366,6 +366,7 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
         ["delete", volume] => Step::Delete { volume: lodger(volume)? },
         ["pause", milliseconds, "ms"] => Step::Pause(number("pause", milliseconds, 0..=PAUSE_MS_MAX)?),
         ["settle"] => Step::Settle,
+        ["table", seed] => Step::Table(seed.parse().map_err(|_| wrong())?),
         ["restart", restart] => Step::Restart(restart_of(restart).ok_or_else(wrong)?),
         ["trouble", rest @ ..] => trouble(rest, workload, wrong)?,
         _ => return Err(wrong()),

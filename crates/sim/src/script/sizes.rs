@@ -19,6 +19,7 @@ const LODGERS: &str = "lodger-sectors";
 // These are left out where nothing is said.
 const NODE_READ: &str = "node-read-us";
 const REPLACEMENT: &str = "replacement";
+const ZEROING: &str = "backing-zeroing";
 const SHARE: &str = "summary-share";
 const CACHE_ADD: &str = "cutoff-cache-add";
 const WRITEBACK: &str = "cutoff-writeback";
@@ -47,6 +48,7 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     unless(f, NODE_READ, devices.node_read_us, 0)?;
     writeln!(f, "discard {}", yes(devices.discard))?;
     writeln!(f, "backing-discard {}", yes(devices.backing_discard))?;
+    unless(f, ZEROING, devices.backing_zeroing, 0)?;
     writeln!(f, "first-mode {}", devices.first_mode)?;
     unless(f, REPLACEMENT, devices.replacement, 0)?;
     writeln!(f, "node-budget-mib {}", set.node_budget_mib)?;
@@ -131,6 +133,7 @@ impl Reader<'_> {
             node_read_us: self.number_or(NODE_READ, 0, NODE_READ_US)?,
             discard: self.is("discard")?,
             backing_discard: self.is("backing-discard")?,
+            backing_zeroing: self.number_or(ZEROING, 0, 0..=3)?,
             first_mode: self.number("first-mode", 0..=5)?,
             replacement: self.number_or(REPLACEMENT, 0, 0..=2)?,
         })

@@ -72,7 +72,9 @@ fn question(request: Request) -> (Question, Option<Arc<Loan>>) {
         }
         Request::Flush => Question::Flush,
         Request::Discard { sector, sectors } => Question::Discard { sector, sectors },
-        Request::WriteZeroes { sector, sectors, fua } => Question::WriteZeroes { sector, sectors, fua },
+        Request::WriteZeroes { sector, sectors, fua, may_unmap } => {
+            Question::WriteZeroes { sector, sectors, fua, may_unmap }
+        }
     };
     (question, loan)
 }

@@ -8,7 +8,7 @@ use super::policy::Knob;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, System, Told, VolumeShape};
-use super::{asking, lodger, lost, work};
+use super::{asking, lodger, lost, tables, work};
 use crate::disk::Device;
 use crate::growth;
 use crate::note::MemoryNote;
@@ -151,8 +151,19 @@ fn options(geometry: &Geometry) -> Options {
         parked_delay: Duration::from_millis(parked_delay_ms),
         parked_max: small(parked_max),
         writeback_batch_sectors,
+        zero_batch_sectors: zero_batch_sectors(writeback_delay_ms),
         volume,
         ..defaults
+    }
+}
+
+/// Sectors that are made zero at once: so few that most zeroings have pieces, or some, or none. (Not drawn, either.)
+const fn zero_batch_sectors(writeback_delay_ms: u64) -> u64 {
+    match writeback_delay_ms {
+        ..=1 => 64,
+        ..=10 => 1024,
+        ..=100 => 1 << 14,
+        _ => 1 << 19,
     }
 }
 
@@ -269,6 +280,10 @@ impl System for Engine {
             devices.push(backing);
         }
         devices
+    }
+
+    fn damage_table(&self, devices: &mut [Device], seed: u64) -> bool {
+        tables::damage(devices, seed)
     }
 
     /// The offline checker, which shares nothing with the engine but the meaning of bytes. Even after a crash a clean copy

@@ -191,7 +191,7 @@ impl Open {
             }
             Fault::WriteThroughZero => Box::pin(async move {
                 let sectors = (payload.len() / SECTOR) as u64;
-                let _unheard = disk.zero(sector, sectors).await;
+                let _unheard = disk.zero(sector, sectors, false).await;
                 serve(disk, write(sector, payload, fua)).await
             }),
             Fault::Unaligned if self.seldom() => {
@@ -227,6 +227,10 @@ async fn serve_seen(seen: Rc<RefCell<Seen>>, disk: Disk, volume: u32, sector: u6
     reply
 }
 
+const fn zeroes(sector: u64, sectors: u64, fua: bool) -> Request {
+    Request::WriteZeroes { sector, sectors, fua, may_unmap: false }
+}
+
 /// An answer at once.
 fn done() -> Soon<Reply> {
     Box::pin(async { Reply { result: Ok(()), buffer: None } })
@@ -251,15 +255,15 @@ impl Running for Open {
             }
             (Fault::DiscardWide, Request::Discard { sector, sectors }) => {
                 let sectors = (sectors + unit).min(disk.info().sectors - sector);
-                Box::pin(serve(disk, Request::WriteZeroes { sector, sectors, fua: false }))
+                Box::pin(serve(disk, zeroes(sector, sectors, false)))
             }
             (Fault::DiscardLate, Request::Discard { sector, sectors }) => {
-                self.later(serve(disk, Request::WriteZeroes { sector, sectors, fua: false }));
+                self.later(serve(disk, zeroes(sector, sectors, false)));
                 done()
             }
-            (Fault::ZeroesHalf, Request::WriteZeroes { sector, sectors, fua }) => {
+            (Fault::ZeroesHalf, Request::WriteZeroes { sector, sectors, fua, .. }) => {
                 let sectors = (sectors / 2 / unit * unit).max(unit);
-                Box::pin(serve(disk, Request::WriteZeroes { sector, sectors, fua }))
+                Box::pin(serve(disk, zeroes(sector, sectors, fua)))
             }
             (_, Request::Write { sector, payload, fua }) => self.write(disk, sector, payload, fua),
             (_, Request::Read { sector, buffer }) => self.read(volume, disk, sector, buffer),

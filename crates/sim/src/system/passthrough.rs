@@ -5,7 +5,7 @@ use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, Volu
 use crate::disk::Device;
 use crate::note::MemoryNote;
 use bcached_engine::Phases;
-use bcached_env::{Buffer, Disk, DiskId, Env, IoErrorKind};
+use bcached_env::{Buffer, Disk, DiskId, Env, IoError, IoErrorKind};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -92,12 +92,27 @@ pub(super) async fn serve(disk: Disk, request: Request) -> Reply {
             Err(error) if error.kind == IoErrorKind::Unsupported => Ok(()),
             other => other,
         },
-        Request::WriteZeroes { sector, sectors, fua } => match disk.zero(sector, sectors).await {
-            Ok(()) if fua => disk.flush().await,
-            other => other,
-        },
+        Request::WriteZeroes { sector, sectors, fua, may_unmap } => {
+            match zero(&disk, sector, sectors, may_unmap).await {
+                Ok(()) if fua => disk.flush().await,
+                other => other,
+            }
+        }
     };
     Reply { result: result.map_err(Refusal::from_error), buffer: memory }
+}
+
+/// Zeroes are written where the device cannot be told to make them.
+async fn zero(disk: &Disk, sector: u64, sectors: u64, may_unmap: bool) -> Result<(), IoError> {
+    let ways: &[bool] = if may_unmap { &[true, false] } else { &[false] };
+    for unmap in ways {
+        match disk.zero(sector, sectors, *unmap).await {
+            Err(error) if error.kind == IoErrorKind::Unsupported => {}
+            other => return other,
+        }
+    }
+    let bytes = usize::try_from(sectors).expect("a small device") * crate::stamp::SECTOR;
+    disk.write(sector, Buffer::zeroed(bytes).freeze()).await
 }
 
 impl System for Passthrough {

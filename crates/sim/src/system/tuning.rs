@@ -3,6 +3,7 @@
 
 use super::Mode;
 use super::policy::Policy;
+use crate::disk::Zeroing;
 use bcached_env::rng::Rng;
 
 /// How devices behave, and what their superblocks say at first.
@@ -22,6 +23,8 @@ pub struct DeviceTuning {
     pub node_read_us: u64,
     /// Backing devices carry out discards, now and then.
     pub backing_discard: bool,
+    /// What backing devices make of being told to zero a range, by its place in [`Zeroing::ALL`].
+    pub backing_zeroing: u64,
     /// Where volume 0 begins in the round of [`DeviceTuning::first_mode`], 0 to 5.
     pub first_mode: u64,
     /// Which clean bucket is given up first: the oldest use, the oldest data, or any.
@@ -79,10 +82,17 @@ impl DeviceTuning {
             backing_latency_us: [500, 500, 20, 5000][(number >> 52 & 3) as usize],
             discard: number.is_multiple_of(3),
             backing_discard: number >> 54 & 1 == 1,
+            backing_zeroing: number >> 57 & 3,
             first_mode: (number >> 40) % 6,
             node_read_us: [0, 0, 1000, 8000][(number >> 55 & 3) as usize],
             replacement: 0,
         }
+    }
+
+    /// What backing devices make of being told to zero a range.
+    #[must_use]
+    pub const fn backing_zeroing(&self) -> Zeroing {
+        Zeroing::ALL[(self.backing_zeroing & 3) as usize]
     }
 
     /// A volume's mode when it is made: write-through, write-around, four times write-back, and so on.

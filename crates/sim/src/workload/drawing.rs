@@ -31,6 +31,8 @@ const DRAWINGS: &[u64] = &[
     0xe3dd_dba2_413c_0068,
     0x9293_4664_cad6_a56e,
     0x4252_2efc_c0ab_715b,
+    0x5323_8960_ae84_1a39,
+    0x4418_9ebd_3adc_1a8d,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

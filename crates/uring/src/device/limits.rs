@@ -29,6 +29,7 @@ pub(super) struct Limits {
     pub(super) fua: bool,
     pub(super) discard: bool,
     pub(super) write_zeroes: bool,
+    pub(super) unmap: bool,
     pub(super) optimal_io_sectors: u64,
     pub(super) partial_stripes_expensive: bool,
 }
@@ -47,6 +48,7 @@ impl Limits {
         let failed = |errno| DeviceErrorKind::from_errno("ask the block size of", errno);
         let block = rustix::fs::ioctl_blksszget(file).map_err(failed)?.max(512);
         let number = |name| queue(sysfs, name).and_then(|text| text.parse::<u64>().ok());
+        let write_zeroes = number("write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0);
         // Without a word from statx: before Linux 6.0 a direct transfer needed memory aligned to the block.
         let memory = statx_memory_alignment(file).unwrap_or(block).clamp(1, ALIGNMENT_MAX);
         Ok(Self {
@@ -58,7 +60,9 @@ impl Limits {
             // The page cache in between knows no FUA.
             fua: direct && number("fua") == Some(1),
             discard: number("discard_max_bytes").is_some_and(|bytes| bytes > 0),
-            write_zeroes: number("write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0),
+            write_zeroes,
+            // Of the two the kernel makes the same request, which says whether the device may unmap.
+            unmap: write_zeroes,
             optimal_io_sectors: number("optimal_io_size").unwrap_or(0) / SECTOR,
             // The kernel asks the queue, which tells nobody else; of arrays in arrays, and below other layers, nobody knows here.
             partial_stripes_expensive: attribute(sysfs, "md", "level")
@@ -88,6 +92,7 @@ impl Limits {
             // Not known before it is tried; the first refusal is remembered.
             discard: true,
             write_zeroes: true,
+            unmap: true,
             // What lies under the file is not looked for.
             optimal_io_sectors: 0,
             partial_stripes_expensive: false,

@@ -12,6 +12,7 @@
 //! `O_DIRECT` is used where the device takes it; where not (tmpfs), everything works through the page cache and
 //! [`Device::is_direct`] says so.
 
+mod abilities;
 pub mod claim;
 mod error;
 mod holders;
@@ -112,6 +113,7 @@ pub struct Device {
     memory_alignment: AtomicUsize,
     discard: AtomicBool,
     zero_range: AtomicBool,
+    unmap: AtomicBool,
     dsync: AtomicBool,
     /// Submitting may wait for the device itself.
     submits_slowly: bool,
@@ -228,6 +230,7 @@ impl Device {
             memory_alignment: AtomicUsize::new(limits.memory_alignment),
             discard: AtomicBool::new(limits.discard),
             zero_range: AtomicBool::new(limits.write_zeroes),
+            unmap: AtomicBool::new(limits.unmap),
             dsync: AtomicBool::new(true),
             submits_slowly,
             in_memory: file_system == Some(TMPFS),
@@ -268,8 +271,8 @@ impl Device {
         self.direct.load(Ordering::Relaxed)
     }
 
-    /// Size and abilities, as the engine sees them. `discard` and `write_zeroes` of a file turn false when its file
-    /// system first refuses.
+    /// Size and abilities, as the engine sees them. `discard`, `write_zeroes` and `unmap` turn false when the device
+    /// or file system first refuses.
     #[must_use]
     pub fn info(&self) -> DiskInfo {
         DiskInfo {
@@ -278,7 +281,8 @@ impl Device {
             volatile_cache: self.volatile_cache,
             fua: self.fua && self.is_direct() && self.dsync(),
             discard: self.discard.load(Ordering::Relaxed),
-            write_zeroes: self.zero_range(),
+            write_zeroes: self.zeroes(false),
+            unmap: self.zeroes(true),
             optimal_io_sectors: self.optimal_io_sectors,
             partial_stripes_expensive: self.partial_stripes_expensive,
         }
@@ -413,26 +417,6 @@ impl Device {
     /// True if a transfer is a copy in memory: a ring would have it done by a worker, and the two hops take longer than the copy.
     pub(crate) const fn in_memory(&self) -> bool {
         self.in_memory
-    }
-
-    pub(crate) fn dsync(&self) -> bool {
-        self.dsync.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn refuse_dsync(&self) {
-        self.dsync.store(false, Ordering::Relaxed);
-    }
-
-    pub(crate) fn zero_range(&self) -> bool {
-        self.zero_range.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn refuse_zero_range(&self) {
-        self.zero_range.store(false, Ordering::Relaxed);
-    }
-
-    pub(crate) fn refuse_discard(&self) {
-        self.discard.store(false, Ordering::Relaxed);
     }
 }
 

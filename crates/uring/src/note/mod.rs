@@ -19,10 +19,13 @@
 //! comes before the damage is used.
 
 mod mapping;
+mod missing;
 
 use crate::ioctl::{Lock, Part};
 use bcached_env::{Note, NoteRecord};
 use mapping::Mapping;
+pub use missing::{NoteFile, look_after_all};
+use missing::{Replacement, Watched};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::fmt;
@@ -166,6 +169,11 @@ impl NoteIdentity {
     }
 }
 
+/// What the system has refused to do with the note at `path`.
+fn io_error(path: &Path, doing: &'static str) -> impl Fn(Errno) -> NoteError {
+    move |errno| NoteError::Io { path: path.to_owned(), doing, source: errno.into() }
+}
+
 /// 32 hexadecimal digits, dashes between them ignored.
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
@@ -181,6 +189,8 @@ pub struct MappedNote {
     mapping: Mapping,
     /// Holds the lock.
     _file: File,
+    /// As somebody looks after its file.
+    watched: Arc<Watched>,
     /// Records the file has room for.
     capacity: u64,
     /// Goes into the records' checks, so that another note's records are never taken for ours.
@@ -206,8 +216,7 @@ impl MappedNote {
         if !(HEADER_BYTES + RECORD_BYTES..=NOTE_BYTES_MAX).contains(&bytes) {
             return Err(NoteError::Size(bytes));
         }
-        let io =
-            |doing| move |errno: Errno| NoteError::Io { path: path.to_owned(), doing, source: errno.into() };
+        let io = |doing| io_error(path, doing);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let open = |flags| rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR);
         let (opened, is_new) = match open(flags | OFlags::EXCL) {
@@ -248,14 +257,22 @@ impl MappedNote {
             doing: "map",
             source,
         })?;
-        Ok(Self::new(mapping, file, capacity, identity, found))
+        let watched = Watched::of(path, &file, whole);
+        Ok(Self::new(mapping, (file, watched), capacity, identity, found))
     }
 
-    fn new(mapping: Mapping, file: File, capacity: u64, identity: &NoteIdentity, found: NoteFound) -> Self {
+    fn new(
+        mapping: Mapping,
+        (file, watched): (File, Arc<Watched>),
+        capacity: u64,
+        identity: &NoteIdentity,
+        found: NoteFound,
+    ) -> Self {
         let salt = mix(words_of(identity).iter().copied());
         let mut note = Self {
             mapping,
             _file: file,
+            watched,
             capacity,
             salt,
             appended: 0,
@@ -344,6 +361,21 @@ impl MappedNote {
         self.mapping.words()[0].store(MAGIC, Ordering::Release);
     }
 
+    /// If its file is gone and there is another one, that is the note from now on, with all that this one holds.
+    fn stay_findable(&mut self) {
+        let from = self.mapping.words();
+        let moved = self.watched.replacement(|to| {
+            let to = to.words();
+            for (to, from) in to.iter().zip(from).skip(1) {
+                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            to[0].store(from[0].load(Ordering::Relaxed), Ordering::Release);
+        });
+        if let Some(Replacement { mapping, file }) = moved {
+            (self.mapping, self._file) = (mapping, file);
+        }
+    }
+
     /// Stores both counters.
     fn publish(&mut self, appended: u64, forgotten: u64) {
         (self.appended, self.forgotten) = (appended, forgotten);
@@ -388,6 +420,7 @@ impl Note for MappedNote {
     fn append(&mut self, record: NoteRecord) {
         assert!(self.room() > 0, "the caller has checked `room`");
         assert!((2..=4).contains(&record.count), "a key has two to four words");
+        self.stay_findable();
         let [first, second, third, fourth] = record.words;
         let number = self.appended;
         let body =
@@ -401,6 +434,7 @@ impl Note for MappedNote {
     }
 
     fn forget_through(&mut self, sequence: u64) {
+        self.stay_findable();
         let is_void = |number: &u64| self.place(*number)[1].load(Ordering::Relaxed) <= sequence;
         let count = (self.forgotten..self.appended).take_while(is_void).count() as u64;
         if count > 0 {

@@ -42,6 +42,7 @@ pub fn verdict(report: &Report) -> String {
 fn worst(report: &Report) -> Option<String> {
     let errors = || report.findings.iter().filter(|damage| damage.severity == Severity::Error);
     let of = |structure| errors().any(|damage| damage.place.structure == structure);
+    let any = |is_it: fn(&DamageKind) -> bool| errors().any(|damage| is_it(&damage.kind));
     let is_root = |damage: &Damage| {
         let is_all =
             |node: bcached_check::NodePlace| node.low == Position::ZERO && node.high == Position::MAX;
@@ -55,16 +56,26 @@ fn worst(report: &Report) -> Option<String> {
     Some(match () {
         () if others == 0 && report.findings_left_out == 0 => return None,
         () if report.set.is_none() => "superblock unreadable".to_owned(),
-        () if errors().any(|damage| matches!(damage.kind, DamageKind::NoJournalEntries)) => {
-            "journal unreadable".to_owned()
-        }
+        () if any(|kind| matches!(kind, DamageKind::NoJournalEntries)) => "journal unreadable".to_owned(),
         () if errors().any(is_root) => "root node unreadable".to_owned(),
         () if of(Structure::Priorities) => "generations of the buckets unreadable".to_owned(),
         () if of(Structure::Journal) && report.dirty.state == Known::Unknown => {
             "journal incomplete".to_owned()
         }
+        () if any(|kind| matches!(kind, DamageKind::OlderCache { .. })) => {
+            "the cache is an older copy of itself".to_owned()
+        }
+        () if any(|kind| {
+            matches!(kind, DamageKind::UuidTableSum { .. } | DamageKind::DoubtedSlot { .. })
+        }) =>
+        {
+            "volume table not the one that was written".to_owned()
+        }
         () if of(Structure::UuidTable) => "volume table unreadable".to_owned(),
         () if nodes > 0 => format!("{} damaged", counted(nodes, "index node")),
+        () if any(|kind| matches!(kind, DamageKind::OlderBacking)) => {
+            "a backing device is an older copy of itself".to_owned()
+        }
         () if report.dirty.nobodys_sectors > 0 => "volume table incomplete".to_owned(),
         () => counted(others, "error"),
     })

@@ -22,6 +22,7 @@ use self::system::System;
 use crate::failure::Failure;
 use crate::flags;
 use crate::output::{Report, Show};
+use bcached_daemon::offline::lost_sets::LostSets;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -74,7 +75,11 @@ impl Finding {
 /// Looks at the machine and the devices.
 pub fn run(flags: &flags::Doctor) -> Result<Report, Failure> {
     let system = System::here();
-    let mut seen: Vec<_> = flags.devices.iter().map(|path| Seen::at(path, &system)).collect();
+    let lost = match flags.devices.as_slice() {
+        [] => LostSets::default(),
+        devices => LostSets::look_with(devices, flags.configuration.config.as_deref())?,
+    };
+    let mut seen: Vec<_> = flags.devices.iter().map(|path| Seen::at(path, &system, &lost)).collect();
     patient::compare_roles(&mut seen);
     let unfit = seen.iter().find_map(|seen| seen.failure.clone());
     let devices = seen.into_iter().map(|seen| seen.patient).collect();

@@ -8,7 +8,8 @@ use crate::failure::{Failure, Kind};
 use crate::signatures;
 use crate::sizes::human;
 use crate::superblock::{self, Found, state_name};
-use bcached_daemon::notes;
+use bcached_daemon::offline::lost_sets::LostSets;
+use bcached_daemon::{bucket_memory, notes};
 use bcached_format::units::bytes_of;
 use bcached_format::{Superblock, Uuid};
 use bcached_uring::{Device, Identity};
@@ -91,7 +92,7 @@ impl Patient {
 }
 
 impl Seen {
-    pub(super) fn at(path: &Path, system: &System) -> Self {
+    pub(super) fn at(path: &Path, system: &System, lost: &LostSets) -> Self {
         let patient = Patient {
             device: path.display().to_string(),
             fit: false,
@@ -104,7 +105,7 @@ impl Seen {
             findings: Vec::new(),
         };
         let mut seen = Self { patient, failure: None, role: None };
-        match seen.examine(path, system) {
+        match seen.examine(path, system, lost) {
             Ok(detail) => {
                 seen.patient.fit = true;
                 seen.patient.detail = detail;
@@ -118,7 +119,7 @@ impl Seen {
         seen
     }
 
-    fn examine(&mut self, path: &Path, system: &System) -> Result<String, Failure> {
+    fn examine(&mut self, path: &Path, system: &System, lost: &LostSets) -> Result<String, Failure> {
         let looked = Device::open(path, Access::Look)?;
         let info = looked.info();
         let patient = &mut self.patient;
@@ -129,11 +130,15 @@ impl Seen {
         patient.facts = hardware.as_ref().map(Facts::from).unwrap_or_default();
         let found = superblock::read(&looked)?;
         let superblock = match found {
-            Found::Nothing => match no_bcache(path, looked)? {},
+            Found::Nothing => match no_bcache(path, looked, lost)? {},
             Found::Unfit(error) => {
                 let kind = Failure::kind_of_superblock(error);
                 let cannot = format!("{} cannot be served", path.display());
-                return Err(Failure::new(kind, cannot).why(error.to_string()));
+                if let Some(claim) = lost.claim(&looked)? {
+                    return Err(claim.refusal(format!("{cannot}: {error}"), path));
+                }
+                let next = "if it was a cache, image it before anything else";
+                return Err(Failure::new(kind, cannot).why(error.to_string()).next(next));
             }
             Found::Sound(superblock) => superblock,
         };
@@ -152,13 +157,25 @@ impl Seen {
 }
 
 /// Why a device without a superblock is not fit: what somebody uses, or has something on it, is not to be made anything.
-fn no_bcache(path: &Path, looked: Device) -> Result<Infallible, Failure> {
+fn no_bcache(path: &Path, looked: Device, lost: &LostSets) -> Result<Infallible, Failure> {
+    if let Some(claim) = lost.claim(&looked)? {
+        return Err(claim.refusal(format!("{} has no bcache superblock", path.display()), path));
+    }
     let others = signatures::find(&looked)?;
+    let holds_unknown = others.is_empty() && signatures::holds_unknown(&looked)?;
     drop(looked);
     drop(device::open(path, Access::Check)?);
     let none = Failure::new(Kind::NotBcache, format!("{} is no bcache device", path.display()));
+    if let Some(losses) = lost.warning() {
+        let next = "find that set's cache before any device is made anew";
+        return Err(none.why(losses).next(next));
+    }
     if others.is_empty() {
         Device::may_own(path)?;
+        if holds_unknown {
+            let next = "see that it is the right one: `bcached make` overwrites it without a question";
+            return Err(none.why(format!("it {}", signatures::UNKNOWN_DATA)).next(next));
+        }
         return Err(none.next("`bcached make` makes it one"));
     }
     let next = match others.iter().find_map(|signature| signature.class.removed_by()) {
@@ -166,7 +183,7 @@ fn no_bcache(path: &Path, looked: Device) -> Result<Infallible, Failure> {
         None => "name another device; if nothing on it is needed, `bcached make` says how it is overwritten"
             .to_owned(),
     };
-    let marks = others.iter().map(|signature| signature.kind).collect::<Vec<_>>().join(", ");
+    let marks = others.iter().map(|signature| signature.kind.as_ref()).collect::<Vec<_>>().join(", ");
     Err(none.why(format!("it has the mark of {marks}")).next(next))
 }
 
@@ -228,10 +245,11 @@ fn describe(superblock: &Superblock) -> String {
                 )
             });
             format!(
-                "cache of set {}, {} buckets of {}, {}{note}",
+                "cache of set {}, {} buckets of {} ({} of memory while it is served), {}{note}",
                 cache.set_uuid(),
                 cache.buckets(),
                 human(bytes_of(cache.bucket_sectors())),
+                human(bucket_memory::of(cache.buckets())),
                 if cache.is_synchronous() { "has been in use" } else { "never started" }
             )
         }

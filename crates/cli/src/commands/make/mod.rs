@@ -11,8 +11,8 @@ use crate::failure::{Failure, Kind};
 use crate::flags::Make;
 use crate::later;
 use crate::output::Report;
-use crate::signatures::Signature;
-use bcached_daemon::offline::overwrite::{self, Overrides};
+use bcached_daemon::offline::lost_sets::LostSets;
+use bcached_daemon::offline::overwrite::{self, Cleared, Overrides};
 use plan::{Options, Planned};
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ impl Role {
 struct Target {
     role: Role,
     device: Device,
-    erase: Vec<Signature>,
+    cleared: Cleared,
 }
 
 /// Checks everything, then writes.
@@ -85,11 +85,13 @@ fn open(devices: &[(Role, PathBuf)], flags: &Make) -> Result<Vec<Target>, Failur
     let mut targets: Vec<Target> = Vec::new();
     let overrides =
         Overrides { wipe_signature: flags.wipe_signature.clone(), wipe_bcache: flags.wipe_bcache };
+    let named: Vec<_> = devices.iter().map(|(_, path)| path).chain(&flags.serves).cloned().collect();
+    let lost = LostSets::look_with(&named, flags.configuration.config.as_deref())?;
     for (role, path) in devices {
         let access = if flags.dry_run { Access::Check } else { Access::Own };
         let device = device::open(path, access)?;
-        let erase = overwrite::check(&device, &overrides)?;
-        targets.push(Target { role: *role, device, erase });
+        let cleared = overwrite::check(&device, &overrides, &lost)?;
+        targets.push(Target { role: *role, device, cleared });
     }
     signatures_named_in_vain(&targets, flags)?;
     Ok(targets)
@@ -98,7 +100,8 @@ fn open(devices: &[(Role, PathBuf)], flags: &Make) -> Result<Vec<Target>, Failur
 /// A type that no device carries is a typing error, or a device other than the one meant.
 fn signatures_named_in_vain(targets: &[Target], flags: &Make) -> Result<(), Failure> {
     for kind in &flags.wipe_signature {
-        let found = targets.iter().any(|target| target.erase.iter().any(|signature| signature.kind == kind));
+        let found =
+            targets.iter().any(|target| target.cleared.erase.iter().any(|signature| signature.kind == *kind));
         if !found {
             return Err(Failure::new(Kind::Usage, format!("no device carries the signature `{kind}`"))
                 .next("leave the option out, or check the device's name")
@@ -113,7 +116,7 @@ fn signatures_named_in_vain(targets: &[Target], flags: &Make) -> Result<(), Fail
 fn write_all(targets: &[Target], planned: &[Planned]) -> Result<(), Failure> {
     let mut written: Vec<String> = Vec::new();
     for (target, planned) in targets.iter().zip(planned) {
-        if let Err(failure) = overwrite::write(&target.device, &target.erase, &planned.seal()) {
+        if let Err(failure) = overwrite::write(&target.device, &target.cleared.erase, &planned.seal()) {
             let done = if written.is_empty() { "nothing else".to_owned() } else { written.join(", ") };
             return Err(failure.next(format!(
                 "written so far: {done}; mend the cause and repeat the command with --wipe-bcache"

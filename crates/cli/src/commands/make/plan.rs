@@ -6,6 +6,7 @@ use crate::failure::{Failure, Kind};
 use crate::flags::Make;
 use crate::sizes::{self, Bare, human};
 use crate::superblock;
+use bcached_daemon::bucket_memory;
 use bcached_daemon::offline::fresh::random_uuid;
 use bcached_format::superblock::BUCKETS_MIN;
 use bcached_format::superblock::SUPERBLOCK_END_SECTOR;
@@ -62,7 +63,9 @@ impl Planned {
                     offset.next_multiple_of(block)
                 ))
             }
-            _ => None,
+            Self::Cache(cache) => bucket_memory::advice(cache.buckets(), cache.bucket_sectors())
+                .map(|advice| format!("{device}: {advice}")),
+            Self::Backing(_) => None,
         }
     }
 }

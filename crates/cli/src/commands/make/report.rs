@@ -3,6 +3,7 @@
 use super::Target;
 use super::plan::Planned;
 use crate::output::Show;
+use bcached_daemon::bucket_memory;
 use bcached_format::units::bytes_of;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -23,9 +24,14 @@ struct MadeDevice {
     version: u64,
     block_bytes: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    wiped_signatures: Vec<&'static str>,
+    wiped_signatures: Vec<String>,
+    /// It carries no signature, and something all the same.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    holds_unknown_data: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     warning: Option<String>,
+    #[serde(skip)]
+    overwrites: Option<String>,
     #[serde(flatten)]
     kind: MadeKind,
 }
@@ -33,8 +39,20 @@ struct MadeDevice {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum MadeKind {
-    Cache { bucket_bytes: u64, buckets: u64, first_bucket: u64, discard: bool, replacement: &'static str },
-    Backing { data_offset_bytes: u64, cache_mode: &'static str, label: String },
+    Cache {
+        bucket_bytes: u64,
+        buckets: u64,
+        /// What the table of its buckets takes while it is served.
+        bucket_table_bytes: u64,
+        first_bucket: u64,
+        discard: bool,
+        replacement: &'static str,
+    },
+    Backing {
+        data_offset_bytes: u64,
+        cache_mode: &'static str,
+        label: String,
+    },
 }
 
 impl Made {
@@ -51,7 +69,7 @@ impl Made {
 
     /// What its user should know of devices that are as asked for.
     pub fn warnings(&self) -> Vec<String> {
-        self.devices.iter().filter_map(|made| made.warning.clone()).collect()
+        self.devices.iter().flat_map(|made| made.overwrites.iter().chain(&made.warning).cloned()).collect()
     }
 }
 
@@ -64,6 +82,7 @@ fn device(planned: &Planned, target: &Target) -> MadeDevice {
             MadeKind::Cache {
                 bucket_bytes: bytes_of(cache.bucket_sectors()),
                 buckets: cache.buckets(),
+                bucket_table_bytes: bucket_memory::of(cache.buckets()),
                 first_bucket: cache.first_bucket(),
                 discard: cache.discard(),
                 replacement: cache.replacement().name(),
@@ -86,7 +105,9 @@ fn device(planned: &Planned, target: &Target) -> MadeDevice {
         uuid: uuid.to_string(),
         version,
         block_bytes: bytes_of(block_sectors),
-        wiped_signatures: target.erase.iter().map(|signature| signature.kind).collect(),
+        wiped_signatures: target.cleared.erase.iter().map(|signature| signature.kind.to_string()).collect(),
+        holds_unknown_data: target.cleared.holds_unknown,
+        overwrites: target.cleared.warning(target.device.path()),
         warning: planned.warning(&target.device.path().display().to_string()),
         kind,
     }

@@ -1,6 +1,6 @@
 //! The same for people, in lines.
 
-use super::{Cache, Client, Status, Volume, VolumeCounts};
+use super::{Cache, Client, Log, Status, Volume, VolumeCounts};
 use crate::control::numbers::CacheNumbers;
 use crate::sizes::human;
 use std::fmt::Write as _;
@@ -15,12 +15,23 @@ impl Status {
             let _ = write!(text, " (NBD: {})", self.nbd.join(", "));
         }
         text.push('\n');
+        for warning in &self.warnings {
+            let _ = writeln!(text, "warning: {warning}");
+        }
+        if let Some(told) = self.log.and_then(|log| log.trouble()) {
+            text.push_str(&told);
+        }
         for cache in &self.caches {
             // Writing to a string cannot fail.
             let _ = writeln!(text, "cache {} on {}: {}", cache.name, cache.device, cache.line());
             let numbers = cache.counts.as_ref().and_then(|counts| counts.numbers.as_ref());
             if let Some(written) = numbers.and_then(CacheNumbers::sentence) {
                 let _ = writeln!(text, "cache {}: {written}", cache.name);
+            }
+            let ownerless = cache.counts.as_ref().and_then(|counts| counts.ownerless_dirty_bytes);
+            if let Some(bytes) = ownerless.filter(|bytes| *bytes > 0) {
+                let dirty = human(bytes);
+                let _ = writeln!(text, "cache {}: {dirty} dirty of no known volume, kept", cache.name);
             }
             for left in &cache.unserved {
                 let (dirty, name) = (&left.dirty, left.name());
@@ -84,6 +95,20 @@ fn write_clients(text: &mut String, clients: &[Client]) {
     }
 }
 
+impl Log {
+    /// What is wrong with it, in a line.
+    fn trouble(self) -> Option<String> {
+        let lost = self.lines_lost;
+        match self.stuck_seconds {
+            Some(seconds) => Some(format!(
+                "log: its reader has taken nothing for {seconds}s; lines lost since the start: {lost}\n"
+            )),
+            None if lost > 0 => Some(format!("log: lines lost since the start: {lost}\n")),
+            None => None,
+        }
+    }
+}
+
 impl Cache {
     fn line(&self) -> String {
         let mut line = self.state.clone();
@@ -120,7 +145,12 @@ impl Volume {
     pub fn line(&self) -> String {
         let mut line = self.state.clone();
         if let Some(facts) = &self.facts {
-            let _ = write!(line, ", {}, {}, {}", human(facts.size_bytes), facts.cache_mode, facts.dirty);
+            let blocks = match facts.block_bytes {
+                0 => String::new(),
+                bytes => format!(" in blocks of {}", human(bytes)),
+            };
+            let size = human(facts.size_bytes);
+            let _ = write!(line, ", {size}{blocks}, {}, {}", facts.cache_mode, facts.dirty);
             for exported in &self.exports {
                 let Some(place) = exported.told_place() else { continue };
                 let _ = write!(line, ", {place}");

@@ -11,18 +11,23 @@ mod lengths;
 mod pointers;
 mod reserved;
 mod search;
+mod slots;
 
 pub use search::Invalidated;
+pub use slots::BYTES_PER_BUCKET;
 
+use crate::error::Error;
 use crate::policy::{Place, Rank, Victims};
 use crate::set::CacheSet;
-use crate::space::flushes::Running;
+use crate::space::flushes::{Running, Turn};
 use crate::space::{Flushes, FreeList};
 use crate::state::State;
 use crate::work::BUCKETS_MAX;
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_format::prio::{self, PRIO_FRESH};
 use bcached_format::{BucketId, DeviceIndex, Gen, Pointer, Replacement};
+use slots::{Pulling, Slot, place_slot};
 
 /// A bucket is not invalidated when its generation is this far ahead of the oldest pointer seen to it; kernels refuse
 /// live keys staler than this.
@@ -60,42 +65,47 @@ pub enum Usage {
 /// How many usages there are.
 const USAGES: usize = Usage::Reserve as usize + 1;
 
-/// One bucket.
+/// One bucket, as it is at the moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     /// Generation; pointers made for an older one are stale.
     pub generation: Gen,
-    /// Oldest generation that a key of the tree may still carry for it, as of the last complete GC pass.
-    pub oldest: Gen,
     /// What it is used for.
     pub usage: Usage,
     /// A summary of what it holds was looked for in vain.
     pub is_unsummed: bool,
-    /// Of a node: how many of its blocks are durable, as far as known (`lengths`). Else 0.
-    durable_blocks: u16,
     /// It was to be emptied, and something in it, or a leaf that names it, could not be read.
     pub is_stuck: bool,
-    /// Clock of the last hit or write, in units of [`Buckets::age`]; 0 = long ago.
-    pub touched: u32,
-    /// Operations in flight that read from it or write to it, and keys not yet in the tree.
-    pub pins: u32,
+    /// Operations in flight that read from it or write to it, and keys not yet in the tree. Of very many it may say
+    /// fewer, but 0 only if there are none.
+    pub pins: u16,
     /// Live sectors.
     pub live: u32,
     /// Of these, dirty.
     pub dirty: u32,
-    /// The flush of the cache device that had begun last when data was last written to the bucket.
-    pub flush: u64,
-    /// Journal entry that must be durable before the bucket is reused: it took away the last dirty pointer.
-    pub release: u64,
+}
+
+/// Memory that the table of so many buckets takes, in bytes.
+#[must_use]
+pub const fn table_bytes(buckets: u64) -> u64 {
+    buckets.saturating_mul(BYTES_PER_BUCKET as u64)
 }
 
 /// All buckets of all cache devices of the set (of one device today).
 pub struct Buckets {
-    table: Vec<Bucket>,
+    table: Vec<Slot>,
     device: DeviceIndex,
     bucket_sectors: u64,
     first_bucket: u64,
+    /// In which order buckets are given up, and of those that cannot be, their dirty sectors.
     victims: Victims,
+    /// Pins that slots have no room for, 32768 at a time.
+    crowded: BTreeMap<usize, u32>,
+    pulling: Pulling,
+    /// The first journal entry that the table has heard of: it counts as number 1.
+    first_entry: Option<u64>,
+    /// The newest.
+    entries: u64,
     /// Those that are free.
     pub free: FreeList,
     pending: Vec<BucketId>,
@@ -104,7 +114,7 @@ pub struct Buckets {
     available: u64,
     /// Buckets by their [`Usage`].
     by_usage: [u64; USAGES],
-    clock: u32,
+    clock: u64,
     traffic: u64,
     gc_wanted: bool,
     /// That a pass of GC is due has not been told.
@@ -123,45 +133,45 @@ pub struct Buckets {
 impl Buckets {
     /// A table with generations and priorities as `stored` (one per bucket). Nothing is known of what they hold yet: but for
     /// the superblock's they are `Unknown`.
-    #[must_use]
+    ///
+    /// # Errors
+    /// [`Error::BucketMemory`] if there is no memory for so many.
     pub fn new(
         device: DeviceIndex,
         bucket_sectors: u64,
         first_bucket: u64,
-        stored: impl Iterator<Item = (Gen, u16)>,
-    ) -> Self {
-        let table: Vec<Bucket> = (0..)
-            .zip(stored)
-            .map(|(index, (generation, prio))| Bucket {
-                generation,
-                oldest: generation,
-                usage: if index < first_bucket { Usage::Meta } else { Usage::Unknown },
-                is_unsummed: false,
-                durable_blocks: prio::durable_blocks(prio),
-                is_stuck: false,
-                touched: u32::from(prio.min(PRIO_FRESH)),
-                pins: 0,
-                live: 0,
-                dirty: 0,
-                flush: 0,
-                release: 0,
-            })
-            .collect();
-        let victims = Victims::new(table.len());
+        stored: impl ExactSizeIterator<Item = (Gen, u16)>,
+    ) -> Result<Self, Error> {
+        let count = stored.len();
+        let no_memory = Error::BucketMemory { buckets: count as u64, needed: table_bytes(count as u64) };
+        let mut table: Vec<Slot> = Vec::new();
+        let is_reserved = u32::try_from(count).is_ok_and(|count| count < u32::MAX)
+            && table.try_reserve_exact(count).is_ok();
+        let Some(victims) = is_reserved.then(|| Victims::new(count).ok()).flatten() else {
+            return Err(no_memory);
+        };
+        table.extend((0..).zip(stored).map(|(index, (generation, prio))| {
+            let usage = if index < first_bucket { Usage::Meta } else { Usage::Unknown };
+            Slot::new(generation, usage, prio.min(PRIO_FRESH), prio::durable_blocks(prio))
+        }));
         let mut by_usage = [0; USAGES];
-        table.iter().for_each(|bucket| by_usage[bucket.usage as usize] += 1);
-        Self {
+        table.iter().for_each(|bucket| by_usage[bucket.usage() as usize] += 1);
+        Ok(Self {
             table,
             device,
             bucket_sectors,
             first_bucket,
             victims,
+            crowded: BTreeMap::new(),
+            pulling: Pulling::default(),
+            first_entry: None,
+            entries: 0,
             free: FreeList::default(),
             pending: Vec::new(),
             freed: 0,
             available: 0,
             by_usage,
-            clock: u32::from(PRIO_FRESH),
+            clock: u64::from(PRIO_FRESH),
             traffic: 0,
             gc_wanted: false,
             gc_untold: false,
@@ -170,7 +180,13 @@ impl Buckets {
             flushes: Flushes::default(),
             passes_old: false,
             has_longer_nodes: false,
-        }
+        })
+    }
+
+    /// Memory that the table takes, in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        table_bytes(self.table.len() as u64)
     }
 
     /// Buckets in the table.
@@ -236,36 +252,48 @@ impl Buckets {
     /// One bucket.
     #[must_use]
     #[inline]
-    pub fn get(&self, id: BucketId) -> &Bucket {
-        &self.table[slot(id) as usize]
+    pub fn get(&self, id: BucketId) -> Bucket {
+        self.view(slot(id) as usize)
+    }
+
+    /// Generation of one bucket.
+    #[must_use]
+    #[inline]
+    pub fn generation(&self, id: BucketId) -> Gen {
+        self.table[slot(id) as usize].generation
+    }
+
+    /// The clock when it was last used.
+    #[must_use]
+    pub fn touched(&self, id: BucketId) -> u64 {
+        self.table[slot(id) as usize].touched(self.clock)
     }
 
     /// Every bucket with its name.
-    pub fn iter(&self) -> impl Iterator<Item = (BucketId, &Bucket)> {
-        let name = |index: usize| BucketId { device: self.device, index: index as u64 };
-        self.table.iter().enumerate().map(move |(index, bucket)| (name(index), bucket))
+    pub fn iter(&self) -> impl Iterator<Item = (BucketId, Bucket)> {
+        (0..self.table.len()).map(|place| (self.id(place as u64), self.view(place)))
     }
 
     /// The buckets from this index on, as many as are looked at in one piece; for those who look at all of them.
-    pub fn part(&self, from: usize) -> impl Iterator<Item = (BucketId, &Bucket)> {
-        let name = move |index: usize| BucketId { device: self.device, index: (from + index) as u64 };
-        let part = self.table.get(from..).unwrap_or_default();
-        part.iter().take(BUCKETS_MAX).enumerate().map(move |(index, bucket)| (name(index), bucket))
+    pub fn part(&self, from: usize) -> impl Iterator<Item = (BucketId, Bucket)> {
+        let end = self.table.len().min(from.saturating_add(BUCKETS_MAX));
+        (from..end).map(|place| (self.id(place as u64), self.view(place)))
     }
 
     /// Pulls the generation forward to that of a pointer found on disk (format 15 step 5). What was counted for the
     /// older generation is void; returns whether something dirty was.
     pub fn raise(&mut self, pointer: Pointer) -> bool {
         let Some(id) = self.of(pointer) else { return false };
-        let bucket = &mut self.table[slot(id) as usize];
+        let place = slot(id) as usize;
+        let bucket = &mut self.table[place];
         if pointer.generation().after(bucket.generation) == 0 {
             return false;
         }
         bucket.generation = pointer.generation();
-        bucket.durable_blocks = 0;
-        let lost_dirty = bucket.dirty > 0;
+        bucket.set_length(0);
         bucket.live = 0;
-        bucket.dirty = 0;
+        let lost_dirty = self.dirty_at(place) > 0;
+        self.set_dirty_at(place, 0);
         lost_dirty
     }
 
@@ -281,13 +309,31 @@ impl Buckets {
     /// Keys that cannot be read may point to it with an old generation. So it is not used so often again that one of those could come to mean
     /// what lies there then: with what is said of them here, 64 times, and where passes of GC come to their end no key is as old as that.
     pub fn may_be_named(&mut self, id: BucketId) {
-        let Gen(now) = self.get(id).generation;
+        let Gen(now) = self.generation(id);
         self.note_oldest(id, Gen(now.wrapping_sub(STALE_MAX / 3)));
     }
 
-    /// Replaces what is known of the oldest pointers: the result of a complete GC pass.
-    pub fn set_oldest(&mut self, id: BucketId, generation: Gen) {
-        self.table[slot(id) as usize].oldest = generation;
+    /// A pass of GC begins for the buckets from index `from` on, as many as are looked at in one piece; returns how
+    /// many they are. From here on it is noted which generations it sees.
+    pub fn begin_seeing(&mut self, from: usize) -> usize {
+        let part = self.table.iter_mut().skip(from).take(BUCKETS_MAX);
+        part.map(|bucket| bucket.seen = bucket.generation).count()
+    }
+
+    /// The pass has seen a key with such a pointer.
+    pub fn see(&mut self, pointer: Pointer) {
+        let Some(place) = self.place_of(pointer) else { return };
+        let bucket = &mut self.table[place];
+        if bucket.generation.after(pointer.generation()) > bucket.generation.after(bucket.seen) {
+            bucket.seen = pointer.generation();
+        }
+    }
+
+    /// The pass is complete: what it has seen replaces what was known of the oldest pointers. In pieces, as
+    /// [`Self::begin_seeing`].
+    pub fn end_seeing(&mut self, from: usize) -> usize {
+        let part = self.table.iter_mut().skip(from).take(BUCKETS_MAX);
+        part.map(|bucket| bucket.oldest = bucket.seen).count()
     }
 
     /// A live extent of `sectors` now points into the bucket of `pointer`. Stale pointers count for nothing. False: the
@@ -297,25 +343,36 @@ impl Buckets {
         if self.is_stale(pointer) {
             return true;
         }
-        let id = self.of(pointer).expect("not stale, so inside");
-        let bucket = &mut self.table[slot(id) as usize];
-        let was_available = bucket.is_available();
+        let place = self.place_of(pointer).expect("not stale, so inside");
+        let was_available = self.is_available(place);
+        let bucket = &mut self.table[place];
         if u64::from(bucket.live) + u64::from(sectors) > self.bucket_sectors {
             return false;
         }
         bucket.live += sectors;
-        bucket.dirty += if dirty { sectors } else { 0 };
-        self.settle(id, was_available);
+        if dirty {
+            self.set_dirty_at(place, self.dirty_at(place) + sectors);
+        }
+        self.settle(place, was_available);
         true
     }
 
     /// Data has been written to where `pointer` points.
     pub fn written(&mut self, pointer: Pointer) {
         let place = self.place_of(pointer).expect("data is written where there is a bucket");
-        self.table[place].flush = self.flushes.begun();
+        self.table[place].set_flush(self.flushes.begun());
     }
 
-    /// Flushes of the cache device.
+    /// What to do for flush `wanted` of the cache device or a later one ([`Flushes::turn`]).
+    pub fn flush_turn(&mut self, wanted: u64) -> Turn {
+        let turn = self.flushes.turn(wanted);
+        if turn == Turn::Run {
+            self.flush_begins();
+        }
+        turn
+    }
+
+    /// Flushes of the cache device. They begin with [`Self::flush_turn`].
     pub const fn flushes(&mut self) -> &mut Flushes {
         &mut self.flushes
     }
@@ -325,14 +382,19 @@ impl Buckets {
     #[must_use]
     pub fn is_suspect(&self, pointer: Pointer) -> bool {
         self.flushes.are_in_doubt()
-            && self.of(pointer).is_some_and(|id| self.flushes.may_have_dropped(self.get(id).flush))
+            && self.flush_of(pointer).is_some_and(|flush| self.flushes.may_have_dropped(flush))
     }
 
     /// The flush of the cache device that is running, if it may have dropped data in the bucket of `pointer`.
     #[must_use]
     pub fn being_flushed(&self, pointer: Pointer) -> Option<Running> {
-        let id = if self.flushes.are_in_doubt() { self.of(pointer) } else { None };
-        id.and_then(|id| self.flushes.may_be_dropping(self.get(id).flush))
+        let flush = if self.flushes.are_in_doubt() { self.flush_of(pointer) } else { None };
+        flush.and_then(|flush| self.flushes.may_be_dropping(flush))
+    }
+
+    /// The flush that had begun last when data was last written to the bucket.
+    fn flush_of(&self, pointer: Pointer) -> Option<u64> {
+        self.place_of(pointer).map(|place| self.table[place].flush(self.flushes.begun()))
     }
 
     /// A live extent is gone from the bucket; `sectors` of it had been counted. `sequence`: the journal entry that records it;
@@ -341,34 +403,44 @@ impl Buckets {
         if self.is_stale(pointer) {
             return;
         }
-        let id = self.of(pointer).expect("not stale, so inside");
-        let bucket = &mut self.table[slot(id) as usize];
-        let was_available = bucket.is_available();
-        assert!(bucket.live >= sectors, "bucket {id}: {} live sectors, {sectors} removed", bucket.live);
+        let place = self.place_of(pointer).expect("not stale, so inside");
+        let was_available = self.is_available(place);
+        let bucket = &mut self.table[place];
+        assert!(bucket.live >= sectors, "bucket {place}: {} live sectors, {sectors} removed", bucket.live);
         bucket.live -= sectors;
         if dirty {
-            assert!(bucket.dirty >= sectors, "bucket {id}: {} dirty, {sectors} removed", bucket.dirty);
-            bucket.dirty -= sectors;
-            bucket.release = bucket.release.max(sequence);
-            self.freed += u64::from(!was_available && bucket.is_available());
+            let had = self.dirty_at(place);
+            assert!(had >= sectors, "bucket {place}: {had} dirty, {sectors} removed");
+            self.set_dirty_at(place, had - sectors);
+            let entry = self.entry(sequence);
+            self.table[place].wait_for(entry, self.entries);
+            self.freed += u64::from(!was_available && self.is_available(place));
         }
-        self.settle(id, was_available);
+        self.settle(place, was_available);
     }
 
     /// I/O towards the bucket begins, or a key for it is on its way into the tree: it must not be reused.
     pub fn pin(&mut self, pointer: Pointer) {
         let place = self.place_of(pointer).expect(CHECKED);
-        self.table[place].pins += 1;
+        self.pin_at(place);
+    }
+
+    #[inline]
+    fn pin_at(&mut self, place: usize) {
+        let bucket = &mut self.table[place];
+        match bucket.pins.checked_add(1) {
+            Some(pins) => bucket.pins = pins,
+            None => self.pin_crowded(place),
+        }
     }
 
     /// What lies there is about to be read, or written: it must not be reused, and has been used now.
     #[inline]
     pub fn begin(&mut self, pointer: Pointer) {
         let place = self.place_of(pointer).expect(CHECKED);
-        let bucket = &mut self.table[place];
-        bucket.pins += 1;
-        bucket.touched = self.clock;
-        self.victims.touch(slot(self.id(place as u64)));
+        self.pin_at(place);
+        self.table[place].touch(self.clock);
+        self.victims.touch(place_slot(place));
     }
 
     /// The end of what [`Buckets::pin`] began.
@@ -376,49 +448,52 @@ impl Buckets {
         let place = self.place_of(pointer).expect(CHECKED);
         let bucket = &mut self.table[place];
         bucket.pins = bucket.pins.checked_sub(1).expect("pins and unpins are in pairs");
+        if bucket.pins == 0 && !self.crowded.is_empty() {
+            self.unpin_crowded(place);
+        }
     }
 
     /// Counts cached traffic; each 1024th of the cache makes everything one step older (the kernel's ageing).
     pub fn age(&mut self, sectors: u64) {
         self.traffic += sectors;
         let step = (self.count() * self.bucket_sectors / 1024).max(1);
-        let steps = self.traffic / step;
-        self.traffic %= step;
-        self.clock = self.clock.saturating_add(u32::try_from(steps).unwrap_or(u32::MAX));
+        if self.traffic >= step {
+            let steps = self.traffic / step;
+            self.traffic %= step;
+            self.clock_goes_on(steps);
+        }
     }
 
     /// The priority to store for a bucket.
     #[must_use]
     pub fn prio(&self, id: BucketId) -> u16 {
-        let bucket = self.get(id);
-        if bucket.usage == Usage::Meta || bucket.durable_blocks > 0 {
-            return prio::prio_of_node(bucket.durable_blocks);
+        let bucket = &self.table[slot(id) as usize];
+        if bucket.usage() == Usage::Meta || bucket.length() > 0 {
+            return prio::prio_of_node(bucket.length());
         }
-        let age = self.clock - bucket.touched.min(self.clock);
-        u16::try_from(u32::from(PRIO_FRESH).saturating_sub(age)).unwrap_or(0)
+        let age = self.clock - bucket.touched(self.clock);
+        u16::try_from(u64::from(PRIO_FRESH).saturating_sub(age)).unwrap_or(0)
     }
 
     /// Declares what a bucket is used for; keeps lists and counts in step.
     pub fn set_usage(&mut self, id: BucketId, usage: Usage) {
-        let bucket = &mut self.table[slot(id) as usize];
-        let was_available = bucket.is_available();
-        self.by_usage[bucket.usage as usize] -= 1;
+        let place = slot(id) as usize;
+        let was_available = self.is_available(place);
+        let bucket = &mut self.table[place];
+        self.by_usage[bucket.usage() as usize] -= 1;
         self.by_usage[usage as usize] += 1;
-        bucket.usage = usage;
-        if !matches!(usage, Usage::Meta | Usage::Unknown) {
-            bucket.durable_blocks = 0;
-        }
-        self.settle(id, was_available);
+        bucket.set_usage(usage, self.flushes.begun());
+        self.settle(place, was_available);
     }
 
     /// There is no summary of what the bucket holds.
     pub fn set_unsummed(&mut self, id: BucketId) {
-        self.table[slot(id) as usize].is_unsummed = true;
+        self.table[slot(id) as usize].set_unsummed();
     }
 
     /// What the bucket holds could not all be moved out of it.
     pub fn set_stuck(&mut self, id: BucketId) {
-        self.table[slot(id) as usize].is_stuck = true;
+        self.table[slot(id) as usize].set_stuck();
     }
 
     /// Which bucket is given up first, from here on. `seed`: of what is drawn where any may be.
@@ -428,17 +503,29 @@ impl Buckets {
 
     /// After the walk at start: everything that is not metadata holds data or nothing. Puts the reusable ones in
     /// order of their stored priority.
-    pub fn classify(&mut self, is_metadata: impl Fn(u64) -> bool) {
-        let (metadata, mut order): (Vec<u64>, Vec<u64>) =
-            (self.first_bucket..self.count()).partition(|index| is_metadata(*index));
-        for index in metadata {
-            self.set_usage(self.id(index), Usage::Meta);
+    ///
+    /// # Errors
+    /// [`Error::BucketMemory`] if there is no memory to put them in order.
+    pub fn classify(&mut self, is_metadata: impl Fn(u64) -> bool) -> Result<(), Error> {
+        let mut order: Vec<u32> = Vec::new();
+        let needed = self.bytes() + self.count() * size_of::<u32>() as u64;
+        order
+            .try_reserve_exact(self.table.len())
+            .map_err(|_| Error::BucketMemory { buckets: self.count(), needed })?;
+        for index in self.first_bucket..self.count() {
+            if is_metadata(index) {
+                self.set_usage(self.id(index), Usage::Meta);
+            } else {
+                order.push(slot(self.id(index)));
+            }
         }
-        order.sort_by_key(|index| self.table[usize::try_from(*index).expect("a table index")].touched);
+        order.sort_unstable_by_key(|index| (self.table[*index as usize].touched(self.clock), *index));
         for index in order {
-            self.end_node(self.id(index));
-            self.set_usage(self.id(index), Usage::Data);
+            let id = self.id(index.into());
+            self.end_node(id);
+            self.set_usage(id, Usage::Data);
         }
+        Ok(())
     }
 
     /// Takes a bucket that nothing ever pointed to straight into the free list: only while a set is being started,
@@ -498,7 +585,8 @@ impl Buckets {
         let id = self.free.pop()?;
         assert_eq!(self.get(id).usage, Usage::Free, "bucket {id} on the free list is not free");
         let bucket = &mut self.table[slot(id) as usize];
-        (bucket.touched, bucket.is_unsummed, bucket.is_stuck) = (self.clock, false, false);
+        bucket.touch(self.clock);
+        bucket.clear_marks();
         self.set_usage(id, usage);
         Some(id)
     }
@@ -514,7 +602,7 @@ impl Buckets {
     /// `generation` is the one its freeing key carries; its parent names the one before until it is rewritten itself.
     pub fn free_metadata(&mut self, id: BucketId, generation: Option<Gen>) {
         let bucket = &mut self.table[slot(id) as usize];
-        assert_eq!(bucket.usage, Usage::Meta, "bucket {id} is not metadata");
+        assert_eq!(bucket.usage(), Usage::Meta, "bucket {id} is not metadata");
         if let Some(generation) = generation {
             bucket.generation = generation;
             self.note_oldest(id, generation.previous());
@@ -522,18 +610,26 @@ impl Buckets {
         self.set_usage(id, Usage::Data);
     }
 
-    fn settle(&mut self, id: BucketId, was_available: bool) {
-        let bucket = &self.table[slot(id) as usize];
-        let is_available = bucket.is_available();
-        let rank = match bucket.usage {
-            Usage::Data if bucket.dirty > 0 => None,
+    fn settle(&mut self, place: usize, was_available: bool) {
+        let bucket = &self.table[place];
+        let is_available = self.is_available(place);
+        let rank = match bucket.usage() {
+            Usage::Data if self.dirty_at(place) > 0 => None,
             Usage::Data if bucket.live > 0 => Some(Rank::Used),
             Usage::Data => Some(Rank::Empty),
             _ => None,
         };
         self.available += u64::from(is_available);
         self.available -= u64::from(was_available);
-        self.victims.place(slot(id), rank);
+        self.victims.place(place_slot(place), rank);
+    }
+
+    fn is_available(&self, place: usize) -> bool {
+        match self.table[place].usage() {
+            Usage::Free | Usage::Pending => true,
+            Usage::Data => self.dirty_at(place) == 0,
+            Usage::Unknown | Usage::Open | Usage::Meta | Usage::Reserve => false,
+        }
     }
 }
 
@@ -545,7 +641,7 @@ impl CacheSet {
             self.env().breathe().await;
             self.with(|s| {
                 let state: &State = s;
-                let count = state.buckets.part(at).map(|(id, bucket)| look(state, id, bucket)).count();
+                let count = state.buckets.part(at).map(|(id, bucket)| look(state, id, &bucket)).count();
                 s.work.buckets(count);
             });
             at += BUCKETS_MAX;
@@ -553,20 +649,33 @@ impl CacheSet {
     }
 }
 
-impl Bucket {
+impl Slot {
     const fn needs_gc(&self) -> bool {
         self.generation.after(self.oldest) >= STALE_MAX / 2
-    }
-
-    fn is_available(&self) -> bool {
-        match self.usage {
-            Usage::Free | Usage::Pending => true,
-            Usage::Data => self.dirty == 0,
-            Usage::Unknown | Usage::Open | Usage::Meta | Usage::Reserve => false,
-        }
     }
 }
 
 fn slot(id: BucketId) -> u32 {
-    u32::try_from(id.index).expect("open refuses devices with more than 2^32 buckets")
+    u32::try_from(id.index).expect("a table is not made for more buckets than fit 32 bits")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Buckets of eight sectors.
+    pub(super) fn table_of(count: usize) -> Buckets {
+        Buckets::new(DeviceIndex(0), 8, 0, (0..count).map(|_| (Gen(0), 1))).expect("a small table")
+    }
+
+    /// The size of a table comes from the device. What it asks for without having it was an abort of the whole process.
+    #[test]
+    fn a_table_for_which_there_is_no_memory_is_an_error() {
+        for count in [usize::MAX / 32, 1 << 32] {
+            let stored = (0..count).map(|_| (Gen(0), 1));
+            let made = Buckets::new(DeviceIndex(0), 8, 0, stored).map(|_| ());
+            let buckets = count as u64;
+            assert_eq!(made, Err(Error::BucketMemory { buckets, needed: table_bytes(buckets) }));
+        }
+    }
 }

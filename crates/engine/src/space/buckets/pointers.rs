@@ -1,6 +1,7 @@
 //! What pointers mean: which bucket each points into, and whether that has been reused since.
 
-use super::{Bucket, Buckets, Usage};
+use super::slots::Slot;
+use super::{Buckets, Usage};
 use bcached_format::{BucketId, Key, Pointer};
 
 impl Buckets {
@@ -24,7 +25,7 @@ impl Buckets {
 
     /// The bucket itself.
     #[inline]
-    fn at(&self, pointer: Pointer) -> Option<&Bucket> {
+    fn at(&self, pointer: Pointer) -> Option<&Slot> {
         self.place_of(pointer).map(|place| &self.table[place])
     }
 
@@ -55,7 +56,7 @@ impl Buckets {
     pub fn is_durably_stale(&self, pointer: Pointer) -> bool {
         self.at(pointer).is_none_or(|bucket| {
             let distance = bucket.generation.after(pointer.generation());
-            distance > u8::from(bucket.usage == Usage::Pending)
+            distance > u8::from(bucket.usage() == Usage::Pending)
         })
     }
 

@@ -25,12 +25,13 @@ impl Buckets {
     /// Invalidates up to `count` buckets that may be reused once their generations are durable. `durable`: newest durable
     /// journal entry. Looks at no more than may be looked at in one piece; the next call goes on from there.
     pub fn invalidate(&mut self, count: usize, durable: u64) -> Invalidated {
+        let (durable, entries) = (self.durable_entry(durable), self.entries);
         let mut passed_used = false;
         let mut passes_old = self.next_victim.is_some() && self.passes_old;
         let mut eligible = |slot: u32| {
             let bucket = &self.table[slot as usize];
             passed_used |= bucket.pins > 0;
-            let is_free = bucket.pins == 0 && bucket.release <= durable;
+            let is_free = bucket.pins == 0 && bucket.release(entries) <= durable;
             let is_old = bucket.generation.after(bucket.oldest) >= STALE_MAX;
             passes_old |= is_free && is_old;
             is_free && !is_old
@@ -50,12 +51,12 @@ impl Buckets {
         for slot in &chosen {
             let id = BucketId { device: self.device, index: u64::from(*slot) };
             self.set_usage(id, Usage::Pending);
+            assert_eq!(self.dirty_at(*slot as usize), 0, "bucket {id} holds dirty data");
             let bucket = &mut self.table[*slot as usize];
-            assert_eq!(bucket.dirty, 0, "bucket {id} holds dirty data");
             bucket.generation = bucket.generation.next();
             self.gc_wanted |= bucket.needs_gc();
             let live = core::mem::take(&mut bucket.live);
-            bucket.touched = self.clock;
+            bucket.touch(self.clock);
             self.pending.push(id);
             self.count_dead(u64::from(live));
         }
@@ -67,6 +68,7 @@ impl Buckets {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::table_of;
     use super::*;
     use bcached_format::{DeviceIndex, Gen, Pointer};
 
@@ -74,8 +76,8 @@ mod tests {
     #[test]
     fn a_search_for_victims_is_cut_into_pieces_and_finds_the_last() {
         let count = 2 * BUCKETS_MAX + 100;
-        let mut buckets = Buckets::new(DeviceIndex(0), 8, 0, (0..count).map(|_| (Gen(0), 1)));
-        buckets.classify(|_| false);
+        let mut buckets = table_of(count);
+        buckets.classify(|_| false).expect("a small table");
         let last = count as u64 - 1;
         for index in 0..last {
             buckets.pin(Pointer::new(DeviceIndex(0), 8 * index, Gen(0)));
@@ -96,8 +98,8 @@ mod tests {
     fn a_pass_is_due_earlier_where_buckets_are_scarce() {
         const COUNT: u64 = 160;
         for (dirty, due) in [(0, COUNT), (120, COUNT), (121, COUNT / 2)] {
-            let mut buckets = Buckets::new(DeviceIndex(0), 8, 0, (0..COUNT).map(|_| (Gen(0), 1)));
-            buckets.classify(|_| false);
+            let mut buckets = table_of(160);
+            buckets.classify(|_| false).expect("a small table");
             for index in 0..dirty {
                 assert!(
                     buckets.add(Pointer::new(DeviceIndex(0), 8 * index, Gen(0)), 8, true),

@@ -1,0 +1,131 @@
+//! What a daemon needs and somebody may take away while it runs: the files of its notes, its sockets, its configuration, the reader of its log.
+//! Each is noticed within seconds. A note is made anew; of the rest the log and `status` say what does not work any more.
+
+use super::Supervisor;
+use crate::control::beside_for_looking;
+use crate::log;
+use crate::notes;
+use bcached_uring::note::{NoteFile, look_after_all};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How often it is looked, at most.
+const EACH: Duration = Duration::from_secs(1);
+
+/// What the log is called among it.
+const LOG: &str = "log";
+
+/// What is known of it.
+#[derive(Default)]
+pub struct TakenAway {
+    looked: Option<Instant>,
+    /// The sockets that have files, as they were when they were seen first: device and inode.
+    sockets: BTreeMap<PathBuf, (u64, u64)>,
+    /// The main file of the configuration was there.
+    had_configuration: bool,
+    /// What the log has said that still holds: by what it is about, the id of the event, and what.
+    told: BTreeMap<String, (&'static str, String)>,
+}
+
+impl Supervisor {
+    /// Looks, if it is time.
+    pub(super) fn look_after_what_may_go(&mut self) {
+        if self.taken_away.looked.is_some_and(|looked| looked.elapsed() < EACH) {
+            return;
+        }
+        self.taken_away.looked = Some(Instant::now());
+        let mut gone = BTreeMap::new();
+        self.look_after_notes(&mut gone);
+        self.look_for_sockets(&mut gone);
+        self.look_for_configuration(&mut gone);
+        if log::condition().stuck.is_some() {
+            let told = "nobody reads the log: lines are dropped when 1 MiB of them waits";
+            gone.insert(LOG.to_owned(), ("log-stuck", told.to_owned()));
+        }
+        for (what, (event, sentence)) in &gone {
+            if self.taken_away.told.get(what).map(|(_, told)| told) != Some(sentence) {
+                tracing::error!(event = *event, "{sentence}");
+            }
+        }
+        for (what, (event, _)) in &self.taken_away.told {
+            if !gone.contains_key(what) {
+                tracing::info!(event = "back-again", "{what}: that is over ({event})");
+            }
+        }
+        // What the log lacks, `status` says itself: volumes are as they should be.
+        let warnings = gone.iter().filter(|(what, _)| *what != LOG);
+        self.shared().warnings = warnings.map(|(_, (_, sentence))| sentence.clone()).collect();
+        self.taken_away.told = gone;
+    }
+
+    /// Of a note that is gone nobody finds after a kill what was acknowledged since the last flush.
+    fn look_after_notes(&self, gone: &mut BTreeMap<String, (&'static str, String)>) {
+        let mut found = look_after_all();
+        if found.iter().any(|(_, found)| found.is_err()) {
+            // Its folder may have gone with it.
+            let _or_told_below = notes::directory();
+            found = look_after_all();
+        }
+        for (path, found) in found {
+            let name = path.display().to_string();
+            match found {
+                Ok(NoteFile::There) => {}
+                Ok(NoteFile::Replaced) => {
+                    let told = format!(
+                        "{name}: somebody has removed this note: another takes its place with the next write"
+                    );
+                    gone.insert(name, ("note-gone", told));
+                }
+                Err(error) => {
+                    let told = format!(
+                        "{name}: somebody has removed this note, and there is no other: a kill of bcached loses what nobody has flushed by then. {error}"
+                    );
+                    gone.insert(name, ("note-not-replaced", told));
+                }
+            }
+        }
+    }
+
+    /// A socket whose file is gone is not found by anybody who comes.
+    fn look_for_sockets(&mut self, gone: &mut BTreeMap<String, (&'static str, String)>) {
+        let control = self.config.control.clone();
+        let nbd = self.fronts.nbd_places().into_iter().map(PathBuf::from).filter(|place| place.is_absolute());
+        let all: Vec<_> = [beside_for_looking(&control), control].into_iter().chain(nbd).collect();
+        self.taken_away.sockets.retain(|path, _| all.contains(path));
+        for path in all {
+            let now = fs::symlink_metadata(&path).ok().filter(|found| found.file_type().is_socket());
+            let now = now.map(|found| (found.dev(), found.ino()));
+            let before = self.taken_away.sockets.get(&path).copied();
+            match (before, now) {
+                (None, Some(now)) => drop(self.taken_away.sockets.insert(path, now)),
+                (Some(before), now) if now != Some(before) => {
+                    let name = path.display().to_string();
+                    let what = if now.is_some() { "is another one now" } else { "is gone" };
+                    let told = format!(
+                        "{name}: the file of this socket {what}: nobody who comes reaches the daemon there. Clients that are connected go on; restart bcached for the others"
+                    );
+                    gone.insert(name, ("socket-gone", told));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn look_for_configuration(&mut self, gone: &mut BTreeMap<String, (&'static str, String)>) {
+        let main =
+            self.config.set_file.as_ref().and_then(|set_file| Some(set_file.parent()?.parent()?.to_owned()));
+        let Some(folder) = main else { return };
+        let is_there = folder.is_dir();
+        self.taken_away.had_configuration |= is_there;
+        if self.taken_away.had_configuration && !is_there {
+            let name = folder.display().to_string();
+            let told = format!(
+                "{name}: the folder of the configuration is gone: what runs goes on, and no change can be kept; put it back before the next start"
+            );
+            gone.insert(name, ("configuration-gone", told));
+        }
+    }
+}

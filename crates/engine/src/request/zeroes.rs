@@ -1,0 +1,259 @@
+//! Write-zeroes.
+//!
+//! Zeroes are no data. They go to the backing device as an operation of its own, past the cache, and what the cache holds
+//! of the range is made void. A zeroing that may unmap takes no room anywhere: the space below is given up, or was never
+//! taken. One that may not keeps the space below, and its zeroes are data only where the cache holds dirty data.
+//!
+//! | the cache holds | backing device | then |
+//! |---|---|---|
+//! | nothing | zeroed | |
+//! | clean data | a durable hole first, then zeroed | |
+//! | dirty data, may unmap | zeroed and flushed | a durable hole |
+//! | dirty data, may not | | zeroes like any data, dirty |
+//! | all there is of the volume | | a hole |
+//!
+//! So after a crash a sector is what it was or zero, and never what the backing device had below flushed dirty data.
+//!
+//! A device that refuses to unmap is asked to zero with its space kept; one that refuses that as well is written to. Either
+//! way a long range is zeroed in pieces, each in its turn, so that other requests of the range go on in between.
+
+use crate::error::{Doing, Error};
+use crate::phases::Phase;
+use crate::request::uncached::in_turn;
+use crate::request::{Range, Target, flush, holes, write};
+use crate::set::CacheSet;
+use crate::volume::epoch::Stamp;
+use crate::volume::zeroings::Number;
+use crate::writeback::company::beside;
+use bcached_env::{Buffer, DiskInfo, IoErrorKind, Payload};
+
+/// Zeroes written by one operation, at most, in sectors.
+const WRITE_SECTORS_MAX: u64 = 2048;
+
+/// So many times less is zeroed at once where that takes longer: where zeroes are written, or may become dirty data.
+const SLOW_SHARE: u64 = 32;
+
+/// What is asked of a zeroing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// Durable when answered.
+    pub fua: bool,
+    /// The space below may be given up.
+    pub may_unmap: bool,
+}
+
+/// How a backing device is made zero: the first of these that it can do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Way {
+    /// It is told to, and may unmap.
+    Unmap,
+    /// It is told to, and keeps the space.
+    Keep,
+    /// Zeroes are written to it.
+    Write,
+}
+
+impl Way {
+    /// That of a device, from this one on.
+    fn of(info: &DiskInfo, may_unmap: bool, from: Self) -> Self {
+        let can = |way: &Self| match way {
+            Self::Unmap => may_unmap && info.unmap,
+            Self::Keep => info.write_zeroes,
+            Self::Write => true,
+        };
+        [Self::Unmap, Self::Keep].into_iter().find(|way| *way >= from && can(way)).unwrap_or(Self::Write)
+    }
+
+    /// The one after it has been refused.
+    const fn next(self) -> Self {
+        if matches!(self, Self::Unmap) { Self::Keep } else { Self::Write }
+    }
+}
+
+/// Makes a range read as zeroes, in pieces, each in its turn. The stamp is the oldest of what went to the backing device
+/// and is not proven durable.
+pub async fn write_zeroes(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    asked: Asked,
+) -> Result<Option<Stamp>, Error> {
+    let number = set.with(|s| {
+        let now = s.now;
+        s.volumes.get_mut(target.id).map(|volume| volume.zeroings.begin(now, range.sectors()))
+    });
+    let number = number.ok_or(Error::NoVolume)?;
+    let zeroed = zero_pieces(set, target, range, asked, number).await;
+    set.with(|s| s.volumes.get_mut(target.id).map(|volume| volume.zeroings.end(number)));
+    zeroed
+}
+
+async fn zero_pieces(
+    set: &CacheSet,
+    target: &Target,
+    range: Range,
+    asked: Asked,
+    number: Number,
+) -> Result<Option<Stamp>, Error> {
+    let mut unproven = None;
+    let mut from = Way::Unmap;
+    let mut at = range.start;
+    while at < range.end {
+        let info = target.backing.as_ref().map(bcached_env::Disk::info);
+        let way = info.map_or(Way::Unmap, |info| Way::of(&info, asked.may_unmap, from));
+        let end = range.end.min(cut_after(set, target, at, way != Way::Write && asked.may_unmap));
+        let piece = Range { start: at, end };
+        let zero = async |target: &Target| zero_piece(set, target, piece, way, asked).await;
+        match in_turn(set, target, target.whole_blocks(piece), zero).await {
+            // Which may be known only now: files are asked by being tried.
+            Err(error) if way != Way::Write && is_refusal(&error) => {
+                from = way.next();
+                continue;
+            }
+            zeroed => unproven = Stamp::older(unproven, zeroed?),
+        }
+        at = end;
+        set.with(|s| {
+            s.volumes.get_mut(target.id).map(|volume| volume.zeroings.goes_on(number, piece.sectors()))
+        });
+    }
+    Ok(unproven)
+}
+
+fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Io { doing: Doing::Backing, source } if source.kind == IoErrorKind::Unsupported)
+}
+
+/// Where the piece ends that begins `at`: pieces meet where blocks do.
+fn cut_after(set: &CacheSet, target: &Target, at: u64, is_fast: bool) -> u64 {
+    let most = set.with(|s| s.options.zero_batch_sectors);
+    let most = if is_fast { most } else { most / SLOW_SHARE };
+    let most = most.max(1).next_multiple_of(target.block_sectors);
+    (at / most + 1).saturating_mul(most)
+}
+
+/// Zeroes a piece in its turn: whole blocks, and what is left at both ends.
+async fn zero_piece(
+    set: &CacheSet,
+    target: &Target,
+    piece: Range,
+    way: Way,
+    asked: Asked,
+) -> Result<Option<Stamp>, Error> {
+    if target.blocks_around(piece).is_none() {
+        return zero_below(set, target, piece, way, asked.fua).await;
+    }
+    let block = target.block_sectors;
+    let start = piece.start.next_multiple_of(block).min(piece.end);
+    let end = (piece.end.min(target.cacheable_end) / block * block).max(start);
+    let mut unproven = None;
+    for (start, end) in [(piece.start, start), (start, end), (end, piece.end)] {
+        if start < end {
+            let part = Range { start, end };
+            unproven = Stamp::older(unproven, zero_part(set, target, part, way, asked).await?);
+        }
+    }
+    Ok(unproven)
+}
+
+/// Zeroes whole blocks, or a part of one.
+async fn zero_part(
+    set: &CacheSet,
+    target: &Target,
+    part: Range,
+    way: Way,
+    asked: Asked,
+) -> Result<Option<Stamp>, Error> {
+    let Some(blocks) = target.blocks_around(part) else {
+        return zero_below(set, target, part, way, asked.fua).await;
+    };
+    let survey = write::survey(set, target, blocks).await?;
+    let Some(backing) = &target.backing else {
+        // What such a volume does not hold reads as zero.
+        if survey.present && part == blocks {
+            holes::punch_found(set, target, part).await?;
+        } else if survey.present {
+            return write_as_data(set, target, part, asked.fua).await;
+        }
+        if asked.fua {
+            crate::journal::writer::commit(set).await?;
+        }
+        return Ok(None);
+    };
+    let logical = u64::from(backing.info().logical_block_sectors);
+    let is_of_device = part.start.is_multiple_of(logical) && part.end.is_multiple_of(logical);
+    // A part of a block is the device's affair while the block's only data is there.
+    let stays_below = if survey.dirty { asked.may_unmap && part == blocks } else { is_of_device };
+    if !stays_below {
+        return write_as_data(set, target, part, asked.fua).await;
+    }
+    let _phase = set.begin(Phase::Zeroing);
+    let put = async || zero_backing(set, target, part, way).await;
+    match write::give_way(set, target, blocks, survey, put).await? {
+        Some(stamp) if asked.fua => flush::prove(set, target, stamp).await.map(|()| None),
+        unproven => Ok(unproven),
+    }
+}
+
+/// Zeroes what the cache has no part in.
+async fn zero_below(
+    set: &CacheSet,
+    target: &Target,
+    part: Range,
+    way: Way,
+    fua: bool,
+) -> Result<Option<Stamp>, Error> {
+    let stamp = zero_backing(set, target, part, way).await?;
+    if fua {
+        return flush::prove(set, target, stamp).await.map(|()| None);
+    }
+    Ok(Some(stamp))
+}
+
+/// Makes a range of the backing device zero; the oldest stamp of what was written.
+async fn zero_backing(set: &CacheSet, target: &Target, part: Range, way: Way) -> Result<Stamp, Error> {
+    if way == Way::Write {
+        return write_backing(set, target, part).await;
+    }
+    let (disk, begun) = write::begin_backing_write(set, target, part).await?;
+    let zeroing = disk.zero(part.start, part.sectors(), way == Way::Unmap);
+    let zeroed = beside(set, target, zeroing).await;
+    let stamp = write::end_client_write(set, target, begun, &zeroed);
+    zeroed.map_err(Error::io(Doing::Backing))?;
+    stamp
+}
+
+async fn write_backing(set: &CacheSet, target: &Target, part: Range) -> Result<Stamp, Error> {
+    let mut oldest = None;
+    for (part, zeroes) in zeroes(part) {
+        oldest = Stamp::older(oldest, Some(write::write_backing(set, target, part, zeroes, false).await?));
+    }
+    Ok(oldest.expect("a part has sectors"))
+}
+
+/// Writes zeroes like any data, in the range of a turn.
+async fn write_as_data(
+    set: &CacheSet,
+    target: &Target,
+    part: Range,
+    fua: bool,
+) -> Result<Option<Stamp>, Error> {
+    let mut unproven = None;
+    for (part, zeroes) in zeroes(part) {
+        let written = write::write_anywhere(set, target, part, zeroes, fua).await?;
+        unproven = Stamp::older(unproven, written);
+    }
+    Ok(unproven)
+}
+
+/// A range in parts that are written at once, with what is written there.
+fn zeroes(range: Range) -> impl Iterator<Item = (Range, Payload)> {
+    let bytes = |sectors: u64| usize::try_from(sectors * 512).expect("bounded");
+    let all = Buffer::zeroed(bytes(range.sectors().min(WRITE_SECTORS_MAX))).freeze();
+    let mut at = range.start;
+    core::iter::from_fn(move || {
+        let part = Range { start: at, end: range.end.min(at + WRITE_SECTORS_MAX) };
+        at = part.end;
+        (part.start < part.end).then(|| (part, all.slice(0..bytes(part.sectors()))))
+    })
+}

@@ -1,0 +1,133 @@
+//! What a backing device says of its attachment, and the table of volumes of the backing device.
+//!
+//! A kernel keeps in the table alone under which number the cache holds a volume's data. bcached says it on the backing device, too
+//! ([`Attachment`]), so a table that was lost costs no data, and one that contradicts is noticed. And both hold a *stamp*, a
+//! random number that changes at each start of the volume and at each orderly stop: if one of the two devices was exchanged for an
+//! older copy of itself they differ.
+//!
+//! The order is: the slot gets the next stamp and keeps the one before, durably; then the superblock gets the next one. A crash in
+//! between leaves the superblock with the one before. A journal entry that the superblock has seen and the cache
+//! has not tells that the cache is the older one, also where the stamps agree: a copy that was made while the set ran.
+//!
+//! What somebody else has written since is void, by itself: of the table because the newest journal entry is a kernel's, of the
+//! superblock because its sum is another one.
+
+use crate::error::Error;
+use crate::set::CacheSet;
+use crate::state::State;
+use crate::uuids;
+use crate::volume::record;
+use alloc::vec::Vec;
+use bcached_format::{Attachment, BackingState, BackingSuperblock, Inode, UuidSlot};
+
+/// What the superblock of a volume is to say that is attached under this number.
+pub(super) fn of(s: &State, inode: Inode) -> Option<Attachment> {
+    let slot = s.uuids.slot(inode)?;
+    Some(Attachment { number: inode, stamp: slot.attachment[1], entry: s.journal.durable() })
+}
+
+/// The superblock is about to be written: what it says of its attachment is of now.
+pub(super) fn renew(s: &State, superblock: &mut BackingSuperblock) {
+    // One that is stale keeps it: whoever attaches it anew finds what is to become void.
+    let attachment = superblock.attachment().filter(|_| superblock.state() != BackingState::None);
+    superblock.set_attachment(attachment.map(|of| Attachment { entry: s.journal.durable(), ..of }));
+}
+
+/// The number of a backing device that comes to the set; `None`: the set does not know it. If the table has lost it, and the device
+/// says which it was, it gets that one back, provided that it is nobody's.
+///
+/// # Errors
+/// One of the two devices is an older copy of itself: what they hold does not belong together.
+pub(super) fn recognise(
+    s: &mut State,
+    superblock: &BackingSuperblock,
+    seconds: u32,
+) -> Result<Option<Inode>, Error> {
+    let known = s.uuids.find(superblock.uuid());
+    let is_ours =
+        superblock.set_uuid() == s.superblock.set_uuid() && superblock.state() != BackingState::None;
+    let Some(attachment) = superblock.attachment().filter(|_| is_ours) else { return Ok(known) };
+    let is_stale = superblock.state() == BackingState::Stale;
+    let is_free = |s: &State| {
+        s.uuids.is_unowned(attachment.number)
+            && !s.volumes.iter().any(|(_, volume)| volume.inode == Some(attachment.number))
+    };
+    if known.is_none() && !is_free(s) {
+        return Ok(None);
+    }
+    // One that has been served by this process may know of entries that this process has made.
+    let newest = if s.uuids.has_lived(attachment.number) { s.journal.durable() } else { s.opened_at };
+    if attachment.entry > newest && !is_stale {
+        return Err(Error::OlderCache { entry: attachment.entry, newest });
+    }
+    let Some(inode) = known else {
+        let slot = UuidSlot {
+            uuid: superblock.uuid(),
+            label: superblock.label(),
+            first_registered: seconds,
+            attachment: [0, attachment.stamp],
+            ..UuidSlot::FREE
+        };
+        s.uuids.assign(attachment.number, slot);
+        return Ok(Some(attachment.number));
+    };
+    let stamps = s.uuids.slot(inode).map_or([0; 2], |slot| slot.attachment);
+    if is_stale {
+        // What the cache holds is void, whatever it is.
+        return Ok(known);
+    }
+    let differs = inode != attachment.number || stamps[1] != 0 && !stamps.contains(&attachment.stamp);
+    if s.uuids.is_ours() && differs { Err(Error::OlderBacking) } else { Ok(known) }
+}
+
+impl CacheSet {
+    /// Doubted slots under whose numbers no key stands are free again: nothing can be lost with them. Not what may be a volume in the
+    /// cache alone, of which nothing else tells that it exists.
+    pub(super) async fn forget_empty_doubted(&self) {
+        let doubted: Vec<Inode> = self.with(|s| {
+            let backed = s.uuids.doubted().filter(|(_, slot)| !slot.is_flash_only());
+            backed.map(|(inode, _)| inode).collect()
+        });
+        for inode in doubted {
+            if self.with(|s| s.uuids.was_looked_at(inode)) {
+                continue;
+            }
+            let found = self.survey_beyond(inode, 0, |found| found.present || found.dirty).await;
+            let is_vacant = found.is_ok_and(|found| !found.present && !found.dirty);
+            self.with(|s| {
+                s.uuids.looked_at(inode, is_vacant);
+                if is_vacant {
+                    s.uuids.forget_doubted(inode);
+                }
+            });
+        }
+    }
+
+    /// The last that is said of attachments in an orderly stop: whoever brings back a copy of either device that was made before it is
+    /// noticed. What cannot be said is as after a crash.
+    pub(crate) async fn seal_attachments(&self) {
+        let stamp = uuids::new_stamp(self);
+        let attached: Vec<_> = self.with(|s| {
+            let mut attached = Vec::new();
+            for (id, volume) in s.volumes.iter() {
+                let inode = volume.inode.filter(|_| volume.backing.is_some());
+                if let Some(slot) = inode.and_then(|inode| s.uuids.slot_mut(inode)) {
+                    slot.attachment = [slot.attachment[1], stamp];
+                    attached.extend(inode.map(|inode| (id, inode)));
+                }
+            }
+            attached
+        });
+        if attached.is_empty() || uuids::store(self).await.is_err() {
+            return;
+        }
+        for (id, inode) in attached {
+            let _as_after_a_crash = record::update(self, id, |s, superblock| {
+                if superblock.attachment().is_some() {
+                    superblock.set_attachment(of(s, inode));
+                }
+            })
+            .await;
+        }
+    }
+}

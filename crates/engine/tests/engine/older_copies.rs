@@ -1,0 +1,118 @@
+//! One of two devices was exchanged for an older copy of itself, as a restored backup or a rolled back snapshot is: what the cache
+//! holds and what the backing device holds are not of one time, and a volume is not served from both.
+
+use crate::memory::NoNote;
+use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
+use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
+use bcached_env::{DiskId, Env};
+
+const SIZES: Sizes = Sizes { block: 8, bucket: 16, buckets: 4000, backing: 20_000 };
+
+fn options() -> Options {
+    Options {
+        volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
+        ..Options::default()
+    }
+}
+
+async fn added(env: Env) -> Result<(CacheSet, VolumeId), Error> {
+    let set = CacheSet::open(env, CACHE, Box::new(NoNote), options()).await.expect("the set opens");
+    let volume = set.add_backing(BACKING, None).await;
+    match volume {
+        Ok(volume) => Ok((set, volume)),
+        Err(error) => {
+            set.stop().await.expect("it stops");
+            Err(error)
+        }
+    }
+}
+
+/// A session that writes `byte`, writes all of it back if so told, and stops in order.
+fn session(rig: &mut Rig, byte: u8, writes_back: bool) {
+    run(rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(0, 64, byte)).await;
+        ask(&set, volume, Request::Flush).await;
+        if writes_back {
+            set.write_back(volume, &Cancel::default()).await.expect("it is written back");
+        }
+        set.stop().await.expect("it stops");
+    });
+}
+
+fn is_refused(rig: &mut Rig, wanted: fn(&Error) -> bool) {
+    run(rig, move |env| async move {
+        let error = added(env).await.map(drop).expect_err("they are not of one time");
+        assert!(wanted(&error), "{error}");
+    });
+}
+
+fn is_older_cache(error: &Error) -> bool {
+    matches!(error, Error::OlderCache { .. })
+}
+
+/// The older cache has dirty data, the backing device is clean and newer: that data was written over what is newer.
+#[test]
+fn a_cache_that_was_restored_from_a_copy_is_refused() {
+    for first_is_dirty in [true, false] {
+        let mut rig = Rig::new(SIZES, 1);
+        session(&mut rig, 1, !first_is_dirty);
+        let copy = rig.world.borrow_mut().copy(CACHE);
+        session(&mut rig, 2, true);
+        rig.world.borrow_mut().restore(CACHE, copy);
+        is_refused(&mut rig, is_older_cache);
+    }
+}
+
+/// The copy is of a set that ran, and the session is the same.
+#[test]
+fn a_cache_that_was_copied_while_it_ran_is_refused() {
+    let mut rig = Rig::new(SIZES, 1);
+    session(&mut rig, 1, false);
+    let world = std::rc::Rc::clone(&rig.world);
+    let copy: DiskId = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        ask(&set, volume, write(0, 64, 2)).await;
+        ask(&set, volume, Request::Flush).await;
+        let copy = world.borrow_mut().copy(CACHE);
+        ask(&set, volume, write(0, 64, 3)).await;
+        ask(&set, volume, Request::Flush).await;
+        set.stop().await.expect("it stops");
+        copy
+    });
+    rig.world.borrow_mut().restore(CACHE, copy);
+    is_refused(&mut rig, is_older_cache);
+}
+
+#[test]
+fn a_backing_device_that_was_restored_from_a_copy_is_refused() {
+    let mut rig = Rig::new(SIZES, 1);
+    session(&mut rig, 1, true);
+    let copy = rig.world.borrow_mut().copy(BACKING);
+    session(&mut rig, 2, true);
+    rig.world.borrow_mut().restore(BACKING, copy);
+    is_refused(&mut rig, |error| *error == Error::OlderBacking);
+}
+
+/// Who has only the older cache left gives up what it holds of the volume; then the backing device is all that there is, and is attached
+/// anew.
+#[test]
+fn what_an_older_cache_holds_can_be_given_up() {
+    let mut rig = Rig::new(SIZES, 1);
+    session(&mut rig, 1, false);
+    let copy = rig.world.borrow_mut().copy(CACHE);
+    session(&mut rig, 2, true);
+    rig.world.borrow_mut().restore(CACHE, copy);
+    is_refused(&mut rig, is_older_cache);
+    run(&mut rig, |env| async move {
+        let set = CacheSet::open(env, CACHE, Box::new(NoNote), options()).await.expect("the set opens");
+        let uuid = set.status().unserved[0].uuid;
+        set.walked().await.expect("it is sound");
+        let forgetting = set.begin_forgetting(uuid).expect("it is known");
+        assert_eq!(forgetting.dirty_sectors, 64);
+        set.forget(forgetting).await.expect("it is forgotten");
+        let volume = set.add_backing(BACKING, None).await.expect("nothing contradicts it");
+        assert_eq!(bytes(&set, volume, 0, 64).await, [2; 64]);
+        set.stop().await.expect("it stops");
+    });
+}

@@ -1,0 +1,234 @@
+//! Volumes that are configured and not served yet. Whoever asks for one that may still come waits for it: when a machine starts, clients come
+//! before the devices do.
+
+use crate::export::{Export, ExportTable, NoExport};
+use crate::lock::lock;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often somebody who waits sees whether his client is still there.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Why a volume is not served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Absent {
+    /// A clause for the client.
+    pub why: String,
+    /// How long a client waits for it; `None`: it does not come by itself, or is no longer expected.
+    pub wait: Option<Duration>,
+}
+
+/// What is expected, of one table.
+#[derive(Default)]
+pub(crate) struct Arrivals {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    absent: BTreeMap<String, Absent>,
+    /// Some volumes are served under names that nobody knows yet, and that long a client waits for them.
+    unnamed: Option<Duration>,
+    has_ended: bool,
+    /// Counts what happens.
+    changes: u64,
+}
+
+impl Arrivals {
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = lock(&self.state);
+        change(&mut state);
+        state.changes += 1;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The volume is served, or is none any more.
+    pub(crate) fn settle(&self, name: &str) {
+        self.change(|state| drop(state.absent.remove(name)));
+    }
+
+    /// How long a client waits that is told so, and what has happened until now.
+    fn wait_for(&self, refused: &NoExport) -> (Option<Duration>, u64) {
+        let state = lock(&self.state);
+        let wait = match refused {
+            _ if state.has_ended => None,
+            NoExport::NotServed(name) => state.absent.get(name).and_then(|absent| absent.wait),
+            NoExport::Unknown(_) | NoExport::NameNeeded(_) => state.unnamed,
+            _ => None,
+        };
+        (wait, state.changes)
+    }
+
+    /// Waits until something else has happened, at most so long.
+    fn wait(&self, changes: u64, limit: Duration) {
+        let state = lock(&self.state);
+        let is_same = |state: &mut State| state.changes == changes;
+        let waited = self.changed.wait_timeout_while(state, limit, is_same);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn explained(&self, refused: NoExport) -> NoExport {
+        let state = lock(&self.state);
+        match refused {
+            _ if state.has_ended => NoExport::Ending,
+            NoExport::NotServed(name) => match state.absent.get(&name) {
+                Some(Absent { why, .. }) => NoExport::Absent { why: why.clone(), name },
+                None => NoExport::NotServed(name),
+            },
+            other => other,
+        }
+    }
+}
+
+impl ExportTable {
+    /// Says why the volume called `name` is not served, until it is, or is no volume any more.
+    pub fn is_absent(&self, name: &str, absent: Absent) {
+        let is_news = lock(&self.arrivals.state).absent.get(name) != Some(&absent);
+        if is_news {
+            self.arrivals.change(|state| drop(state.absent.insert(name.to_owned(), absent)));
+        }
+    }
+
+    /// Volumes come under names that nobody knows yet, and a client waits so long for any name; `None`: all names are known.
+    pub fn expect_names(&self, wait: Option<Duration>) {
+        let is_news = lock(&self.arrivals.state).unnamed != wait;
+        if is_news {
+            self.arrivals.change(|state| state.unnamed = wait);
+        }
+    }
+
+    /// Nobody waits any more, now or later: the daemon ends, or another process goes on.
+    pub fn end_waiting(&self) {
+        self.arrivals.change(|state| state.has_ended = true);
+    }
+
+    /// As [`ExportTable::find`], but waits for a volume that may still come, together with the time that the client has `waited` before as long as
+    /// that volume is to be waited for, and while `goes_on` says that there is somebody to wait.
+    ///
+    /// # Errors
+    /// As of that, with the reason as far as it is known.
+    pub fn find_or_wait(
+        &self,
+        wanted: &str,
+        waited: Duration,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<Arc<Export>, NoExport> {
+        let begun = Instant::now();
+        loop {
+            let refused = match self.find(wanted) {
+                Ok(export) => return Ok(export),
+                Err(refused) => refused,
+            };
+            let (wait, changes) = self.arrivals.wait_for(&refused);
+            let left = wait.unwrap_or_default().saturating_sub(waited + begun.elapsed());
+            if left.is_zero() || !goes_on() {
+                // It may have come between these two.
+                return self.find(wanted).map_err(|refused| self.arrivals.explained(refused));
+            }
+            // What came between these two was not counted yet, or is seen now.
+            if self.find(wanted).is_err() {
+                self.arrivals.wait(changes, left.min(LOOK));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::Uuid;
+    use crate::operation::VolumeId;
+    use crate::route::Route;
+    use crate::way::Way;
+    use std::thread;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn export(name: &str, served: bool) -> Export {
+        let (connector, _server) = crate::open(1, Arc::new(|| {}));
+        Export {
+            name: name.to_owned(),
+            uuid: Uuid([1; 16]),
+            label: String::new(),
+            sectors: 8,
+            block_sectors: 8,
+            read_only: false,
+            shared: false,
+            ways: Way::Nbd.into(),
+            served: served.then(|| Route::new(VolumeId(0), &connector)),
+        }
+    }
+
+    fn absent(wait: Option<Duration>) -> Absent {
+        Absent { why: "its disk is missing".to_owned(), wait }
+    }
+
+    #[test]
+    fn a_client_that_comes_early_gets_its_volume_or_the_reason() {
+        let table = ExportTable::new();
+        table.insert(export("tank", false));
+        table.is_absent("tank", absent(Some(LONG)));
+        let asked = |name: &'static str| {
+            let table = table.by(Way::Nbd);
+            thread::spawn(move || {
+                table.find_or_wait(name, Duration::ZERO, || true).map(|found| found.name.clone())
+            })
+        };
+        let (early, nameless) = (asked("tank"), asked(""));
+        assert_eq!(
+            table.find_or_wait("nobody", Duration::ZERO, || true).unwrap_err(),
+            NoExport::Unknown("nobody".to_owned())
+        );
+        table.insert(export("tank", true));
+        assert_eq!(early.join().unwrap().unwrap(), "tank");
+        assert_eq!(nameless.join().unwrap().unwrap(), "tank");
+        table.insert(export("pond", false));
+        table.is_absent("pond", absent(Some(LONG)));
+        let early = asked("pond");
+        table.is_absent("pond", absent(None));
+        let refused = early.join().unwrap().unwrap_err();
+        assert_eq!(refused.to_string(), "the volume \"pond\" is not served: its disk is missing");
+    }
+
+    #[test]
+    fn nobody_waits_longer_than_the_volume_is_to_be_waited_for() {
+        let table = ExportTable::new();
+        table.insert(export("tank", false));
+        table.is_absent("tank", absent(Some(LONG)));
+        assert!(table.find_or_wait("tank", LONG, || true).is_err(), "all of that time is over");
+        assert!(table.find_or_wait("tank", Duration::ZERO, || false).is_err(), "its client has hung up");
+    }
+
+    #[test]
+    fn names_that_are_not_known_yet_are_waited_for() {
+        let table = ExportTable::new();
+        table.expect_names(Some(LONG));
+        let waits = {
+            let table = table.clone();
+            thread::spawn(move || table.find_or_wait("tank", Duration::ZERO, || true).is_ok())
+        };
+        table.insert(export("tank", true));
+        assert!(waits.join().unwrap());
+        table.expect_names(None);
+        assert_eq!(
+            table.find_or_wait("x", Duration::ZERO, || true).unwrap_err(),
+            NoExport::Unknown("x".to_owned())
+        );
+    }
+
+    #[test]
+    fn the_end_ends_all_waiting() {
+        let table = ExportTable::new();
+        table.insert(export("tank", false));
+        table.is_absent("tank", absent(Some(LONG)));
+        let waits = {
+            let table = table.clone();
+            thread::spawn(move || table.find_or_wait("tank", Duration::ZERO, || true).unwrap_err())
+        };
+        table.end_waiting();
+        assert_eq!(waits.join().unwrap(), NoExport::Ending);
+    }
+}

@@ -1,0 +1,163 @@
+//! A note whose file somebody has removed: nothing finds it after a kill. Another file takes its place.
+//!
+//! One thread looks ([`look_after_all`]) and makes the file, whose space is reserved then; the engine's thread, which alone stores to a note,
+//! copies what there is into it with the next record, before that is stored, and puts it in place by renaming. So no record is acknowledged in
+//! the old file once the new one is offered, and a kill at any instruction leaves a whole note in place, or none.
+
+use super::mapping::Mapping;
+use super::{NoteError, io_error};
+use crate::ioctl::{Lock, Part};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The notes that this process keeps.
+static KEPT: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
+
+/// How it is with the file of a note.
+#[derive(Debug)]
+pub enum NoteFile {
+    /// It is where it was made.
+    There,
+    /// It is not: another one takes its place with the next record.
+    Replaced,
+}
+
+/// A note, as it is looked after.
+#[derive(Debug)]
+pub(super) struct Watched {
+    path: PathBuf,
+    bytes: u64,
+    /// Whether there is an offer: all that each record costs.
+    is_offered: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Device and inode of the file in use.
+    file: Option<(u64, u64)>,
+    offer: Option<Replacement>,
+}
+
+/// A file that is to take the place of a note's.
+#[derive(Debug)]
+pub(super) struct Replacement {
+    pub(super) mapping: Mapping,
+    pub(super) file: File,
+}
+
+impl Watched {
+    /// Of the note in `file` at `path`, which has so many bytes.
+    pub(super) fn of(path: &Path, file: &File, bytes: u64) -> Arc<Self> {
+        let state = State { file: identity(file).ok(), offer: None };
+        let watched = Arc::new(Self {
+            path: path.to_owned(),
+            bytes,
+            is_offered: AtomicBool::new(false),
+            state: Mutex::new(state),
+        });
+        // One that a killed process has left.
+        let _none = rustix::fs::unlink(watched.unfinished());
+        let mut kept = kept();
+        kept.retain(|one| one.strong_count() > 0);
+        kept.push(Arc::downgrade(&watched));
+        watched
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unfinished(&self) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(".new");
+        path.into()
+    }
+
+    /// Looks, and makes what is missing.
+    fn look(&self) -> Result<NoteFile, NoteError> {
+        let mut state = self.state();
+        let there = rustix::fs::lstat(&self.path);
+        match there {
+            Ok(there) if Some((there.st_dev, there.st_ino)) == state.file => return Ok(NoteFile::There),
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(io_error(&self.path, "look at")(errno)),
+        }
+        let is_whole = state.offer.as_ref().is_some_and(|offer| {
+            let unfinished = rustix::fs::lstat(self.unfinished());
+            unfinished.is_ok_and(|it| identity(&offer.file).is_ok_and(|own| own == (it.st_dev, it.st_ino)))
+        });
+        if !is_whole {
+            self.is_offered.store(false, Ordering::Relaxed);
+            state.offer = None;
+            state.offer = Some(self.make()?);
+            self.is_offered.store(true, Ordering::Release);
+        }
+        Ok(NoteFile::Replaced)
+    }
+
+    fn make(&self) -> Result<Replacement, NoteError> {
+        let path = self.unfinished();
+        let failed = |doing| io_error(&self.path, doing);
+        let _none = rustix::fs::unlink(&path);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
+        let file: File = opened.map_err(failed("replace"))?.into();
+        let made = crate::ioctl::lock(&file, Lock::Exclusive, Part::All)
+            .map_err(failed("lock"))
+            .and_then(|()| {
+                let space = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, self.bytes);
+                space.map_err(failed("reserve space for"))
+            })
+            .and_then(|()| {
+                let words = usize::try_from(self.bytes / super::WORD).expect("at most 1 GiB");
+                let mapped = Mapping::new(&file, words);
+                mapped.map_err(|source| NoteError::Io { path: self.path.clone(), doing: "map", source })
+            });
+        if made.is_err() {
+            let _never_used = rustix::fs::unlink(&path);
+        }
+        Ok(Replacement { mapping: made?, file })
+    }
+
+    /// The file that is to be used from now on, if there is another one: `fill` stores there what the old one holds, then it is put in place.
+    pub(super) fn replacement(&self, fill: impl FnOnce(&Mapping)) -> Option<Replacement> {
+        if !self.is_offered.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut state = self.state();
+        self.is_offered.store(false, Ordering::Relaxed);
+        let offer = state.offer.take()?;
+        fill(&offer.mapping);
+        // Whoever looks next sees that it is still missing.
+        rustix::fs::rename(self.unfinished(), &self.path).ok()?;
+        state.file = identity(&offer.file).ok();
+        Some(offer)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if self.state().offer.is_some() {
+            let _never_used = rustix::fs::unlink(self.unfinished());
+        }
+    }
+}
+
+fn identity(file: &File) -> Result<(u64, u64), Errno> {
+    rustix::fs::fstat(file).map(|found| (found.st_dev, found.st_ino))
+}
+
+fn kept() -> MutexGuard<'static, Vec<Weak<Watched>>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Looks at the files of all notes that this process keeps, and makes those anew that are gone. May wait for the file system that they are on.
+pub fn look_after_all() -> Vec<(PathBuf, Result<NoteFile, NoteError>)> {
+    let all: Vec<_> = kept().iter().filter_map(Weak::upgrade).collect();
+    all.iter().map(|watched| (watched.path.clone(), watched.look())).collect()
+}
