@@ -1,6 +1,12 @@
 //! The memory for nodes and tables of buckets, as processes: caches that come and go never have more together than there is, and each
 //! its part. A set that does not fit its part, or the machine, is refused, and no other notices.
 
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "metrics are small whole numbers"
+)]
+
 mod common;
 
 use common::{Daemon, Images, ask, bcached, done, limited};
