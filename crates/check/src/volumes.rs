@@ -334,10 +334,11 @@ fn report_older_copies(
 ) {
     let Some(attachment) = backing.attachment().filter(|_| is_attached(backing)) else { return };
     let stamps = slot.filter(|slot| !slot.is_free()).map_or([0; 2], |slot| slot.attachment);
-    let differs = Inode(number) != attachment.number || stamps[1] != 0 && !stamps.contains(&attachment.stamp);
+    let is_known = stamps.iter().all(|stamp| *stamp != 0);
+    let differs = Inode(number) != attachment.number || !stamps.contains(&attachment.stamp);
     if attachment.entry > header.seq {
         findings.error(place, DamageKind::OlderCache { entry: attachment.entry, newest: header.seq });
-    } else if header.table.is_some() && differs {
+    } else if header.table.is_some() && is_known && differs {
         findings.error(place, DamageKind::OlderBacking);
     }
 }

@@ -65,7 +65,7 @@ fn status_and_nbd_say_the_block_of_the_backing_device() {
         let export = &told["exports"][0];
         assert_eq!(
             (&export["block_size_minimum"], &export["block_size_preferred"]),
-            (&bytes.into(), &4096.into())
+            (&512.into(), &4096.into())
         );
         let (exit, log) = daemon.stop();
         assert_eq!(exit, 0, "{log}");

@@ -97,7 +97,7 @@ fn facts_are_told_whether_asked_for_or_not() {
     let size = [&info::EXPORT.to_be_bytes()[..], &(TANK_SECTORS * 512).to_be_bytes(), &writer.to_be_bytes()]
         .concat();
     let blocks =
-        [&[0, 3][..], &8192u32.to_be_bytes(), &8192u32.to_be_bytes(), &(32u32 << 20).to_be_bytes()].concat();
+        [&[0, 3][..], &512u32.to_be_bytes(), &8192u32.to_be_bytes(), &(32u32 << 20).to_be_bytes()].concat();
     let both = [(option_reply::INFO, size), (option_reply::INFO, blocks), ACK];
     assert_eq!(facts, both);
 

@@ -1,6 +1,6 @@
 //! How a volume comes to a set: attaching a backing device (format 17). Those without one: [`super::flash`].
 
-use crate::error::Error;
+use crate::error::{Doing, Error};
 use crate::latency::Latencies;
 use crate::phases::Phase;
 use crate::request::write::Survey;
@@ -86,6 +86,10 @@ impl CacheSet {
             kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0 || !s.has_counted(*inode)))
         {
             self.check_end(inode, disk.info().sectors).await?;
+        }
+        if superblock.attachment().is_some() && disk.info().volatile_cache {
+            // The slot is about to say that this may still stand there after a crash.
+            disk.flush().await.map_err(Error::io(Doing::Superblock))?;
         }
         let inode = self.take_slot(&superblock, known, fresh, &Cancel::default()).await?;
         let before = superblock.clone();

@@ -5,7 +5,8 @@
 //! random number that changes at each start of the volume and at each orderly stop: if one of the two devices was exchanged for an
 //! older copy of itself they differ.
 //!
-//! The order is: the slot gets the next stamp and keeps the one before, durably; then the superblock gets the next one. A crash in
+//! The order is: what the superblock says is made durable, since a process that was killed may have left it in the device's volatile
+//! cache; the slot gets the next stamp and keeps that one, durably; then the superblock gets the next one. A crash in
 //! between leaves the superblock with the one before. A journal entry that the superblock has seen and the cache
 //! has not tells that the cache is the older one, also where the stamps agree: a copy that was made while the set ran.
 //!
@@ -71,13 +72,15 @@ pub(super) fn recognise(
         s.uuids.assign(attachment.number, slot);
         return Ok(Some(attachment.number));
     };
-    let stamps = s.uuids.slot(inode).map_or([0; 2], |slot| slot.attachment);
     if is_stale {
         // What the cache holds is void, whatever it is.
         return Ok(known);
     }
-    let differs = inode != attachment.number || stamps[1] != 0 && !stamps.contains(&attachment.stamp);
-    if s.uuids.is_ours() && differs { Err(Error::OlderBacking) } else { Ok(known) }
+    let stamps = s.uuids.slot(inode).map_or([0; 2], |slot| slot.attachment);
+    // What its superblock said before the slot's newest stamp is known.
+    let is_known = stamps.iter().all(|stamp| *stamp != 0);
+    let differs = inode != attachment.number || !stamps.contains(&attachment.stamp);
+    if s.uuids.is_ours() && is_known && differs { Err(Error::OlderBacking) } else { Ok(known) }
 }
 
 impl CacheSet {

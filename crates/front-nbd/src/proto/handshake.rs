@@ -305,8 +305,7 @@ impl Handshake {
         let flags = transmission_flags(offer, self.structured).to_be_bytes();
         self.reply(option, option_reply::INFO, &[&kind, &size, &flags]);
         let kind = info::BLOCK_SIZE.to_be_bytes();
-        let (smallest, preferred) =
-            (smallest_block(export).to_be_bytes(), preferred_block(export).to_be_bytes());
+        let (smallest, preferred) = (BLOCK_BYTES_MIN.to_be_bytes(), preferred_block(export).to_be_bytes());
         self.reply(
             option,
             option_reply::INFO,
@@ -419,54 +418,14 @@ pub fn transmission_flags(offer: &Offer, structured: bool) -> u16 {
     flags
 }
 
-/// The volume's block, a power of two, as the protocol wants.
-fn block(export: &Export) -> u32 {
-    let bytes = (u64::from(export.block_sectors) * SECTOR_BYTES).next_power_of_two();
-    u32::try_from(bytes).unwrap_or(PAYLOAD_BYTES_MAX).min(PAYLOAD_BYTES_MAX)
-}
-
-/// The smallest request that is announced: the volume's block, since a client makes a device of that. Half of it, and so on, where a
-/// volume does not end at one, because clients refuse such a size. Smaller requests are answered all the same.
-fn smallest_block(export: &Export) -> u32 {
-    let halves = core::iter::successors(Some(block(export)), |bytes| Some(bytes / 2));
-    let mut fitting = halves.take_while(|bytes| *bytes > BLOCK_BYTES_MIN);
-    fitting.find(|bytes| export.bytes().is_multiple_of((*bytes).into())).unwrap_or(BLOCK_BYTES_MIN)
-}
-
-/// The volume's block, but at least a page.
+/// The volume's block, but at least a page; a power of two, as the protocol wants. It is told as the preferred size and not as the
+/// smallest: libnbd refuses smaller requests by itself then, and programs that read sectors of 512 bytes would stop working.
 fn preferred_block(export: &Export) -> u32 {
-    block(export).max(BLOCK_BYTES_PREFERRED_MIN)
+    let bytes = (u64::from(export.block_sectors) * SECTOR_BYTES).next_power_of_two();
+    let bytes = u32::try_from(bytes).unwrap_or(PAYLOAD_BYTES_MAX);
+    bytes.clamp(BLOCK_BYTES_PREFERRED_MIN, PAYLOAD_BYTES_MAX)
 }
 
 fn be_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes are four bytes"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use bcached_port::Uuid;
-
-    fn of(sectors: u64, block_sectors: u32) -> (u32, u32) {
-        let export = Export {
-            name: "tank".to_owned(),
-            uuid: Uuid([1; 16]),
-            label: String::new(),
-            sectors,
-            block_sectors,
-            read_only: false,
-            shared: false,
-            ways: bcached_port::Way::Nbd.into(),
-            served: None,
-        };
-        (smallest_block(&export), preferred_block(&export))
-    }
-
-    /// qemu refuses a size that is no multiple of it, and everybody makes a device with blocks of it.
-    #[test]
-    fn the_smallest_request_is_the_block_or_what_the_size_is_a_multiple_of() {
-        assert_eq!([of(2048, 1), of(2048, 4), of(2048, 8)], [(512, 4096), (2048, 4096), (4096, 4096)]);
-        assert_eq!([of(2052, 8), of(2050, 8), of(2049, 8)], [(2048, 4096), (1024, 4096), (512, 4096)]);
-        assert_eq!([of(0, 1), of(0, 0), of(9, u32::MAX)], [(512, 4096), (512, 4096), (512, 32 << 20)]);
-    }
 }

@@ -165,7 +165,7 @@ pub const STRING_BYTES_MAX: usize = 4096;
 pub const OPTION_BYTES_MAX: u32 = 16 << 10;
 /// Longest option that is read over and answered "too big"; a longer one ends the connection.
 pub const OPTION_SKIP_MAX: u32 = 1 << 20;
-/// Smallest request accepted, and the alignment of all; what is announced is the volume's block.
+/// Smallest request announced and accepted, and the alignment of all; the volume's block is the preferred size.
 pub const BLOCK_BYTES_MIN: u32 = 512;
 /// Preferred request at least: a page, whatever the volume's block.
 pub const BLOCK_BYTES_PREFERRED_MIN: u32 = 4096;
