@@ -245,7 +245,7 @@ impl UuidTable {
     /// The table as stored, each slot sealed for this writing of it but for the doubted ones, which stay as they were read. Of its slots,
     /// thousands, few were ever used: the others are zeroes, and cost next to nothing.
     #[must_use]
-    pub fn to_bytes(&mut self, edition: u64) -> Vec<u8> {
+    pub fn seal(&mut self, edition: u64) -> Vec<u8> {
         let mut bytes = alloc::vec![0; self.slots.len() * uuid::SLOT_BYTES];
         let slots = self.slots.iter_mut().zip(bytes.chunks_exact_mut(uuid::SLOT_BYTES)).enumerate();
         for (index, (slot, place)) in slots.filter(|(_, (slot, _))| **slot != UuidSlot::FREE) {
@@ -320,7 +320,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let _alone = set.inner.metadata.acquire(1).await;
     let entry = writer::claim_entry(set).await?;
     let edition = new_stamp(set);
-    let (key, bytes) = set.with(|s| (table_key(&s.geometry, &s.buckets, bucket), s.uuids.to_bytes(edition)));
+    let (key, bytes) = set.with(|s| (table_key(&s.geometry, &s.buckets, bucket), s.uuids.seal(edition)));
     let seal = seal_of(set.env(), &bytes, edition).await;
     let sector = set.with(|s| s.buckets.sector(bucket));
     let _phase = set.begin(Phase::UuidTable);

@@ -29,7 +29,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Disk, Env, Note, NoteRecord};
-use bcached_format::{BucketId, CacheSuperblock, DeviceIndex, Geometry, Key, Position};
+use bcached_format::{BucketId, CacheSuperblock, DeviceIndex, Geometry, JsetHeader, Key, Position};
 
 /// What the tree has been found to be, if it has been walked.
 enum Known {
@@ -60,14 +60,7 @@ pub(super) async fn recover(
     let uuids = uuids::read((&env, &disk), &geometry, set_uuid, &header, old_uuids).await?;
     let metadata = metadata_buckets(&geometry, &stored.chain, &header.uuids)?;
     let noted = note.recovered(superblock.session());
-    let oldest = header.last_seq;
-    let mut journal = Journal::fresh(
-        journal_sectors(&geometry),
-        geometry.bucket_sectors,
-        geometry.block_sectors,
-    )
-    .resumed(scan.newest, scan.current, scan.used_sectors, header.seq, oldest);
-    journal.replay(Some(oldest));
+    let journal = to_be_replayed(&geometry, (scan.newest, scan.current, scan.used_sectors), &header);
     // The proof takes an entry, which a start that walks first does not.
     let vouches = header.marks_reserve && journal.can_spare_one();
     let node_sectors = geometry.node_sectors().max(root.key.sectors());
@@ -133,6 +126,19 @@ pub(super) struct Before<'a> {
     /// What the journal and the note hold.
     pub replayed: (&'a [Entry], &'a [NoteRecord]),
     pub root: Child,
+}
+
+/// The journal as it was found: the newest entry of each bucket, the bucket that was written last, and how much of it was used.
+fn to_be_replayed(
+    geometry: &Geometry,
+    (newest, current, used_sectors): (Vec<u64>, usize, u64),
+    header: &JsetHeader,
+) -> Journal {
+    let oldest = header.last_seq;
+    let fresh = Journal::fresh(journal_sectors(geometry), geometry.bucket_sectors, geometry.block_sectors);
+    let mut journal = fresh.resumed(newest, current, used_sectors, header.seq, oldest);
+    journal.replay(Some(oldest));
+    journal
 }
 
 impl Before<'_> {

@@ -98,7 +98,7 @@ const DAMAGES: [(&str, Damage); 8] = [
             if slot.is_free() {
                 return slot;
             }
-            let mut slot = UuidSlot { uuid: Uuid([0x80 + number as u8; 16]), ..slot };
+            let mut slot = UuidSlot { uuid: Uuid([0x80 + number.to_le_bytes()[0]; 16]), ..slot };
             slot.seal(Uuid([7; 16]), Inode(number), slot.edition);
             slot
         };

@@ -228,7 +228,7 @@ fn a_torn_append_to_a_leaf_is_no_set() {
         let behind_first = leaf.sector + 1..leaf.sector + u64::from(leaf.sectors);
         trouble(&mut stage, 0, OpKind::Write, behind_first, u32::MAX, DiskFault::Fail(Landed::Part));
     }
-    let steps = (0..290).map(|place| write(place * 3 + 1..place * 3 + 2)).collect();
+    let steps = (0..280).map(|place| write(place * 3 + 1..place * 3 + 2)).collect();
     stage.attempt(steps).unwrap();
     pause(&mut stage, 200).unwrap();
     assert!(stage.device(0).faults.failures() > 0, "no leaf was appended to");

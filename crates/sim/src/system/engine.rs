@@ -161,8 +161,8 @@ fn options(geometry: &Geometry) -> Options {
 const fn zero_batch_sectors(writeback_delay_ms: u64) -> u64 {
     match writeback_delay_ms {
         ..=1 => 64,
-        ..=10 => 1024,
-        ..=100 => 1 << 14,
+        2..=10 => 1024,
+        11..=100 => 1 << 14,
         _ => 1 << 19,
     }
 }
