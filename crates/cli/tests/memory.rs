@@ -171,7 +171,7 @@ fn a_table_for_which_the_machine_has_no_memory_stops_nobody_else() {
     // Room for the program and the usual set, and less than the other's table and its start take.
     let command = limited(
         &Daemon::command(&images, "run", &["--config", &images.path("config.toml").display().to_string()]),
-        "ulimit -v 640000",
+        "ulimit -v 760000",
     );
     let daemon = Daemon::start_command(&images, command);
     daemon.wait_for("one is served, the other waits", |status| {

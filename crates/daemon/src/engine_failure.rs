@@ -35,6 +35,9 @@ pub fn of_note(device: Option<&Path>, error: &NoteError) -> Failure {
         NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             failure(Kind::Scarce).next("make room there, for acknowledged writes are noted in it")
         }
+        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory => {
+            failure(Kind::Scarce).next("free memory on this machine, or raise what limits the daemon's")
+        }
         _ => failure(Kind::Io),
     }
 }
