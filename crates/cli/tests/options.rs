@@ -268,7 +268,8 @@ fn what_is_refused_has_changed_nothing() {
     );
 
     // Where nothing can be kept nothing is done.
-    std::fs::create_dir(site.images.path("config.d/99-set.new")).expect("in the way");
+    std::fs::create_dir(site.images.path(&format!("config.d/99-set.toml.{}.new", daemon.id())))
+        .expect("in the way");
     set(&["media", "writeback_delay=1m"], 4, "nothing was changed; `--runtime`");
     assert_eq!(
         (site.kept().as_deref(), done(&daemon, &["get", "media"])),
@@ -276,7 +277,8 @@ fn what_is_refused_has_changed_nothing() {
     );
     done(&daemon, &["set", "media", "writeback_delay=1m", "--runtime"]);
     done(&daemon, &["unset", "media", "writeback_delay"]);
-    std::fs::remove_dir(site.images.path("config.d/99-set.new")).expect("out of the way");
+    std::fs::remove_dir(site.images.path(&format!("config.d/99-set.toml.{}.new", daemon.id())))
+        .expect("out of the way");
 
     // A person's file of that name is read, and not rewritten.
     let of_person = "version = 1\n[volume.media]\nwriteback_percent = 25\n";

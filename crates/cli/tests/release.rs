@@ -189,7 +189,7 @@ fn devices_are_not_registered_without_waiting() {
 fn a_release_that_cannot_be_kept_is_refused_before_anything_is_let_go_of() {
     let site = Site::new();
     let daemon = site.start();
-    let in_the_way = site.images.path("config.d/99-set.new");
+    let in_the_way = site.images.path(&format!("config.d/99-set.toml.{}.new", daemon.id()));
     std::fs::create_dir_all(&in_the_way).expect("in the way");
     refused(
         &daemon,
