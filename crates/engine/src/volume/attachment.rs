@@ -95,14 +95,10 @@ impl CacheSet {
             if self.with(|s| s.uuids.was_looked_at(inode)) {
                 continue;
             }
-            let found = self.survey_beyond(inode, 0, |found| found.present || found.dirty).await;
-            let is_vacant = found.is_ok_and(|found| !found.present && !found.dirty);
-            self.with(|s| {
-                s.uuids.looked_at(inode, is_vacant);
-                if is_vacant {
-                    s.uuids.forget_doubted(inode);
-                }
-            });
+            // A set that has failed or stops says so where the table is stored.
+            if self.look_at(inode).await.unwrap_or(false) {
+                self.with(|s| s.uuids.forget_doubted(inode));
+            }
         }
     }
 

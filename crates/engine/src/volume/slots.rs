@@ -64,17 +64,22 @@ impl CacheSet {
     async fn look_for_vacant(&self, cancel: &Cancel) -> Result<bool, Error> {
         while let Some(inode) = self.with(|s| s.uuids.next_to_look_at()) {
             urgent::check(self, cancel)?;
-            let is_vacant = match self.survey_beyond(inode, 0, |found| found.present || found.dirty).await {
-                Ok(found) => !found.present && !found.dirty,
-                Err(error @ (Error::Failed(_) | Error::Stopping)) => return Err(error),
-                Err(_) => false,
-            };
-            self.with(|s| s.uuids.looked_at(inode, is_vacant));
-            if is_vacant {
+            if self.look_at(inode).await? {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// Looks whether no key stands under a number, and keeps in mind what was found. One whose leaf cannot be read may have some.
+    pub(super) async fn look_at(&self, inode: Inode) -> Result<bool, Error> {
+        let is_vacant = match self.survey_beyond(inode, 0, |found| found.present || found.dirty).await {
+            Ok(found) => !found.present && !found.dirty,
+            Err(error @ (Error::Failed(_) | Error::Stopping)) => return Err(error),
+            Err(_) => false,
+        };
+        self.with(|s| s.uuids.looked_at(inode, is_vacant));
+        Ok(is_vacant)
     }
 
     async fn free_slot(&self) -> Result<(), Error> {
