@@ -265,7 +265,12 @@ fn an_offset_is_explained() {
     assert!(
         ask(&daemon, &["explain", "media", "10M"]).out.contains("cache_mode is none: nothing new is cached")
     );
-    refused(&daemon, &["explain", "media", "30M"], 2, "media has no byte 31457280: it is 19.9 MiB large");
+    refused(
+        &daemon,
+        &["explain", "media", "30M"],
+        2,
+        "media has no byte 31457280: it is 20 MiB (20963328 bytes) large",
+    );
     refused(&daemon, &["explain", "media", "x"], 2, "`x` is not a size");
     done(&daemon, &["detach", "media"]);
     assert_eq!(object("0")["state"].as_str(), Some("uncached"));

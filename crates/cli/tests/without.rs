@@ -231,7 +231,10 @@ fn a_clean_volume_of_several_caches_is_served_without_its_own_that_is_damaged() 
     let daemon = site.start();
     let (media, pond) = (volume(&daemon, "media"), volume(&daemon, "pond"));
     let why = media["reason"].as_str().unwrap_or_default();
-    assert!(media["state"] == "degraded" && why.contains("no journal entries found"), "{media}");
+    assert!(
+        media["state"] == "degraded" && why.contains("its journal is damaged: there is no entry"),
+        "{media}"
+    );
     let why = pond["reason"].as_str().unwrap_or_default();
     assert!(pond["state"] == "failed" && why.starts_with("its cache is not served: "), "{pond}");
     site.expect(&daemon, "media", 1);

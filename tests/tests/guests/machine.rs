@@ -53,7 +53,7 @@ impl<'a> Daemon<'a> {
         File::create(&fast)?.set_len(128 << 20)?;
         File::create(&tank)?.set_len((DISK << 20) + 8192)?;
         let mut make = Command::new(&program);
-        make.args(["make", "--writeback", "--bucket", "64k", "--cache"])
+        make.args(["make", "--writeback", "--bucket", "64k", "--block", "512", "--cache"])
             .arg(&fast)
             .arg("--backing")
             .arg(&tank);
