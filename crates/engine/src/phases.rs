@@ -62,11 +62,13 @@ pub enum Phase {
     CacheRecord,
     /// A range of a backing device is made zero, and what the cache holds of it gives way.
     Zeroing,
+    /// A range with dirty data is written to its backing device, and what the cache holds of it gives way.
+    WriteOut,
 }
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Rewrite,
         Self::LeafSplit,
         Self::InteriorSplit,
@@ -94,6 +96,7 @@ impl Phase {
         Self::CacheStart,
         Self::CacheRecord,
         Self::Zeroing,
+        Self::WriteOut,
     ];
 
     /// Its bit in a set of phases.
@@ -133,6 +136,7 @@ impl Phase {
             Self::CacheStart => "cache superblock: start",
             Self::CacheRecord => "cache superblock: other",
             Self::Zeroing => "zeroing",
+            Self::WriteOut => "write past dirty data",
         }
     }
 }

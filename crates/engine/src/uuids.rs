@@ -32,6 +32,8 @@ pub struct UuidTable {
     set: Uuid,
     slots: Vec<UuidSlot>,
     doubted: BTreeSet<Inode>,
+    /// Free ones that were doubted: a device that is not here yet may say that the number is its own.
+    once_doubted: BTreeSet<Inode>,
     /// Numbers that were looked for in the tree, and whether no key stands under them.
     looked_at: BTreeMap<Inode, bool>,
     /// Given up, and of no volume that has been served since the table was read: nothing is under way under such a number.
@@ -52,6 +54,7 @@ impl UuidTable {
             set,
             slots: alloc::vec![UuidSlot::FREE; count],
             doubted: BTreeSet::new(),
+            once_doubted: BTreeSet::new(),
             looked_at: BTreeMap::new(),
             long_gone: BTreeSet::new(),
             lived: BTreeSet::new(),
@@ -106,6 +109,7 @@ impl UuidTable {
     /// The number becomes a volume's: nothing of anybody else stands under it, or what stands there is provably this volume's.
     pub fn assign(&mut self, inode: Inode, slot: UuidSlot) {
         self.doubted.remove(&inode);
+        self.once_doubted.remove(&inode);
         self.looked_at.remove(&inode);
         self.slots[inode.0 as usize] = slot;
     }
@@ -114,6 +118,7 @@ impl UuidTable {
     pub fn forget_doubted(&mut self, inode: Inode) {
         if self.doubted.remove(&inode) {
             self.slots[inode.0 as usize] = UuidSlot::FREE;
+            self.once_doubted.insert(inode);
         }
     }
 
@@ -158,12 +163,17 @@ impl UuidTable {
         self.is_damaged
     }
 
-    /// The lowest number that a new volume can have: nobody's, and no key stands under it.
+    /// The number that a new volume gets: nobody's, and no key stands under it. A device that comes later may say that a number is its
+    /// own which a damaged table calls free. So one that was doubted comes last, and of a damaged table the highest, which
+    /// was hardly ever given, else the lowest.
     #[must_use]
     pub fn vacant(&self) -> Option<Inode> {
-        let vacant =
-            self.looked_at.iter().filter(|(inode, is_vacant)| **is_vacant && self.is_unowned(**inode));
-        vacant.map(|(inode, _)| *inode).next()
+        let looked_at = self.looked_at.iter().filter(|(_, is_vacant)| **is_vacant).map(|(inode, _)| *inode);
+        let vacant: Vec<Inode> = looked_at.filter(|inode| self.is_unowned(*inode)).collect();
+        let mut vacant = self.in_order_of_giving(vacant).into_iter();
+        let is_sound = |inode: &Inode| !self.doubted.contains(inode) && !self.once_doubted.contains(inode);
+        let has_others = || self.next_to_look_at().is_some_and(|inode| is_sound(&inode));
+        vacant.clone().find(is_sound).or_else(|| vacant.next().filter(|_| !has_others()))
     }
 
     /// A number that might be vacant, and was not looked for in the tree: of a free slot first, then of a doubted one.
@@ -171,7 +181,16 @@ impl UuidTable {
     pub fn next_to_look_at(&self) -> Option<Inode> {
         let is_new = |inode: &Inode| !self.looked_at.contains_key(inode);
         let free = self.numbered().filter(|(_, slot)| slot.is_free()).map(|(inode, _)| inode);
-        free.chain(self.doubted.iter().copied()).find(is_new)
+        let free = self.in_order_of_giving(free.collect());
+        free.into_iter().chain(self.doubted.iter().copied()).find(is_new)
+    }
+
+    /// Ascending numbers, in the order in which new volumes get them.
+    fn in_order_of_giving(&self, mut numbers: Vec<Inode>) -> Vec<Inode> {
+        if self.is_damaged {
+            numbers.reverse();
+        }
+        numbers
     }
 
     /// It was looked for in the tree.

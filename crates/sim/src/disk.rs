@@ -60,6 +60,7 @@ pub use fault::{Fault, Faults, Landed, OpKind, Rule};
 pub use store::{Background, Store};
 pub use version::Content;
 
+use crate::stamp::SECTOR;
 use bcached_env::{DiskInfo, IoErrorKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -409,6 +410,18 @@ impl Device {
     #[must_use]
     pub const fn view(&self) -> &Store {
         &self.view
+    }
+
+    /// Whether what can be read behind the superblock is what can be read of `other`.
+    #[must_use]
+    pub fn has_content_of(&self, other: &Self) -> bool {
+        let start = self.data_start().max(other.data_start());
+        let (mut here, mut there) = ([0; SECTOR], [0; SECTOR]);
+        (start..self.model.sectors.min(other.model.sectors)).all(|sector| {
+            self.view().read(sector, &mut here);
+            other.view().read(sector, &mut there);
+            here == there
+        })
     }
 
     /// What would be left if the power were cut and nothing volatile survived.

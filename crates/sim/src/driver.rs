@@ -235,7 +235,13 @@ impl World {
     /// Whether any device has failed since they were healed; one that is late has not.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.devices.iter().any(|device| device.gone || device.faults.failures() > 0)
+        (0..self.devices.len()).any(|device| self.has_device_failed(device))
+    }
+
+    /// Whether this device has.
+    #[must_use]
+    pub fn has_device_failed(&self, device: usize) -> bool {
+        self.devices[device].gone || self.devices[device].faults.failures() > 0
     }
 
     /// Ends the world now; no operation submitted from here on reaches a device.

@@ -92,6 +92,14 @@ pub enum Fault {
         /// By the world, in bytes.
         given: u64,
     },
+    /// A device is an older copy of itself, and it was served, or something was written to what it belongs to.
+    #[error("device {device} is an older copy of itself, and {what}")]
+    Older {
+        /// Which.
+        device: usize,
+        /// What was done all the same.
+        what: &'static str,
+    },
     /// The structure on the devices is not sound.
     #[error("the structure is not sound: {}", .0.join("; "))]
     Structure(Vec<String>),

@@ -1,5 +1,6 @@
 //! What was done, in numbers.
 
+use crate::reached::Reached;
 use bcached_engine::{Phase, Phases};
 
 const PHASES: usize = Phase::ALL.len();
@@ -27,6 +28,8 @@ pub struct Figures {
     pub begun: [u64; PHASES],
     /// Crashes tried in the middle of each.
     pub cuts: [u64; PHASES],
+    /// What the workloads themselves have asked of what, without what came after crashes that were tried.
+    pub reached: Reached,
 }
 
 impl Figures {
@@ -42,6 +45,7 @@ impl Figures {
         self.longest_ns = self.longest_ns.max(other.longest_ns);
         add_each(&mut self.begun, &other.begun);
         add_each(&mut self.cuts, &other.cuts);
+        self.reached.add(&other.reached);
     }
 
     /// Recoveries judged: one process has opened after each crash that was tried. Those after the restarts that a workload has

@@ -31,6 +31,9 @@ const THINNED: Depth = Depth { within: Phase::Coalesce.bit(), novel: 64, ..GROWN
 const GROWN: Depth =
     Depth { within: TREE_PHASES, novel: 8, recovery_one_in: 0, work: Some(WORK_LARGE), ..DEPTH };
 
+/// Only where what the cache holds gives way to what its backing device gets.
+const WRITTEN_OUT: Depth = Depth { within: Phase::WriteOut.bit(), novel: 32, ..DEPTH };
+
 /// Only where data is moved.
 const MOVED: Depth = Depth { within: Phase::Move.bit(), novel: 32, ..DEPTH };
 
@@ -98,10 +101,12 @@ const fn crashing_grown(steps: usize) -> Kind {
 }
 
 /// One after the other, then from the start.
-const KINDS: [Kind; 46] = [
+const KINDS: [Kind; 52] = [
     plain("restarts"),
     crashing("points", 60),
     plain("trouble"),
+    plain("coincidences-trouble"),
+    plain("coincidences"),
     Kind { times: 2, ..crashing("lodgers", 80) },
     plain("through"),
     plain("mixed"),
@@ -117,9 +122,12 @@ const KINDS: [Kind; 46] = [
     crashing("restarts", 100),
     plain("trouble"),
     repeated("scarce", 1),
+    Kind { depth: Some(WRITTEN_OUT), ..crashing("moves-trouble", 1200) },
     Kind { depth: Some(MOVED), ..crashing("moves", 1800) },
     repeated("scatter", 1),
     crashing("points", 100),
+    plain("coincidences-trouble"),
+    Kind { times: 2, ..crashing("coincidences", 80) },
     plain("lodgers"),
     plain("trouble"),
     repeated("early", 12),
@@ -140,6 +148,7 @@ const KINDS: [Kind; 46] = [
     crashing("chains", 60),
     crashing("scarce", 600),
     repeated("moves-trouble", 4),
+    Kind { times: 2, depth: Some(WRITTEN_OUT), ..crashing("leaving-trouble", 100) },
     crashing("trouble", 200),
     plain("restarts"),
     Kind { depth: Some(THINNED), ..crashing("scatter", 1500) },

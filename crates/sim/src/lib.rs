@@ -12,7 +12,7 @@
 //! - [`growth`]: deep trees to start from;
 //! - [`run`], [`crashpoints`]: a whole workload; the same with a crash at every operation;
 //! - [`hunt`]: fresh seeds for as long as there is time;
-//! - [`figures`]: what was done and reached;
+//! - [`figures`], [`reached`]: what was done, and what was asked of what;
 //! - [`scenario`], [`scenarios`]: a stage for named disasters, and these;
 //! - [`failure`], [`minimise`]: what went wrong, the command that shows it again, and a shorter way there;
 //! - [`machines`]: ten virtual machines on one cache;
@@ -33,6 +33,7 @@ pub mod minimise;
 pub mod models;
 pub mod note;
 pub mod oracle;
+pub mod reached;
 pub mod rig;
 pub mod run;
 pub mod scenario;

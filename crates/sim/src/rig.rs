@@ -13,6 +13,7 @@ use crate::failure::Fault;
 use crate::figures::Figures;
 use crate::note::{MemoryNote, NoteState};
 use crate::oracle::Oracle;
+use crate::reached::Reached;
 use crate::stamp::Value;
 use crate::system::{Geometry, System};
 use bcached_engine::{BucketCount, Phases};
@@ -20,10 +21,13 @@ use bcached_env::rng::Rng;
 use bcached_env::{Executor, Order};
 use client::Client;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
+
+/// Orderly stops whose devices are kept.
+const COPIES_MAX: usize = 4;
 
 /// Unanswered requests that a report names.
 const WAITING_SHOWN: usize = 4;
@@ -101,6 +105,9 @@ pub struct Rig {
     seed: u64,
     lives: u64,
     requests: Rc<Cell<u64>>,
+    reached: Rc<RefCell<Reached>>,
+    /// What the last orderly stops have left, the newest last.
+    copies: VecDeque<Vec<Device>>,
     /// What the last process had counted when it stopped in order.
     counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
 }
@@ -153,6 +160,8 @@ impl Rig {
             seed,
             lives: 0,
             requests: Rc::default(),
+            reached: Rc::default(),
+            copies: VecDeque::new(),
             counted: Rc::default(),
         }
     }
@@ -214,6 +223,7 @@ impl Rig {
             troubled: self.troubled,
             phases: Arc::clone(&self.phases),
             requests: Rc::clone(&self.requests),
+            reached: Rc::clone(&self.reached),
             counted: Rc::clone(&self.counted),
             fault: Rc::default(),
             waiting: Rc::default(),
@@ -273,6 +283,51 @@ impl Rig {
         self.world.borrow_mut().devices[0].is_spoiled = false;
     }
 
+    /// After an orderly stop: the devices are kept, for [`Rig::meet_older`].
+    pub fn keep_copies(&mut self) {
+        if self.copies.len() == COPIES_MAX {
+            self.copies.pop_front();
+        }
+        self.copies.push_back(self.world.borrow().devices.clone());
+    }
+
+    /// While nobody runs: a process comes that finds an older copy of a device in its place, as `seed` tells, if there is one of which that
+    /// can be told. It must refuse to serve, and write to nothing that the refusal is about. Nothing of it stays: the next one finds
+    /// the right device.
+    ///
+    /// # Errors
+    /// It serves, or has written.
+    pub fn meet_older(&self, seed: u64) -> Result<(), Fault> {
+        let mut rng = Rng::new(seed);
+        let now = self.world.borrow().devices.clone();
+        // Only since the stop before the last one something is surely different.
+        let Some(older) = self.copies.len().checked_sub(1).filter(|count| *count > 0) else { return Ok(()) };
+        let copies = &self.copies[usize::try_from(rng.below(older as u64)).expect("few copies")];
+        let which =
+            if rng.one_in(2) { 0 } else { usize::try_from(rng.below(now.len() as u64)).expect("few") };
+        if !self.system.tells_older(&now, &copies[which], which) {
+            return Ok(());
+        }
+        let mut devices = now;
+        devices[which] = copies[which].clone();
+        let (note, oracle) = (self.note.borrow().clone(), self.oracle.borrow().clone());
+        let start = Snapshot { devices: devices.clone(), note, oracle };
+        let (system, geometry) = (Rc::clone(&self.system), self.geometry.clone());
+        let mut rig = Self::resume(system, geometry, self.depth, rng.next(), start);
+        match rig.live(|_| async { Ok(()) }) {
+            Err(Fault::Open(_)) => {}
+            Err(other) => return Err(other),
+            Ok(_) => return Err(Fault::Older { device: which, what: "it was served" }),
+        }
+        let concerned = if which == 0 { 1..devices.len() } else { which..which + 1 };
+        let world = rig.world.borrow();
+        let is_changed = |index: usize| !devices[index].has_content_of(&world.devices[index]);
+        if concerned.into_iter().any(is_changed) {
+            return Err(Fault::Older { device: which, what: "data was written to a volume that is refused" });
+        }
+        Ok(())
+    }
+
     /// Ends what is left of the last life as `crash` would.
     pub fn crash(&mut self, crash: Crash, survivors: Survivors) {
         self.world.borrow_mut().reboot(crash, survivors);
@@ -313,6 +368,7 @@ impl Rig {
         let (lives, requests) = (self.lives, self.requests.get());
         let longest_ns = world.charge_max();
         let begun = Figures::begun(&self.phases);
-        Figures { requests, operations, lives, virtual_ns, longest_ns, begun, ..Figures::default() }
+        let reached = *self.reached.borrow();
+        Figures { requests, operations, lives, virtual_ns, longest_ns, begun, reached, ..Figures::default() }
     }
 }

@@ -66,11 +66,14 @@ pub fn whole(rig: &mut Rig, workload: &Workload) -> Result<Figures, Fault> {
 }
 
 /// Where the run stands, shared with the process that runs it.
+#[derive(Default)]
 struct Place {
     next: Cell<usize>,
     ending: Cell<Option<Restart>>,
     /// How the table of volumes is damaged before the next process.
     table: Cell<Option<u64>>,
+    /// Which device is an older copy of itself before the next process.
+    older: Cell<Option<u64>>,
 }
 
 /// Runs the steps of `workload`; returns false if the world was ended from outside.
@@ -79,7 +82,8 @@ struct Place {
 /// The first fault.
 pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
     let steps: Rc<[Step]> = workload.steps.clone().into();
-    let place = Rc::new(Place { next: Cell::new(0), ending: Cell::new(None), table: Cell::new(None) });
+    let place = Rc::new(Place::default());
+    let keeps_copies = steps.iter().any(|step| matches!(step, Step::Older(_)));
     loop {
         let (script_steps, script_place) = (Rc::clone(&steps), Rc::clone(&place));
         let (next, verify) = (place.next.get(), place.next.get() % 2 == 1);
@@ -87,6 +91,9 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
             return Ok(false);
         }
         place.ending.set(None);
+        if let Some(seed) = place.older.take() {
+            rig.meet_older(seed)?;
+        }
         if let Some(seed) = place.table.take() {
             rig.damage_table(seed);
         }
@@ -103,6 +110,9 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
                 // Half of the orderly stops are followed by a loss of power, which must make no difference.
                 if place.next.get().is_multiple_of(2) {
                     rig.crash(Crash::PowerCut, Survivors::Nothing);
+                }
+                if keeps_copies {
+                    rig.keep_copies();
                 }
             }
             (None, Some(Restart::Death(seed))) => rig.crash(Crash::ProcessDeath, survivors(seed)),
@@ -204,6 +214,10 @@ async fn steps_from(client: Client, steps: Rc<[Step]>, place: Rc<Place>, verify:
             Step::Restart(restart) => restart,
             Step::Table(seed) => {
                 place.table.set(Some(*seed));
+                continue;
+            }
+            Step::Older(seed) => {
+                place.older.set(Some(*seed));
                 continue;
             }
             step => {

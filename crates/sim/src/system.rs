@@ -10,6 +10,7 @@ mod lending;
 mod lodger;
 mod lost;
 pub mod mutant;
+mod older;
 pub mod passthrough;
 pub mod policy;
 mod seat;
@@ -134,6 +135,17 @@ pub enum Mode {
     None,
 }
 
+/// Where a volume has its data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// On its device alone, or nowhere at present.
+    Detached,
+    /// On its device, behind a cache of this mode.
+    Cached(Mode),
+    /// In the cache alone.
+    CacheAlone,
+}
+
 /// What a client asks of a volume. Sectors of 512 bytes, relative to the volume.
 pub enum Request {
     /// Fill the buffer.
@@ -244,6 +256,12 @@ pub trait System {
         false
     }
 
+    /// Whether the next process must refuse to serve if `copy` stands in the place of device `which` of `now`. Both were left by an
+    /// orderly stop, and not by the same one.
+    fn tells_older(&self, _now: &[Device], _copy: &Device, _which: usize) -> bool {
+        false
+    }
+
     /// Checks the structure on devices that nobody uses, and what [`Running::counted`] said after an orderly stop; one sentence
     /// for each fault found.
     fn inspect(&self, _devices: &[Device], _counted: Option<&[BucketCount]>) -> Vec<String> {
@@ -269,6 +287,11 @@ pub trait Running {
     /// Deletes it with all that it has; requests are refused from here on. False: not now.
     fn delete(&self, _volume: u32) -> Soon<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
+    }
+
+    /// Where a volume has its data now.
+    fn standing(&self, _volume: u32) -> Standing {
+        Standing::Detached
     }
 
     /// Carries out a request.

@@ -3,6 +3,7 @@
 //! The steps do not depend on answers; how they interleave does not stand here either: up to `depth` requests are in
 //! flight together, and the simulated world decides who comes when.
 
+mod coincidence;
 mod drawing;
 mod generate;
 mod shape;
@@ -143,6 +144,8 @@ pub enum Step {
     Settle,
     /// The next process finds a table of volumes that is not what was written, in a way that the seed tells.
     Table(u64),
+    /// Before the next process one comes that finds an older copy of a device in its place, as the seed tells, and must notice that.
+    Older(u64),
     /// End this process, in one of three ways, and start the next.
     Restart(Restart),
 }
@@ -325,6 +328,7 @@ impl fmt::Display for Step {
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
             Self::Settle => write!(f, "settle"),
             Self::Table(seed) => write!(f, "table {seed}"),
+            Self::Older(seed) => write!(f, "older {seed}"),
             Self::Restart(restart) => write!(f, "restart {restart}"),
         }
     }

@@ -227,7 +227,7 @@ fn what_a_hunt_or_sweep_shortens_it_shows() {
     let sweep = ["sweep", "--workload", "points", "--seeds", "3..5", "--keep-going"];
     for words in [&sweep[..], &["hunt", "--from", "3"]] {
         let found = sim(&[words, &system].concat());
-        assert_eq!((found.exit, found.out.matches("shortened to ").count()), (1, 1), "{}", found.out);
+        assert!(found.exit == 1 && found.out.contains("shortened to "), "{}", found.out);
         let (_, told) = found.out.split_once("shortened to ").expect("counted");
         let (count, _) = told.split_once(" steps in ").expect("a number");
         let steps = steps_after(&found.out, "shortened to ");
@@ -425,12 +425,13 @@ fn a_fault_that_cannot_be_saved_is_one_all_the_same() {
         let words = ["run", "--workload", "mixed", "--length", "30000", "--seed", "1", "--save", file];
         sim(&[&words[..], &["--system", system], more].concat())
     };
-    let refused = format!("sim: not saved: {file}: line 20038: a script has at most 20000 steps\n");
     let found = long("mutant-ZeroesHalf", &[]);
-    assert_eq!((found.exit, found.err.as_str()), (1, refused.as_str()), "{}", found.out);
+    let is_refused = found.err.starts_with(&format!("sim: not saved: {file}: line "))
+        && found.err.ends_with(": a script has at most 20000 steps\n");
+    assert!(found.exit == 1 && is_refused, "{}\n{}", found.err, found.out);
     assert!(found.out.contains("again: "), "{}", found.out);
     let sound = long("passthrough", &["--steps", "0-20000"]);
-    assert_eq!((sound.exit, sound.err.as_str()), (2, refused.as_str()), "{}", sound.out);
+    assert_eq!((sound.exit, sound.err.as_str()), (2, found.err.as_str()), "{}", sound.out);
     assert!(!Path::new(file).exists());
 }
 

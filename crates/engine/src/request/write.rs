@@ -17,6 +17,7 @@ use crate::btree::{Attempt, Record};
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::latency::Path;
+use crate::phases::Phase;
 use crate::request::holes::{invalidate, invalidate_clean, punch};
 use crate::request::insert::Chunk;
 use crate::request::parked::{self, Clean};
@@ -353,6 +354,7 @@ pub(super) async fn give_way(
     }
     // What is being written back would turn clean behind the holes; and who missed the dirty data, because he looked before it
     // came, must not read the new data while others still read the old.
+    let _phase = set.begin(Phase::WriteOut);
     wait_for_cleaning(set, target, part).await?;
     wait_for_misses(set, target, part).await?;
     invalidate_clean(set, target, part).await?;

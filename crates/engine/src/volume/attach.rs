@@ -326,6 +326,12 @@ impl CacheSet {
         self.with(|s| s.volumes.iter().map(|(id, volume)| info(s, id, volume)).collect())
     }
 
+    /// The mode of a volume that is served through the cache. `None`: it is not, or there is no such volume.
+    #[must_use]
+    pub fn cache_mode(&self, id: VolumeId) -> Option<CacheMode> {
+        self.with(|s| s.volumes.get(id).filter(|volume| volume.inode.is_some()).map(|volume| volume.mode))
+    }
+
     /// Changes a volume's cache mode; durable when this returns. Requests in flight end under the old one. If it has been
     /// changed again meanwhile, that holds.
     pub async fn set_cache_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {

@@ -9,6 +9,7 @@ use crate::driver::World;
 use crate::failure::Fault;
 use crate::note::MemoryNote;
 use crate::oracle::{OpId, Oracle};
+use crate::reached::{Asked, Case, Failed, Lies, Reached};
 use crate::stamp::{self, SECTOR, Value};
 use crate::system::{Geometry, Refusal, Reply, Request, Running, System, VolumeShape};
 use crate::workload::Step;
@@ -48,6 +49,7 @@ pub struct Birth {
     pub(super) troubled: bool,
     pub(super) phases: Arc<Phases>,
     pub(super) requests: Rc<Cell<u64>>,
+    pub(super) reached: Rc<RefCell<Reached>>,
     pub(super) counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
     /// The first fault noticed in this life.
     pub(super) fault: Rc<RefCell<Option<Fault>>>,
@@ -84,6 +86,7 @@ impl Birth {
             sizes: RefCell::new(sizes),
             lodgers: self.geometry.lodgers.clone(),
             unit: u64::from(self.geometry.block_sectors),
+            block: u64::from(self.geometry.set_block_sectors),
             env: self.env,
             running,
             shapes,
@@ -93,6 +96,7 @@ impl Birth {
             depth: self.depth,
             troubled: self.troubled,
             requests: self.requests,
+            reached: self.reached,
             counted: self.counted,
             fault: self.fault,
             waiting: self.waiting,
@@ -112,6 +116,8 @@ struct Shared {
     lodgers: Vec<u64>,
     /// Of requests, in sectors.
     unit: u64,
+    /// Blocks of the set, in sectors.
+    block: u64,
     world: Rc<RefCell<World>>,
     oracle: Rc<RefCell<Oracle>>,
     /// One for each request in flight.
@@ -119,6 +125,7 @@ struct Shared {
     depth: usize,
     troubled: bool,
     requests: Rc<Cell<u64>>,
+    reached: Rc<RefCell<Reached>>,
     counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
     fault: Rc<RefCell<Option<Fault>>>,
     waiting: Rc<RefCell<BTreeMap<u64, String>>>,
@@ -151,7 +158,7 @@ impl Client {
         match step {
             Step::Pause(milliseconds) => self.pause(milliseconds).await,
             Step::Settle => self.settle().await,
-            Step::Restart(_) | Step::Table(_) => {
+            Step::Restart(_) | Step::Table(_) | Step::Older(_) => {
                 unreachable!("the rig restarts, and works on devices in between")
             }
             Step::Trouble { device, rule } => {
@@ -284,6 +291,7 @@ impl Client {
         let (number, words) = (self.shared.requests.get(), step.to_string());
         let (asked, late) = self.times();
         self.shared.waiting.borrow_mut().insert(number, words.clone());
+        self.count(&step);
         let result = match step {
             Step::Read { volume, sectors } => self.read(volume, sectors).await.map(drop),
             Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
@@ -317,6 +325,23 @@ impl Client {
         world.progress(PATIENCE_NS);
         world.trace.note(now, || format!("{words}: {result:?}"));
         result
+    }
+
+    /// Counts what is asked of what.
+    fn count(&self, step: &Step) {
+        let Some((asked, volume, sectors)) = Asked::of(step) else { return };
+        let standing = self.shared.running.standing(volume);
+        let lies = Lies::of(&sectors, self.limit(volume), self.shared.block);
+        let world = self.shared.world.borrow();
+        let device = 1 + volume as usize;
+        let backing = device < world.devices.len() && world.has_device_failed(device);
+        let failed = match (world.has_device_failed(0), backing) {
+            (false, false) => Failed::Nothing,
+            (true, false) => Failed::Cache,
+            (false, true) => Failed::Backing,
+            (true, true) => Failed::Both,
+        };
+        self.shared.reached.borrow_mut().count(&Case { asked, lies, standing, failed });
     }
 
     /// A volume that is given up has been flushed.
@@ -364,24 +389,12 @@ impl Client {
         let bytes = bytes_of(&sectors);
         let id = self.shared.oracle.borrow_mut().begin_read(volume, sectors.clone());
         let request = Request::Read { sector: sectors.start, buffer: used(bytes) };
-        let judge = self.clone();
+        let judge = self.judge();
         let told = Box::new(move |reply: &Reply| judge.judge_read(id, bytes, reply));
         let Reply { result, buffer } = self.shared.running.serve_and_tell(volume, request, told).await;
         result?;
         let buffer = buffer.filter(|buffer| buffer.len() == bytes);
         buffer.ok_or_else(|| Refusal(format!("a read was answered without its {bytes} bytes of memory")))
-    }
-
-    /// A read of so many bytes has been answered.
-    fn judge_read(&self, id: OpId, bytes: usize, reply: &Reply) {
-        let mut oracle = self.shared.oracle.borrow_mut();
-        let buffer = reply.buffer.as_ref().filter(|buffer| reply.result.is_ok() && buffer.len() == bytes);
-        let Some(buffer) = buffer else { return oracle.abandon(id) };
-        let judged = oracle.end_read(id, buffer.as_slice());
-        drop(oracle);
-        if let Err(violation) = judged {
-            self.notice(Fault::Read(violation));
-        }
     }
 
     /// A write, zeroing, discard or flush.
@@ -409,9 +422,8 @@ impl Client {
                 other => unreachable!("{other} is no change"),
             }
         };
-        let judge = self.clone();
-        let told =
-            Box::new(move |reply: &Reply| judge.shared.oracle.borrow_mut().end(id, reply.result.is_ok()));
+        let oracle = Rc::clone(&self.shared.oracle);
+        let told = Box::new(move |reply: &Reply| oracle.borrow_mut().end(id, reply.result.is_ok()));
         self.shared.running.serve_and_tell(volume, request, told).await.result
     }
 
@@ -422,8 +434,38 @@ impl Client {
 
     /// Keeps the first fault and ends the world.
     fn notice(&self, fault: Fault) {
-        self.shared.fault.borrow_mut().get_or_insert(fault);
-        self.shared.world.borrow_mut().halt_now();
+        self.judge().notice(fault);
+    }
+
+    fn judge(&self) -> Judge {
+        let Shared { oracle, fault, world, .. } = &*self.shared;
+        Judge { oracle: Rc::clone(oracle), fault: Rc::clone(fault), world: Rc::clone(world) }
+    }
+}
+
+/// Who hears of an answer. What is not answered when the world ends keeps it in the memory of the system, so it must not keep the system.
+struct Judge {
+    oracle: Rc<RefCell<Oracle>>,
+    fault: Rc<RefCell<Option<Fault>>>,
+    world: Rc<RefCell<World>>,
+}
+
+impl Judge {
+    /// A read of so many bytes has been answered.
+    fn judge_read(&self, id: OpId, bytes: usize, reply: &Reply) {
+        let mut oracle = self.oracle.borrow_mut();
+        let buffer = reply.buffer.as_ref().filter(|buffer| reply.result.is_ok() && buffer.len() == bytes);
+        let Some(buffer) = buffer else { return oracle.abandon(id) };
+        let judged = oracle.end_read(id, buffer.as_slice());
+        drop(oracle);
+        if let Err(violation) = judged {
+            self.notice(Fault::Read(violation));
+        }
+    }
+
+    fn notice(&self, fault: Fault) {
+        self.fault.borrow_mut().get_or_insert(fault);
+        self.world.borrow_mut().halt_now();
     }
 }
 

@@ -7,8 +7,10 @@ use super::berth::Berth;
 use super::policy::Knob;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
-use super::{Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, System, Told, VolumeShape};
-use super::{asking, lodger, lost, tables, work};
+use super::{
+    Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, Standing, System, Told, VolumeShape,
+};
+use super::{asking, lodger, lost, older, tables, work};
 use crate::disk::Device;
 use crate::growth;
 use crate::note::MemoryNote;
@@ -286,6 +288,10 @@ impl System for Engine {
         tables::damage(devices, seed)
     }
 
+    fn tells_older(&self, now: &[Device], copy: &Device, which: usize) -> bool {
+        older::is_told(now, copy, which)
+    }
+
     /// The offline checker, which shares nothing with the engine but the meaning of bytes. Even after a crash a clean copy
     /// must equal its backing device: its key enters the tree only when that is durable. And a backing device that says that
     /// nothing is dirty is served by whoever has it at hand, whatever the cache holds.
@@ -397,6 +403,21 @@ impl Running for Open {
 
     fn lodger(&self, volume: u32) -> Option<u64> {
         lodger::find(&self.berth.set()?, volume).map(|info| info.sectors)
+    }
+
+    fn standing(&self, volume: u32) -> Standing {
+        let seat = &self.seats[volume as usize];
+        if seat.is_lodger() {
+            return Standing::CacheAlone;
+        }
+        let (Some(id), Some(set)) = (seat.served_as(), self.berth.set()) else { return Standing::Detached };
+        match set.cache_mode(id) {
+            Some(CacheMode::Writethrough) => Standing::Cached(Mode::Writethrough),
+            Some(CacheMode::Writeback) => Standing::Cached(Mode::Writeback),
+            Some(CacheMode::Writearound) => Standing::Cached(Mode::Writearound),
+            Some(CacheMode::None) => Standing::Cached(Mode::None),
+            None => Standing::Detached,
+        }
     }
 
     fn create(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {

@@ -73,6 +73,11 @@ impl Seat {
         self.cancel.take()
     }
 
+    /// What the engine calls the volume now; `None`: it is away, or gone.
+    pub fn served_as(&self) -> Option<VolumeId> {
+        self.id.get().filter(|_| !self.is_away.get())
+    }
+
     /// What the engine calls the volume, as soon as it has it; `None` if it is gone.
     pub async fn id(&self) -> Option<VolumeId> {
         while self.is_away.get() {

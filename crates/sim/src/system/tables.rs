@@ -42,7 +42,7 @@ fn attached(device: &Device) -> Option<Uuid> {
     }
 }
 
-fn superblock(device: &Device) -> Option<Superblock> {
+pub(super) fn superblock(device: &Device) -> Option<Superblock> {
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
     read(device, SUPERBLOCK_SECTOR, &mut bytes);
     let facts = DeviceFacts { sectors: u64::MAX, logical_block_sectors: 1 };

@@ -33,6 +33,7 @@ const DRAWINGS: &[u64] = &[
     0x4252_2efc_c0ab_715b,
     0x5323_8960_ae84_1a39,
     0x4418_9ebd_3adc_1a8d,
+    0xc0ce_e81e_80b3_21be,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

@@ -65,9 +65,13 @@ impl Shape {
             _ => 16,
         };
         let torn_sectors = if block_sectors == 1 && rng.one_in(2) { 1 } else { 8 };
+        // Requests may be smaller than the blocks of the set, and then most volumes end within one.
+        let set_block_sectors = if rng.one_in(4) { block_sectors } else { 8 };
+        let odd = set_block_sectors - block_sectors;
+        let volumes = (0..self.volumes).map(|_| self.span + rng.below(u64::from(odd) + 1)).collect();
         Geometry {
             block_sectors,
-            set_block_sectors: if rng.one_in(2) { 8 } else { block_sectors },
+            set_block_sectors,
             bucket_sectors,
             buckets: match self.buckets {
                 // Fewer are no set with a journal.
@@ -76,7 +80,7 @@ impl Shape {
                 Buckets::Many => 2800 + rng.below(400),
                 _ => 600 + rng.below(400),
             },
-            volumes: vec![self.span; self.volumes],
+            volumes,
             lodgers: self.lodgers.to_vec(),
             torn_sectors,
             backing_volatile: !rng.one_in(4),
@@ -92,15 +96,18 @@ impl Shape {
 }
 
 /// Draws steps one by one; remembers where it wrote, to come back there.
-struct Painter<'a> {
-    shape: &'a Shape,
-    rng: Rng,
-    unit: u64,
+pub(super) struct Painter<'a> {
+    pub(super) shape: &'a Shape,
+    pub(super) rng: Rng,
+    /// Requests are multiples of this many sectors.
+    pub(super) unit: u64,
+    /// Sizes of all volumes.
+    spans: Vec<u64>,
     /// Size of the cache device.
-    cache_sectors: u64,
+    pub(super) cache_sectors: u64,
     recent: Vec<(u32, Range<u64>)>,
     /// What belongs to the last step.
-    next: VecDeque<Step>,
+    pub(super) next: VecDeque<Step>,
 }
 
 /// In such pieces all of a volume is read.
@@ -116,7 +123,8 @@ impl<'a> Painter<'a> {
     fn new(shape: &'a Shape, rng: Rng, geometry: &Geometry) -> Self {
         let unit = u64::from(geometry.block_sectors);
         let cache_sectors = geometry.cache_sectors();
-        Self { shape, rng, unit, cache_sectors, recent: Vec::new(), next: VecDeque::new() }
+        let spans = (0..geometry.count()).map(|volume| geometry.sectors_of(volume)).collect();
+        Self { shape, rng, unit, spans, cache_sectors, recent: Vec::new(), next: VecDeque::new() }
     }
 
     fn step(&mut self) -> Step {
@@ -181,7 +189,8 @@ impl<'a> Painter<'a> {
             18 => self.turn(),
             19 => Step::Create { volume: self.lodger() },
             20 => Step::Delete { volume: self.lodger() },
-            _ => self.filling(),
+            21 => self.filling(),
+            _ => self.coincidence(),
         }
     }
 
@@ -333,7 +342,7 @@ impl<'a> Painter<'a> {
     }
 
     /// One of the next flushes drops what it covers.
-    fn failing_flush(&mut self) -> Rule {
+    pub(super) fn failing_flush(&mut self) -> Rule {
         let skip = u32::try_from(self.rng.below(3)).expect("few");
         Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip, count: 1, fault: Fault::Fail(Landed::Nothing) }
     }
@@ -387,7 +396,7 @@ impl<'a> Painter<'a> {
     fn dropped_and_read(&mut self, device: usize) -> Step {
         let volume = u32::try_from(device.saturating_sub(1)).expect("few volumes");
         self.next.extend([Step::Flush { volume }, Step::Settle]);
-        let span = self.shape.span;
+        let span = self.span(volume);
         let pieces =
             (0..span).step_by(READ_SECTORS).map(|start| start..span.min(start + READ_SECTORS as u64));
         self.next.extend(pieces.map(|sectors| Step::Read { volume, sectors }));
@@ -425,10 +434,9 @@ impl<'a> Painter<'a> {
         u32::try_from(self.rng.below(count as u64)).expect("few volumes")
     }
 
-    /// What is used of a volume.
-    fn span(&self, volume: u32) -> u64 {
-        let lodger = (volume as usize).checked_sub(self.shape.volumes);
-        lodger.map_or(self.shape.span, |lodger| self.shape.lodgers[lodger])
+    /// The size of a volume.
+    pub(super) fn span(&self, volume: u32) -> u64 {
+        self.spans[volume as usize]
     }
 
     /// All of a volume that lives in the cache alone is written, one piece after the other.
@@ -441,12 +449,16 @@ impl<'a> Painter<'a> {
         Step::Create { volume }
     }
 
-    /// Half of the time at or near a recent write, else anywhere; lengths lean to the short.
-    fn place(&mut self) -> (u32, Range<u64>) {
+    /// Half of the time at or near a recent write, else anywhere or, seldom, at the end; lengths lean to the short.
+    pub(super) fn place(&mut self) -> (u32, Range<u64>) {
         let other = self.any();
+
         let blocks = self.span(other) / self.unit;
         let longest = (self.shape.longest / self.unit).clamp(1, blocks);
         let length = 1 + (self.rng.below(longest) >> self.rng.below(5));
+        if self.rng.one_in(24) {
+            return (other, (blocks - length) * self.unit..blocks * self.unit);
+        }
         if !self.recent.is_empty() && self.rng.one_in(2) {
             let pick = usize::try_from(self.rng.below(self.recent.len() as u64)).expect("few places");
             let (volume, near) = self.recent[pick].clone();

@@ -29,17 +29,40 @@ pub(super) struct Weights {
     pub(super) create: u64,
     pub(super) delete: u64,
     pub(super) fill: u64,
+    /// Several steps that belong together.
+    pub(super) coincidence: u64,
 }
 
 impl Weights {
     /// As the drawing of a step numbers the kinds.
-    pub(super) const fn in_order(self) -> [u64; 22] {
+    pub(super) const fn in_order(self) -> [u64; 23] {
         let Self { write, read, flush, discard, zero, mode, .. } = self;
         let Self { pause, settle, restart, trouble, detach, attach, delay, clean, readd, .. } = self;
-        let Self { shrink, grow, forget, turn, create, delete, fill, .. } = self;
+        let Self { shrink, grow, forget, turn, create, delete, fill, coincidence, .. } = self;
         [
-            write, read, flush, discard, zero, mode, pause, settle, restart, trouble, detach, attach, delay,
-            clean, readd, shrink, grow, forget, turn, create, delete, fill,
+            write,
+            read,
+            flush,
+            discard,
+            zero,
+            mode,
+            pause,
+            settle,
+            restart,
+            trouble,
+            detach,
+            attach,
+            delay,
+            clean,
+            readd,
+            shrink,
+            grow,
+            forget,
+            turn,
+            create,
+            delete,
+            fill,
+            coincidence,
         ]
     }
 }
@@ -182,10 +205,12 @@ const MIXED: Weights = Weights {
     create: 0,
     delete: 0,
     fill: 0,
+    coincidence: 2,
 };
 
 /// Volumes stay attached, and what is dirty is not written back because somebody asks.
-const STAYING: Weights = Weights { detach: 0, attach: 0, clean: 0, shrink: 0, grow: 0, forget: 0, ..MIXED };
+const STAYING: Weights =
+    Weights { detach: 0, attach: 0, clean: 0, shrink: 0, grow: 0, forget: 0, coincidence: 0, ..MIXED };
 
 /// What most shapes do not say.
 const PLAIN: Shape = Shape {
@@ -206,7 +231,7 @@ const PLAIN: Shape = Shape {
 /// A volume that fits into its cache, in small pieces.
 const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, turn: 0, ..STAYING };
 
-const SHAPES: [Shape; 21] = [
+const SHAPES: [Shape; 23] = [
     // A bit of everything, three volumes, restarts in between.
     Shape { name: "mixed", volumes: 3, ..PLAIN },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
@@ -236,7 +261,7 @@ const SHAPES: [Shape; 21] = [
     Shape {
         name: "turnover",
         weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, ..STAYING },
-        steps: 2600,
+        steps: 2700,
         depth: 16,
         span: 32 * 1024,
         longest: 512,
@@ -279,7 +304,16 @@ const SHAPES: [Shape; 21] = [
     // Devices that fail, drop what they should flush, and are late; and ends of processes.
     Shape {
         name: "trouble",
-        weights: Weights { flush: 10, mode: 2, pause: 8, restart: 3, trouble: 4, readd: 4, ..MIXED },
+        weights: Weights {
+            flush: 10,
+            mode: 2,
+            pause: 8,
+            restart: 3,
+            trouble: 4,
+            readd: 4,
+            coincidence: 4,
+            ..MIXED
+        },
         volumes: 2,
         span: 2048,
         buckets: Buckets::Small,
@@ -392,7 +426,7 @@ const SHAPES: [Shape; 21] = [
     // The same on a cache that drops what it should flush, and is worn in places.
     Shape {
         name: "moves-trouble",
-        weights: Weights { trouble: 3, flush: 10, restart: 2, readd: 3, ..PACKED },
+        weights: Weights { trouble: 3, flush: 10, restart: 2, readd: 3, coincidence: 2, ..PACKED },
         failing: Failing::CacheData,
         ..MOVES
     },
@@ -407,6 +441,14 @@ const SHAPES: [Shape; 21] = [
         failing: Failing::Backing,
         tune: written_through,
         ..PLAIN
+    },
+    // Steps that belong together, one after the other, on volumes of both kinds.
+    Shape { name: "coincidences", ..COINCIDENCES },
+    // The same where devices fail.
+    Shape {
+        name: "coincidences-trouble",
+        weights: Weights { trouble: 2, ..COINCIDENCES.weights },
+        ..COINCIDENCES
     },
     // Volumes that leave the cache with dirty data, while slow reads of their backing devices are under way; and come back.
     // Small ones, so that who reads and who writes meet.
@@ -427,6 +469,18 @@ const LEAVING: Shape = Shape {
     longest: 24,
     buckets: Buckets::Small,
     tune: behind_a_fast_cache,
+    ..PLAIN
+};
+
+/// See the shape of this name.
+const COINCIDENCES: Shape = Shape {
+    weights: Weights { write: 40, read: 12, create: 4, coincidence: 12, ..MIXED },
+    steps: 250,
+    volumes: 2,
+    lodgers: &[256],
+    span: 1024,
+    longest: 48,
+    buckets: Buckets::Small,
     ..PLAIN
 };
 

@@ -3,6 +3,7 @@
 use crate::out::say;
 use bcached_engine::Phase;
 use bcached_sim::figures::Figures;
+use bcached_sim::reached::{Case, Reached};
 
 /// Prints the sums, and the rates over so many seconds.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
@@ -23,5 +24,21 @@ pub fn print_figures(figures: &Figures, seconds: f64) {
     say!("{:<34} {:>10} {:>10}", "in the middle of", "times", "crashes");
     for ((phase, begun), cuts) in Phase::ALL.iter().zip(figures.begun).zip(figures.cuts) {
         say!("{:<34} {begun:>10} {cuts:>10}", phase.name());
+    }
+    print_reached(&figures.reached);
+}
+
+/// Cases named of those that were never reached.
+const MISSING_SHOWN: usize = 8;
+
+fn print_reached(reached: &Reached) {
+    reached.table().iter().for_each(|line| say!("{line}"));
+    let (all, missing) = (Case::all().count(), reached.missing().count());
+    say!("of {all} cases (with which device has failed) {} were asked for", all - missing);
+    for case in reached.missing().take(MISSING_SHOWN) {
+        say!("  never: {case}");
+    }
+    if missing > MISSING_SHOWN {
+        say!("  and {} more", missing - MISSING_SHOWN);
     }
 }

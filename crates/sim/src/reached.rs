@@ -1,0 +1,282 @@
+//! What clients have asked of what: each kind of request with its flags and its place among blocks, of each kind of volume in each
+//! mode, beside each kind of failing device. What was never asked was never judged, so it is counted.
+
+use crate::system::{Mode, Standing};
+use crate::workload::Step;
+use std::ops::Range;
+
+/// A kind of request, with its flags.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "the protocols' own words")]
+pub enum Asked {
+    Read,
+    Write,
+    WriteFua,
+    Flush,
+    Discard,
+    Zero,
+    ZeroFua,
+    Unmap,
+    UnmapFua,
+}
+
+/// Where a request lies among the blocks of the set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lies {
+    /// Whole blocks, or nowhere.
+    Whole,
+    /// It begins or ends within one.
+    Within,
+    /// Some of it is behind the last whole block of the volume.
+    Behind,
+}
+
+/// Which devices have failed since the process began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failed {
+    /// None.
+    Nothing,
+    /// The cache.
+    Cache,
+    /// That of the volume.
+    Backing,
+    /// Both.
+    Both,
+}
+
+/// What a request is of. Its places are those of a count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Case {
+    /// What is asked.
+    pub asked: Asked,
+    /// Where it lies.
+    pub lies: Lies,
+    /// Where the volume has its data.
+    pub standing: Standing,
+    /// What has failed.
+    pub failed: Failed,
+}
+
+const ASKED: [(Asked, &str); 9] = [
+    (Asked::Read, "read"),
+    (Asked::Write, "write"),
+    (Asked::WriteFua, "write, FUA"),
+    (Asked::Flush, "flush"),
+    (Asked::Discard, "discard"),
+    (Asked::Zero, "zero"),
+    (Asked::ZeroFua, "zero, FUA"),
+    (Asked::Unmap, "zero, unmap"),
+    (Asked::UnmapFua, "zero, unmap, FUA"),
+];
+const LIES: [(Lies, &str); 3] =
+    [(Lies::Whole, ""), (Lies::Within, ", part of a block"), (Lies::Behind, ", behind the last block")];
+const STANDINGS: [(Standing, &str); 6] = [
+    (Standing::Detached, "no cache"),
+    (Standing::Cached(Mode::Writethrough), "writethrough"),
+    (Standing::Cached(Mode::Writeback), "writeback"),
+    (Standing::Cached(Mode::Writearound), "writearound"),
+    (Standing::Cached(Mode::None), "none"),
+    (Standing::CacheAlone, "cache alone"),
+];
+const FAILED: [(Failed, &str); 4] = [
+    (Failed::Nothing, ""),
+    (Failed::Cache, ", the cache has failed"),
+    (Failed::Backing, ", its device has failed"),
+    (Failed::Both, ", both devices have failed"),
+];
+
+/// The place of `wanted` in a list of names.
+fn place<T: PartialEq>(names: &[(T, &str)], wanted: &T) -> usize {
+    names.iter().position(|(named, _)| named == wanted).expect("each has a name")
+}
+
+impl Asked {
+    /// That of a step, and the volume and the sectors it is about; `None`: it is no request.
+    #[must_use]
+    pub fn of(step: &Step) -> Option<(Self, u32, Range<u64>)> {
+        Some(match step {
+            Step::Read { volume, sectors } => (Self::Read, *volume, sectors.clone()),
+            Step::Flush { volume } => (Self::Flush, *volume, 0..0),
+            Step::Discard { volume, sectors } => (Self::Discard, *volume, sectors.clone()),
+            Step::Write { volume, sectors, fua } => {
+                (if *fua { Self::WriteFua } else { Self::Write }, *volume, sectors.clone())
+            }
+            Step::Zero { volume, sectors, fua, may_unmap } => {
+                let asked = match (may_unmap, fua) {
+                    (false, false) => Self::Zero,
+                    (false, true) => Self::ZeroFua,
+                    (true, false) => Self::Unmap,
+                    (true, true) => Self::UnmapFua,
+                };
+                (asked, *volume, sectors.clone())
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl Lies {
+    /// That of `sectors` of a volume of `size` sectors, in a set with blocks of so many.
+    #[must_use]
+    pub const fn of(sectors: &Range<u64>, size: u64, block: u64) -> Self {
+        if sectors.end > size / block * block {
+            Self::Behind
+        } else if sectors.start.is_multiple_of(block) && sectors.end.is_multiple_of(block) {
+            Self::Whole
+        } else {
+            Self::Within
+        }
+    }
+}
+
+impl Case {
+    /// Whether there can be such a request.
+    #[must_use]
+    pub const fn is_possible(&self) -> bool {
+        let has_place = !matches!((self.asked, self.lies), (Asked::Flush, Lies::Within | Lies::Behind));
+        // A volume in the cache alone has whole blocks, and no other device.
+        let is_alone = matches!(self.standing, Standing::CacheAlone);
+        let takes_a_device =
+            matches!(self.lies, Lies::Behind) || matches!(self.failed, Failed::Backing | Failed::Both);
+        has_place && !(is_alone && takes_a_device)
+    }
+
+    /// Each that there can be.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let cases = ASKED.iter().flat_map(|(asked, _)| {
+            LIES.iter().flat_map(move |(lies, _)| {
+                STANDINGS.iter().flat_map(move |(standing, _)| {
+                    FAILED.iter().map(move |(failed, _)| Self {
+                        asked: *asked,
+                        lies: *lies,
+                        standing: *standing,
+                        failed: *failed,
+                    })
+                })
+            })
+        });
+        cases.filter(Self::is_possible)
+    }
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [asked, lies, standing, failed] = [
+            ASKED[place(&ASKED, &self.asked)].1,
+            LIES[place(&LIES, &self.lies)].1,
+            STANDINGS[place(&STANDINGS, &self.standing)].1,
+            FAILED[place(&FAILED, &self.failed)].1,
+        ];
+        write!(f, "{asked}{lies}, {standing}{failed}")
+    }
+}
+
+/// How often each case was asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Reached([[[[u64; FAILED.len()]; STANDINGS.len()]; LIES.len()]; ASKED.len()]);
+
+impl Default for Reached {
+    fn default() -> Self {
+        Self([[[[0; FAILED.len()]; STANDINGS.len()]; LIES.len()]; ASKED.len()])
+    }
+}
+
+impl Reached {
+    fn places(case: &Case) -> [usize; 4] {
+        [
+            place(&ASKED, &case.asked),
+            place(&LIES, &case.lies),
+            place(&STANDINGS, &case.standing),
+            place(&FAILED, &case.failed),
+        ]
+    }
+
+    /// One more.
+    pub fn count(&mut self, case: &Case) {
+        let [asked, lies, standing, failed] = Self::places(case);
+        self.0[asked][lies][standing][failed] += 1;
+    }
+
+    /// How often it was asked for.
+    #[must_use]
+    pub fn of(&self, case: &Case) -> u64 {
+        let [asked, lies, standing, failed] = Self::places(case);
+        self.0[asked][lies][standing][failed]
+    }
+
+    /// Adds `other`'s.
+    pub fn add(&mut self, other: &Self) {
+        for case in Case::all() {
+            let [asked, lies, standing, failed] = Self::places(&case);
+            self.0[asked][lies][standing][failed] += other.of(&case);
+        }
+    }
+
+    /// Those that were never asked for, though they can be.
+    pub fn missing(&self) -> impl Iterator<Item = Case> + '_ {
+        Case::all().filter(|case| self.of(case) == 0)
+    }
+
+    /// A table: a row for each kind of request and place, and for each kind of volume two columns, what was asked while
+    /// no device had failed and beside failures.
+    #[must_use]
+    pub fn table(&self) -> Vec<String> {
+        let head = STANDINGS.iter().map(|(_, name)| format!(" {name:>12} {:>7}", "failing"));
+        let mut lines = vec![format!("{:<40}{}", "asked of", head.collect::<String>())];
+        for (asked, lies) in ASKED.iter().flat_map(|asked| LIES.iter().map(move |lies| (asked, lies))) {
+            let cell = |standing: &Standing, of: fn(Failed) -> bool| -> Option<u64> {
+                let case = |failed| Case { asked: asked.0, lies: lies.0, standing: *standing, failed };
+                let failed = FAILED.iter().map(|(failed, _)| *failed).filter(|failed| of(*failed));
+                let cases = failed.map(case).filter(Case::is_possible);
+                cases.map(|case| self.of(&case)).reduce(|sum, count| sum + count)
+            };
+            let text = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
+            let cells = STANDINGS.iter().map(|(standing, _)| {
+                let calm = cell(standing, |failed| failed == Failed::Nothing);
+                let failing = cell(standing, |failed| failed != Failed::Nothing);
+                format!(" {:>12} {:>7}", text(calm), text(failing))
+            });
+            let cells: String = cells.collect();
+            if cells.contains(|character: char| character.is_ascii_digit()) {
+                lines.push(format!("{:<40}{cells}", format!("{}{}", asked.1, lies.1)));
+            }
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_behind_the_last_block_is_told_from_what_lies_within_one() {
+        assert_eq!(Lies::of(&(0..8), 19, 8), Lies::Whole);
+        assert_eq!(Lies::of(&(4..8), 19, 8), Lies::Within);
+        assert_eq!(Lies::of(&(8..17), 19, 8), Lies::Behind);
+        assert_eq!(Lies::of(&(0..0), 19, 8), Lies::Whole);
+    }
+
+    #[test]
+    fn each_case_is_counted_once() {
+        let mut reached = Reached::default();
+        let all = Case::all().count();
+        assert_eq!(reached.missing().count(), all);
+        for case in Case::all() {
+            reached.count(&case);
+        }
+        assert_eq!(reached.missing().count(), 0);
+        let mut twice = reached;
+        twice.add(&reached);
+        assert!(Case::all().all(|case| twice.of(&case) == 2));
+    }
+
+    #[test]
+    fn what_cannot_be_is_no_gap() {
+        let case = |asked, lies, standing, failed| Case { asked, lies, standing, failed };
+        let flush = case(Asked::Flush, Lies::Behind, Standing::Detached, Failed::Nothing);
+        let alone = case(Asked::Read, Lies::Whole, Standing::CacheAlone, Failed::Backing);
+        let kept = case(Asked::Read, Lies::Within, Standing::CacheAlone, Failed::Cache);
+        assert!(!flush.is_possible() && !alone.is_possible() && kept.is_possible());
+    }
+}

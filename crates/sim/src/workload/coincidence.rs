@@ -1,0 +1,434 @@
+//! Steps that belong together: what two or three things have to meet for, and steps drawn one by one hardly ever do.
+
+use super::generate::Painter;
+use super::shape::Failing;
+use super::{Restart, Step};
+use crate::disk::{Fault, Landed, OpKind, Rule};
+use crate::system::Mode;
+use std::ops::Range;
+
+/// Longest that operations are late here, as a power of two in nanoseconds: half a second.
+const LATE_BITS: u64 = 29;
+
+impl Painter<'_> {
+    /// Draws several steps that belong together, and gives the first.
+    pub(super) fn coincidence(&mut self) -> Step {
+        let is_troubled = self.shape.weights.trouble > 0;
+        if !is_troubled && self.shape.weights.restart > 0 && self.rng.one_in(12) {
+            self.brought_back();
+            return self.next.pop_front().expect("several steps");
+        }
+        match self.rng.below(if is_troubled { 9 } else { 3 }) {
+            0 => self.promised(),
+            1 => self.queued(),
+            2 => self.pieces(),
+            3 | 4 => self.flush_in_the_journal(),
+            5 | 6 => self.written_out(),
+            _ => self.flushes_that_fail(),
+        };
+        self.next.pop_front().expect("several steps")
+    }
+
+    /// A promise about something whose older content is safe, at once followed by a cut of the power that leaves nothing else: a
+    /// durable request of any kind, or any change and a flush, over what was just written and beyond it.
+    fn promised(&mut self) {
+        let (volume, before) = self.place();
+        // The end of a volume may be within a block.
+        let span = self.span(volume);
+        let before =
+            if self.rng.one_in(5) { self.fitted(volume, span.saturating_sub(16)..span) } else { before };
+        let (left, right) = (self.beside(volume, &before), self.beside(volume, &before));
+        self.next.extend([
+            Step::Write { volume, sectors: left.clone(), fua: false },
+            Step::Write { volume, sectors: right.clone(), fua: false },
+            Step::Settle,
+        ]);
+        if !self.rng.one_in(4) {
+            self.next.extend([Step::Flush { volume }, Step::Settle]);
+        }
+        let is_lodger = volume as usize >= self.shape.volumes;
+        if self.rng.one_in(3) && self.shape.weights.clean > 0 && !is_lodger {
+            self.next.extend([Step::Clean { volume }, Step::Settle]);
+        }
+        if self.rng.one_in(4) {
+            self.next.extend([Step::Read { volume, sectors: before }, Step::Settle]);
+        }
+        for _ in 0..=self.rng.below(2) {
+            let sectors = self.astride(volume, &left, &right);
+            if self.rng.one_in(2) {
+                let durable = self.durable(volume, sectors);
+                self.next.push_back(durable);
+            } else {
+                let change = self.change(volume, sectors);
+                self.next.extend([change, Step::Settle, Step::Flush { volume }]);
+            }
+            self.next.push_back(Step::Settle);
+        }
+        self.cut_off();
+    }
+
+    /// An operation of a device takes its time; a request that waits for it, and longer ones over the same sectors behind that,
+    /// are under way while the volume comes, goes, or becomes another. Then what only the longer ones are about is read.
+    fn queued(&mut self) {
+        let (volume, first) = self.place();
+        let is_lodger = volume as usize >= self.shape.volumes;
+        let span = self.span(volume);
+        let long = self.widened(volume, &first);
+        self.next.extend([Step::Write { volume, sectors: long.clone(), fua: false }, Step::Settle]);
+        let comes = !is_lodger && self.shape.weights.attach > 0 && self.rng.one_in(2);
+        if comes {
+            self.next.extend([Step::Detach { volume }, Step::Settle]);
+        }
+        let sectors = (8 * (1 + first.start / 8)).min(span);
+        if !comes && self.shape.weights.shrink > 0 && self.shape.weights.grow > 0 && self.rng.one_in(4) {
+            // What is asked for next is cut off, until it is there again.
+            self.next.extend([Step::Shrink { volume, sectors }, Step::Settle]);
+        }
+        if self.rng.one_in(3) {
+            self.next.extend([Step::Read { volume, sectors: long.clone() }, Step::Settle]);
+        }
+        let device = if is_lodger || self.rng.one_in(4) { 0 } else { 1 + volume as usize };
+        let on = if self.rng.one_in(4) { OpKind::Read } else { OpKind::Write };
+        let late = Fault::Late(1 << (24 + self.rng.below(LATE_BITS - 23)));
+        let count = 1 + u32::try_from(self.rng.below(3)).expect("few");
+        let rule = Rule { on, sectors: 0..u64::MAX, skip: 0, count, fault: late };
+        self.next.push_back(Step::Trouble { device, rule });
+        for sectors in [first.clone(), long.clone()] {
+            let request = self.request(volume, sectors);
+            self.next.push_back(request);
+        }
+        if self.rng.one_in(3) {
+            let sectors = self.beside(volume, &long);
+            let request = self.request(volume, sectors);
+            self.next.push_back(request);
+        }
+        if self.rng.one_in(2) {
+            self.next.push_back(Step::Pause(1 << self.rng.below(4)));
+        }
+        let change = if comes { Step::Attach { volume } } else { self.change_of(volume, span) };
+        self.next.push_back(change);
+        for _ in 0..1 + self.rng.below(4) {
+            let sectors = self.beside(volume, &long);
+            let pause = Step::Pause(1 << self.rng.below(8));
+            self.next.extend([pause, Step::Read { volume, sectors }]);
+        }
+        self.next.extend([Step::Settle, Step::Read { volume, sectors: long }]);
+    }
+
+    /// Requests of many pieces to a slow device, with a flush and a short request beside each; a failing device may drop
+    /// what that flush covers. What was said of them holds after a cut of the power.
+    fn pieces(&mut self) {
+        let (volume, near) = self.place();
+        let is_lodger = volume as usize >= self.shape.volumes;
+        let device = if is_lodger { 0 } else { 1 + volume as usize };
+        let late = Fault::Late(1 << (21 + self.rng.below(5)));
+        let count = 4 << self.rng.below(3);
+        let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count, fault: late };
+        self.next.push_back(Step::Trouble { device, rule });
+        let long = self.widened(volume, &near);
+        let request = self.change(volume, long.clone());
+        self.next.push_back(request);
+        if self.rng.one_in(2) {
+            self.next.push_back(Step::Pause(1 << self.rng.below(5)));
+        }
+        if self.shape.weights.trouble > 0 && self.is_failing(device) {
+            let rule = self.failing_flush();
+            self.next.push_back(Step::Trouble { device, rule });
+        }
+        let short = self.beside(volume, &long);
+        let request = self.request(volume, short);
+        self.next.extend([Step::Flush { volume }, request, Step::Settle]);
+        if self.rng.one_in(2) {
+            self.next.extend([Step::Flush { volume }, Step::Settle]);
+        }
+        self.cut_off();
+        self.next.push_back(Step::Read { volume, sectors: long });
+    }
+
+    /// Flushes of a device that fail again and again, each in a way of its own, with changes, reads and flushes of clients
+    /// between them and the other device slow, so that a flush is under way when the next one fails.
+    fn flushes_that_fail(&mut self) {
+        let (volume, near) = self.place();
+        let is_lodger = volume as usize >= self.shape.volumes;
+        let of_volume = if is_lodger { 0 } else { 1 + volume as usize };
+        let device = if self.is_failing(of_volume) { of_volume } else { 0 };
+        if self.rng.one_in(2) {
+            self.next.extend([Step::Write { volume, sectors: near.clone(), fua: false }, Step::Settle]);
+            self.next.extend([Step::Flush { volume }, Step::Settle]);
+        }
+        for _ in 0..2 + self.rng.below(2) {
+            if !self.rng.one_in(3) {
+                let sectors = self.astride(volume, &near, &near);
+                let change = self.change(volume, sectors);
+                self.next.push_back(change);
+                if self.rng.one_in(2) {
+                    self.next.push_back(Step::Settle);
+                }
+            }
+            if !self.rng.one_in(4) {
+                let fault = match self.rng.below(4) {
+                    0 | 1 => Fault::Fail(Landed::Nothing),
+                    2 => Fault::Fail(Landed::Part),
+                    _ => Fault::Unreachable,
+                };
+                let rule = Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip: 0, count: 1, fault };
+                self.next.push_back(Step::Trouble { device, rule });
+            }
+            if self.rng.one_in(2) {
+                let late = Fault::Late(1 << (20 + self.rng.below(8)));
+                let other = if device == 0 { of_volume } else { 0 };
+                let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count: 2, fault: late };
+                self.next.push_back(Step::Trouble { device: other, rule });
+            }
+            if self.rng.one_in(2) {
+                let sectors = self.beside(volume, &near);
+                let request = self.request(volume, sectors);
+                self.next.extend([request, Step::Pause(1 << self.rng.below(3))]);
+            }
+            if self.rng.one_in(2) {
+                self.next.push_back(Step::Read { volume, sectors: near.clone() });
+            }
+            self.next.push_back(Step::Flush { volume });
+            if !self.rng.one_in(3) {
+                self.next.push_back(Step::Settle);
+            }
+            if self.rng.one_in(3) {
+                self.next.push_back(Step::Read { volume, sectors: near.clone() });
+            }
+        }
+        self.next.extend([Step::Settle, Step::Flush { volume }, Step::Settle]);
+        self.cut_off();
+        self.next.push_back(Step::Read { volume, sectors: near });
+    }
+
+    /// The cache refuses a write over what is dirty and what is clean, whose bucket it has given up before, since it dropped what was
+    /// written to it later. The write goes to the backing device, and the end comes in the middle of that.
+    fn written_out(&mut self) {
+        let (volume, _) = self.place();
+        if volume as usize >= self.shape.volumes || !self.is_failing(0) {
+            return self.flushes_that_fail();
+        }
+        let length = self.unit.max(8) * (2 + self.rng.below(4));
+        let anywhere = |painter: &mut Self| {
+            let start = painter.rng.below(painter.span(volume) / 8) * 8;
+            painter.fitted(volume, start..start + length)
+        };
+        let (copied, other) = (anywhere(self), anywhere(self));
+        let half = (copied.start + copied.end) / 2 / 8 * 8;
+        let dirty = if half > copied.start { copied.start..half } else { copied.clone() };
+        self.next.extend([Step::Read { volume, sectors: copied.clone() }, Step::Settle]);
+        let pause = Step::Pause(1 << self.rng.below(7));
+        self.next.extend([pause, Step::Flush { volume }, Step::Settle]);
+        let dropped = Fault::Fail(Landed::Nothing);
+        let flush = Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip: 0, count: 1, fault: dropped };
+        self.next.extend([Step::Read { volume, sectors: other }, Step::Settle]);
+        let early = self.rng.one_in(2);
+        let write = Step::Write { volume, sectors: dirty, fua: self.rng.one_in(2) };
+        if early {
+            self.next.extend([write.clone(), Step::Settle]);
+        }
+        self.next.extend([Step::Trouble { device: 0, rule: flush }, Step::Flush { volume }, Step::Settle]);
+        if !early {
+            self.next.extend([write, Step::Settle]);
+        }
+        if matches!(self.shape.failing, Failing::CacheData) {
+            // There are few buckets: reads of what is not there take them from what was copied.
+            for _ in 0..self.rng.below(32) {
+                let start = self.rng.below(self.span(volume) / 8) * 8;
+                let sectors = self.fitted(volume, start..start + self.shape.longest);
+                self.next.push_back(Step::Read { volume, sectors });
+            }
+        }
+        let landed = [Landed::Nothing, Landed::Part][usize::try_from(self.rng.below(2)).expect("two")];
+        let (count, sectors) = (1 << self.rng.below(3), self.cache_sectors / 64..u64::MAX);
+        let refused = Rule { on: OpKind::Write, sectors, skip: 0, count, fault: Fault::Fail(landed) };
+        self.next.push_back(Step::Trouble { device: 0, rule: refused });
+        self.next.push_back(Step::Write { volume, sectors: copied.clone(), fua: self.rng.one_in(4) });
+        if self.rng.one_in(2) {
+            self.next.push_back(Step::Pause(1 << self.rng.below(4)));
+        } else {
+            self.next.push_back(Step::Settle);
+        }
+        self.cut_off();
+        self.next.push_back(Step::Read { volume, sectors: copied });
+    }
+
+    /// A client's flush waits for the journal while another one of its backing device, which nobody asked for, fails. What that
+    /// drops was put there before a failure that the client has been told of, and which had dropped nothing.
+    fn flush_in_the_journal(&mut self) {
+        let (volume, near) = self.place();
+        let device = 1 + volume as usize;
+        if volume as usize >= self.shape.volumes || !self.is_failing(device) {
+            return self.flushes_that_fail();
+        }
+        let fails = |fault| {
+            let rule = Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip: 0, count: 1, fault };
+            Step::Trouble { device, rule }
+        };
+        let change = if self.rng.one_in(2) {
+            Step::Zero { volume, sectors: near.clone(), fua: false, may_unmap: true }
+        } else {
+            self.change(volume, near.clone())
+        };
+        // What is discarded below is in the cache, so that the journal has something to write.
+        let other = self.rng.below(self.span(volume) / 8) * 8;
+        let other = self.fitted(volume, other..other + 16);
+        self.next.extend([Step::Read { volume, sectors: other.clone() }, Step::Settle]);
+        self.next.extend([Step::Flush { volume }, Step::Settle, Step::Pause(1 << self.rng.below(8))]);
+        self.next.extend([change, Step::Settle]);
+        if !self.rng.one_in(4) {
+            let told = if self.rng.one_in(3) { Fault::Fail(Landed::Nothing) } else { Fault::Unreachable };
+            self.next.extend([fails(told), Step::Flush { volume }, Step::Settle]);
+        }
+        // What is missed enters the cache after a flush that nobody asks for. What is read now is there, whatever was told of it.
+        let cold = self.rng.below(self.span(volume) / 8) * 8;
+        let cold = if self.rng.one_in(3) { self.fitted(volume, cold..cold + 8) } else { near.clone() };
+        self.next.extend([fails(Fault::Fail(Landed::Nothing)), Step::Read { volume, sectors: cold }]);
+        self.next.push_back(Step::Settle);
+        let late = Fault::Late(1 << (24 + self.rng.below(5)));
+        let count = 1 + u32::try_from(self.rng.below(3)).expect("few");
+        let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count, fault: late };
+        self.next.push_back(Step::Trouble { device: 0, rule });
+        self.next.push_back(if self.rng.one_in(4) {
+            Step::Write { volume, sectors: other, fua: false }
+        } else {
+            Step::Discard { volume, sectors: other }
+        });
+        self.next.extend([Step::Pause(1 << self.rng.below(3)), Step::Flush { volume }, Step::Settle]);
+        if self.rng.one_in(2) {
+            self.next.push_back(Step::Read { volume, sectors: near.clone() });
+            self.next.extend([Step::Settle, Step::Flush { volume }, Step::Settle]);
+        }
+        self.cut_off();
+        self.next.push_back(Step::Read { volume, sectors: near });
+    }
+
+    /// Two orderly stops with something done in between, and an older copy of a device in the place of it.
+    fn brought_back(&mut self) {
+        let is_last = self.rng.one_in(2);
+        for is_first in [true, false] {
+            let (volume, sectors) = self.place();
+            self.next.push_back(Step::Write { volume, sectors, fua: self.rng.one_in(4) });
+            self.next.push_back(Step::Settle);
+            if !is_first && is_last {
+                self.next.push_back(Step::Older(self.rng.next()));
+            }
+            self.next.push_back(Step::Restart(Restart::Stop));
+        }
+        if !is_last {
+            self.next.push_back(Step::Older(self.rng.next()));
+            self.cut_off();
+        }
+    }
+
+    /// The end of the process, in workloads that have such: mostly the power goes, and nothing that was not durable is there.
+    fn cut_off(&mut self) {
+        if self.shape.weights.restart == 0 {
+            return self.next.push_back(Step::Pause(1 << self.rng.below(4)));
+        }
+        let seed = self.rng.next();
+        self.next.push_back(Step::Restart(match self.rng.below(8) {
+            0 => Restart::Death(seed),
+            1 => Restart::Twice(1 + self.rng.below(48), seed),
+            2 => Restart::Power(seed),
+            _ => Restart::Power(seed / 4 * 4),
+        }));
+    }
+
+    /// Whether this device is one that fails in this shape.
+    const fn is_failing(&self, device: usize) -> bool {
+        match self.shape.failing {
+            Failing::Anything => true,
+            Failing::Backing => device > 0,
+            Failing::CacheData => device == 0,
+        }
+    }
+
+    /// A volume that is served becomes another one, or is served otherwise.
+    fn change_of(&mut self, volume: u32, span: u64) -> Step {
+        let weights = self.shape.weights;
+        let is_lodger = volume as usize >= self.shape.volumes;
+        let mode = [Mode::Writethrough, Mode::Writeback, Mode::Writearound, Mode::None];
+        let mode = mode[usize::try_from(self.rng.below(4)).expect("four")];
+        let sectors = 8 * (1 + self.rng.below(span / 8));
+        let choices = [
+            (!is_lodger && weights.detach > 0, Step::Detach { volume }),
+            (!is_lodger && weights.mode > 0, Step::Mode { volume, mode }),
+            (!is_lodger && weights.clean > 0, Step::Clean { volume }),
+            (weights.readd > 0, Step::Readd { volume }),
+            (weights.shrink > 0, Step::Shrink { volume, sectors }),
+            (weights.grow > 0, Step::Grow { volume, sectors: span }),
+            (!is_lodger && weights.forget > 0, Step::Forget { volume }),
+        ];
+        let mut choices: Vec<Step> =
+            choices.into_iter().filter(|(is_had, _)| *is_had).map(|(_, step)| step).collect();
+        if choices.is_empty() {
+            return Step::Flush { volume };
+        }
+        choices.swap_remove(usize::try_from(self.rng.below(choices.len() as u64)).expect("few"))
+    }
+
+    /// Anything a client may ask for.
+    fn request(&mut self, volume: u32, sectors: Range<u64>) -> Step {
+        match self.rng.below(4) {
+            0 => Step::Read { volume, sectors },
+            1 => self.durable(volume, sectors),
+            _ => self.change(volume, sectors),
+        }
+    }
+
+    /// A change that is durable when it is answered.
+    fn durable(&mut self, volume: u32, sectors: Range<u64>) -> Step {
+        match self.rng.below(4) {
+            0 => Step::Zero { volume, sectors, fua: true, may_unmap: false },
+            1 => Step::Zero { volume, sectors, fua: true, may_unmap: true },
+            _ => Step::Write { volume, sectors, fua: true },
+        }
+    }
+
+    /// One that is not.
+    fn change(&mut self, volume: u32, sectors: Range<u64>) -> Step {
+        match self.rng.below(6) {
+            0 => Step::Zero { volume, sectors, fua: false, may_unmap: false },
+            1 => Step::Zero { volume, sectors, fua: false, may_unmap: true },
+            2 => Step::Discard { volume, sectors },
+            _ => Step::Write { volume, sectors, fua: false },
+        }
+    }
+
+    /// A short range that has something of `near`.
+    fn beside(&mut self, volume: u32, near: &Range<u64>) -> Range<u64> {
+        let unit = self.unit;
+        let length = unit * (1 + self.rng.below((24 / unit).max(2)));
+        let first = near.start.saturating_sub(length - unit);
+        let start = first + self.rng.below((near.end - first) / unit) * unit;
+        self.fitted(volume, start..start + length)
+    }
+
+    /// From somewhere in the one range to somewhere in the other, or a little beyond.
+    fn astride(&mut self, volume: u32, one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
+        let unit = self.unit;
+        let (left, right) = if one.start <= other.start { (one, other) } else { (other, one) };
+        let start = left.start + self.rng.below((left.end - left.start) / unit) * unit;
+        let end = right.end.max(left.end);
+        let end = end + unit * self.rng.below(4);
+        let shorter = self.rng.below((end - start) / unit) * unit;
+        let end = if self.rng.one_in(2) { end - shorter } else { end };
+        self.fitted(volume, start..end)
+    }
+
+    /// Longer than any request that is drawn otherwise, with `near` somewhere in it.
+    fn widened(&mut self, volume: u32, near: &Range<u64>) -> Range<u64> {
+        let unit = self.unit;
+        let more = self.shape.longest.max(4 * unit) / unit;
+        let start = near.start.saturating_sub(self.rng.below(more) * unit);
+        let end = near.end + self.rng.below(more) * unit;
+        self.fitted(volume, start..end)
+    }
+
+    /// The part of a range that the volume has; something of it is there.
+    fn fitted(&self, volume: u32, sectors: Range<u64>) -> Range<u64> {
+        let end = sectors.end.min(self.span(volume));
+        sectors.start.min(end - self.unit)..end
+    }
+}
