@@ -128,8 +128,8 @@ impl Room {
         true
     }
 
-    /// The pace from now on: `None` if there is so much room that there need be none. Room is used up at `rate`, sectors a
-    /// second.
+    /// The pace from now on: `None` if there is so much room that there need be none. Room is used up at
+    /// `rate`, sectors a second.
     fn limit(&mut self, level: Level, rate: u64) -> Option<u64> {
         if self.lasts(level, rate) {
             return None;
@@ -214,8 +214,9 @@ impl State {
         (has_room && self.now.since(self.room.sampled) < SAMPLE).then_some(true)
     }
 
-    /// Buckets up to the cut-off, in the band, and left of both; what would be left if sparse ones were emptied, where moving can do so
-    /// and keeps up; and whether that is what counts, because dirty data lies in more buckets than it would take then.
+    /// Buckets up to the cut-off, in the band, and left of both; what would be left if sparse ones were
+    /// emptied, where moving can do so and keeps up; and whether that is what counts, because dirty data
+    /// lies in more buckets than it would take then.
     fn room(&self) -> ([u64; 3], Option<u64>, bool) {
         let (count, cutoff) = (self.buckets.count(), self.options.cutoff_writeback);
         let whole = count * cutoff / 100;
