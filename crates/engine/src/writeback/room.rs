@@ -72,7 +72,9 @@ struct Level {
     band: u64,
     /// Left up to the cut-off; 0: it is reached.
     left: u64,
-    /// Moving can make room, and keeps up.
+    /// What would be left if sparse buckets were emptied, where moving can do so and keeps up.
+    gathered_left: Option<u64>,
+    /// `left` is that.
     is_scattered: bool,
     /// That are dirty.
     dirty: u64,
@@ -86,6 +88,11 @@ impl Level {
     /// What is left of the band when the pace has sunk to the lasting one.
     const fn landing(&self) -> u64 {
         self.band / 4 * 3
+    }
+
+    /// What is left until then.
+    fn above(&self) -> u128 {
+        u128::from(self.left.saturating_sub(self.landing()))
     }
 }
 
@@ -107,33 +114,47 @@ impl Room {
                 u64::try_from((kept + measured * weight) / FADES.as_nanos()).unwrap_or(u64::MAX);
         }
         (self.sampled, self.seen) = (now, counters);
+        let [admitted, _, dirtied] = core::array::from_fn(|of| newest[of].max(self.rates[of]));
         // Room that moving can make is used up by what becomes dirty, and not by what is written over that.
-        let of = if level.is_scattered { 2 } else { 0 };
-        let now_rate = newest[of].max(self.rates[of]);
-        self.pace = self.limit(level, now_rate);
+        // So such writes never take more buckets than dirty data takes once it is gathered: if those are enough,
+        // it does not matter how fast the others go before a pass has found what became free.
+        self.pace = match level.gathered_left {
+            Some(left) if self.lasts(Level { left, ..level }, dirtied) => None,
+            _ => self.limit(level, if level.is_scattered { dirtied } else { admitted }),
+        };
         if self.pace.is_some() {
             self.limited = Some(now);
         }
         true
     }
 
-    /// The pace from now on: `None` if there is so much room that there need be none. Clients had `rate` of late.
+    /// The pace from now on: `None` if there is so much room that there need be none. Room is used up at
+    /// `rate`, sectors a second.
     fn limit(&mut self, level: Level, rate: u64) -> Option<u64> {
-        let above = u128::from(level.left.saturating_sub(level.landing()));
-        let is_limited = self.pace.is_some();
-        if !is_limited || self.sinks_ms == 0 {
-            // Of what there is at most half.
-            let most = 1000 * level.whole.saturating_sub(level.landing()) / 2;
-            self.sinks_ms = SINKS_MS.min(most / rate.max(1)).max(1);
-        }
-        // It ends later than it begins.
-        let ahead = if is_limited { 2 } else { 1 };
-        if 1000 * above > ahead * u128::from(rate) * u128::from(self.sinks_ms) {
+        if self.lasts(level, rate) {
             return None;
         }
+        self.sinks_ms = self.sinks_ms(level, rate);
         // What is in proportion to what is left of the way sinks by the same part of itself each second.
-        let sinking = u64::try_from(1000 * above / u128::from(self.sinks_ms)).unwrap_or(u64::MAX);
+        let sinking = u64::try_from(1000 * level.above() / u128::from(self.sinks_ms)).unwrap_or(u64::MAX);
         Some(sinking.max(self.lasting(level)))
+    }
+
+    /// Whether there is so much room that there need be no pace while it is used up at `rate`, sectors a second.
+    fn lasts(&self, level: Level, rate: u64) -> bool {
+        // It ends later than it begins.
+        let ahead = if self.pace.is_some() { 2 } else { 1 };
+        1000 * level.above() > ahead * u128::from(rate) * u128::from(self.sinks_ms(level, rate))
+    }
+
+    /// In how many milliseconds the pace sinks to a third: what was chosen when it began.
+    fn sinks_ms(&self, level: Level, rate: u64) -> u64 {
+        if self.pace.is_some() && self.sinks_ms > 0 {
+            return self.sinks_ms;
+        }
+        // Of what there is at most half.
+        let most = 1000 * level.whole.saturating_sub(level.landing()) / 2;
+        SINKS_MS.min(most / rate.max(1)).max(1)
     }
 
     /// The pace at which what is dirty stays at a level in the band, in sectors a second.
@@ -182,7 +203,7 @@ impl State {
     /// write-back makes more. Up to a half two of them fill one.
     #[must_use]
     pub fn sparse_percent(&self) -> u64 {
-        let ([_, band, left], _) = self.room();
+        let ([_, band, left], ..) = self.room();
         if self.is_short_of_room() { 50 + 30 * band.saturating_sub(left) / band.max(1) } else { 50 }
     }
 
@@ -193,16 +214,19 @@ impl State {
         (has_room && self.now.since(self.room.sampled) < SAMPLE).then_some(true)
     }
 
-    /// Buckets up to the cut-off, in the band, and left of both; and whether moving can make room and keeps up, since what is dirty lies in
-    /// more buckets than it would take with sparse ones emptied: then those that it would take count, and not those in use.
-    fn room(&self) -> ([u64; 3], bool) {
+    /// Buckets up to the cut-off, in the band, and left of both; what would be left if sparse ones were
+    /// emptied, where moving can do so and keeps up; and whether that is what counts, because dirty data
+    /// lies in more buckets than it would take then.
+    fn room(&self) -> ([u64; 3], Option<u64>, bool) {
         let (count, cutoff) = (self.buckets.count(), self.options.cutoff_writeback);
         let whole = count * cutoff / 100;
         let used = self.used_buckets();
         let gathered = (self.dirty.total() * GATHERED_PERCENT / 100).div_ceil(self.geometry.bucket_sectors);
-        let is_scattered = gathered < used && !self.presses();
+        let gathered_left = (!self.presses()).then_some(whole.saturating_sub(gathered));
+        let is_scattered = gathered < used && gathered_left.is_some();
         let taken = if is_scattered { gathered } else { used };
-        ([whole, count * BAND_PERCENT.min(cutoff) / 100, whole.saturating_sub(taken)], is_scattered)
+        let band = count * BAND_PERCENT.min(cutoff) / 100;
+        ([whole, band, whole.saturating_sub(taken)], gathered_left, is_scattered)
     }
 
     /// How full the cache is of dirty data, if writes to this volume are slowed down that would add to it.
@@ -219,12 +243,13 @@ impl State {
             return None;
         }
         let size = self.geometry.bucket_sectors;
-        let (room, is_scattered) = self.room();
+        let (room, gathered_left, is_scattered) = self.room();
         let [whole, band, left] = room.map(|buckets| buckets * size);
         Some(Level {
             whole,
             band,
             left,
+            gathered_left: gathered_left.map(|buckets| buckets * size),
             is_scattered,
             dirty: self.dirty.total(),
             cleaned: self.stats.written_back_bytes / 512,
@@ -276,7 +301,16 @@ mod tests {
     const WHOLE: u64 = 900_000;
 
     fn level(left: u64, cleaned: u64, dirty: u64) -> Level {
-        Level { whole: WHOLE, band: BAND, left, is_scattered: false, dirty, cleaned, freed: 0 }
+        Level {
+            whole: WHOLE,
+            band: BAND,
+            left,
+            gathered_left: None,
+            is_scattered: false,
+            dirty,
+            cleaned,
+            freed: 0,
+        }
     }
 
     const fn at(ms: u64) -> Time {
@@ -337,6 +371,30 @@ mod tests {
             EXPECTED * 5 / 4,
             "before anything was written back a disk is expected"
         );
+    }
+
+    /// Writes over a third of the cache that is dirty, so fast that they would fill the rest within a second, while a pass is about
+    /// to find what they leave dead.
+    #[test]
+    fn what_is_written_over_is_not_paced_where_its_dirty_data_has_room() {
+        let left = WHOLE * 6 / 10;
+        let paces = |gathered_left: Option<u64>, dirtied: u64| {
+            let mut room = Room::default();
+            let paces = (0..80).map(|n| {
+                room.admitted += 50_000;
+                let dirty = WHOLE / 4 + dirtied / 10 * n;
+                let level = Level { gathered_left, ..level(left, 0, dirty) };
+                room.sample(at(100 * n), level);
+                room.pace
+            });
+            // The first look finds all that is dirty to be new, which fades.
+            paces.skip(70).collect::<Vec<_>>()
+        };
+        let gathered = left - BAND / 10;
+        assert!(paces(Some(gathered), 1000).iter().all(Option::is_none), "what is dirty stays as it is");
+        assert!(paces(Some(gathered), 500_000).iter().all(Option::is_some), "all of it is newly dirty");
+        assert!(paces(None, 1000).iter().all(Option::is_some), "moving does not keep up");
+        assert!(paces(Some(BAND / 2), 1000).iter().all(Option::is_some), "gathered it would not fit, either");
     }
 
     #[test]
