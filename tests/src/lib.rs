@@ -16,12 +16,14 @@
 //! | [`ready`] | waiting for a daemon that was started |
 //! | [`offline`] | a set judged by the offline checker |
 //! | [`recording`] | power cuts at any moment of a recorded run, judged by the simulator's oracle |
+//! | [`apart`] | programs of ours that see nothing of the machine's own bcached |
 //! | [`scope`] | how much the environment asks for |
 //! | [`failure`] | what a failing test prints |
 //! | [`requires`] | skipping a test with a reason that the closing line counts |
 //!
 //! Nothing of this library knows the engine: images and processes only.
 
+pub mod apart;
 pub mod failure;
 pub mod guest;
 pub mod kernel_image;

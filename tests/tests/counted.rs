@@ -1,5 +1,6 @@
 //! What memory is asked for while volumes are served without a driver of the kernel's: see `counted-requests`. Over ublk it is counted in guests.
 
+use bcached_tests::apart::isolated;
 use bcached_tests::failure::{Failure, Outcome};
 use bcached_tests::requires;
 use bcached_tests::uml::built_program;
@@ -37,8 +38,10 @@ fn counts(way: &str, place: &str) -> Outcome {
     for image in [&fast, &tank] {
         File::create(image)?.set_len(BYTES)?;
     }
-    let make =
-        |words: &[&str], image: &Path| run(Command::new(built_program("bcached")?).args(words).arg(image));
+    let make = |words: &[&str], image: &Path| {
+        let mut command = Command::new(built_program("bcached")?);
+        run(isolated(&mut command, folder.path()).args(words).arg(image))
+    };
     make(&["make", "-b", "256k", "-C"], &fast)?;
     make(&["make", "--writeback", "--label", "tank", "-B"], &tank)?;
     create_dir(path("run"))?;
@@ -56,6 +59,7 @@ export = \"{way}\"
     );
     write(path("config.toml"), text)?;
     let mut command = Command::new(built_program("counted-requests")?);
+    isolated(&mut command, folder.path());
     command.env("BCACHED_NOTES", path("run")).env("BCACHED_STATE", path("state"));
     command.args([path("config.toml"), path("run/control.sock"), path("run").join(place)]).arg("2000");
     println!("{}", run(&mut command)?);

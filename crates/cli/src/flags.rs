@@ -4,6 +4,7 @@ use crate::failure::{Failure, Kind};
 use crate::{commands::make::Role, later};
 use bcached_daemon::config::CONTROL_DEFAULT;
 use bcached_daemon::options;
+use bcached_daemon::places;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -391,7 +392,7 @@ impl Control {
     /// The socket that is asked.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.named().unwrap_or_else(|| CONTROL_DEFAULT.into())
+        self.named().unwrap_or_else(|| places::of_machine(CONTROL_DEFAULT))
     }
 
     /// What the command line or the environment says.

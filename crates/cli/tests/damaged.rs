@@ -3,7 +3,6 @@
 mod common;
 
 use common::{Daemon, Images, ask, bcached, bytes, content, done, fill, patch, pattern, requires, run, tool};
-use std::process::Command;
 
 /// Of 32 KiB: a cache of so many is served before its index has been read.
 const BUCKETS: u64 = 24_000;
@@ -34,7 +33,7 @@ fn filled(images: &Images) -> String {
 /// The first byte of the last leaf, and its first sector in the volume that it is of.
 fn last_leaf(cache: &str) -> (u64, u64) {
     // More than a pipe holds.
-    let dumped = Command::new(env!("CARGO_BIN_EXE_bcached")).args(["dump", cache, "tree"]).output();
+    let dumped = common::program().args(["dump", cache, "tree"]).output();
     let dumped = String::from_utf8(dumped.expect("it runs").stdout).expect("text");
     let leaf = dumped.lines().rfind(|line| line.starts_with("node level 0 ")).expect("a leaf");
     let word = |name: &str| {

@@ -31,9 +31,9 @@ fn has_a_way(daemon: &Daemon) -> bool {
     is_there
 }
 
-fn link_of(status: &Value) -> PathBuf {
+fn link_of(images: &Images, status: &Value) -> PathBuf {
     let uuid = status["volumes"][0]["uuid"].as_str().expect("served");
-    Path::new("/dev/bcache/by-uuid").join(uuid)
+    images.root().join("dev/bcache/by-uuid").join(uuid)
 }
 
 fn does(command: &mut Command) -> String {
@@ -148,7 +148,7 @@ fn a_volume_is_a_block_device_by_what_there_is() {
     let status = daemon.status();
     let (by, path) = device(&status).expect("it is there");
     assert!(daemon.log().contains("event=device-way-chosen"), "{}", daemon.log());
-    let link = link_of(&status);
+    let link = link_of(&images, &status);
     assert_eq!(std::fs::canonicalize(&link).expect("a link"), path, "{by}");
     let shown = done(&daemon, &["status"]);
     let listed = done(&daemon, &["list"]);
@@ -221,7 +221,7 @@ fn what_a_killed_daemon_leaves_is_cleared() {
     let daemon = Daemon::configured(&images);
     let status = daemon.status();
     let (again, new) = device(&status).expect("it is there again");
-    assert_eq!(std::fs::canonicalize(link_of(&status)).expect("a link"), new);
+    assert_eq!(std::fs::canonicalize(link_of(&images, &status)).expect("a link"), new);
     assert_eq!(again, by);
     let second = Once::now(&new);
     if by == "ublk" {
@@ -286,7 +286,7 @@ fn another_daemon_takes_over_and_has_a_device_too() {
     done_unused(&daemon, &["take-over"]);
     let status = daemon.status();
     let (again, path) = device(&status).expect("it is there");
-    assert_eq!((&again, std::fs::canonicalize(link_of(&status)).ok().as_ref()), (&by, Some(&path)));
+    assert_eq!((&again, std::fs::canonicalize(link_of(&images, &status)).ok().as_ref()), (&by, Some(&path)));
     let mounted = Mounted::at(&path, images.path("mnt"));
     assert_eq!(std::fs::read(mounted.0.join("file")).expect("it is there"), DATA);
     does(tool("umount").arg(&mounted.0));
@@ -341,15 +341,6 @@ fn a_device_grows_and_is_cut_off_at_a_stop() {
     wait_until("it goes when nobody uses it", || once.lies_over().is_none());
 }
 
-/// Taken away again at the end, whatever it is by then.
-struct Name(PathBuf);
-
-impl Drop for Name {
-    fn drop(&mut self) {
-        let _gone_already = std::fs::remove_file(&self.0);
-    }
-}
-
 /// While the kernel's bcache is loaded nothing of ours is called as its devices are, and whatever else is called so stays.
 #[test]
 fn a_volume_that_asks_for_a_number_has_a_link_of_it() {
@@ -360,9 +351,8 @@ fn a_volume_that_asks_for_a_number_has_a_link_of_it() {
         return println!("skipped: mounts are root's");
     }
     let images = Images::new();
-    // Nobody else's on this machine.
-    let number = 4096 + std::process::id() % 4096;
-    let link = Name(format!("/dev/bcache{number}").into());
+    let number = 4096;
+    let link = images.root().join(format!("dev/bcache{number}"));
     images.configure_pair(CACHE_BYTES, BACKING_BYTES, &format!("export = \"dev\"\nnumber = {number}\n"));
     let config = images.path("config.toml").display().to_string();
     let command = Daemon::command(&images, "run", &["--config", &config]);
@@ -373,9 +363,9 @@ fn a_volume_that_asks_for_a_number_has_a_link_of_it() {
     if !has_a_way(&daemon) {
         return;
     }
-    let leads_to = || std::fs::canonicalize(&link.0).ok();
+    let leads_to = || std::fs::canonicalize(&link).ok();
     let told = |key: &str| daemon.status()["volumes"][0]["exports"][0][key].as_str().map(str::to_owned);
-    let name = link.0.display().to_string();
+    let name = link.display().to_string();
     let (_, path) = device(&daemon.status()).expect("it is there");
     assert_eq!((leads_to().as_ref(), told("link").as_ref()), (Some(&path), Some(&name)), "{}", daemon.log());
     let called = done(&daemon, &["status", &format!("bcache{number}")]);
@@ -386,27 +376,30 @@ fn a_volume_that_asks_for_a_number_has_a_link_of_it() {
         does(tool("nsenter").args(["--target", &daemon, "--mount", "sh", "-ec", script]))
     };
     within("mount -t tmpfs modules /sys/module; mkdir /sys/module/bcache");
-    wait_until("its name is the kernel's", || std::fs::symlink_metadata(&link.0).is_err());
+    wait_until("its name is the kernel's", || std::fs::symlink_metadata(&link).is_err());
     let why = told("no_link").expect("it says so");
     assert!(why.starts_with(&format!("not {name}: the kernel's bcache is loaded")), "{why}");
-    assert_eq!((told("link"), std::fs::canonicalize(link_of(&daemon.status())).ok()), (None, Some(path)));
+    assert_eq!(
+        (told("link"), std::fs::canonicalize(link_of(&images, &daemon.status())).ok()),
+        (None, Some(path))
+    );
     let log = daemon.log();
     assert_eq!(log.matches("event=number-not-linked").count(), 1, "{log}");
     within("umount /sys/module");
     wait_until("it is there again", || leads_to().is_some());
 
     done_unused(&daemon, &["remove", "tank"]);
-    wait_until("it goes with the device", || std::fs::symlink_metadata(&link.0).is_err());
-    std::fs::write(&link.0, "somebody's").expect("a file");
+    wait_until("it goes with the device", || std::fs::symlink_metadata(&link).is_err());
+    std::fs::write(&link, "somebody's").expect("a file");
     done(&daemon, &["add", "tank"]);
     daemon.wait_for("it comes again", |status| device(status).is_some());
     let why = told("no_link").expect("it says so");
     assert!(why.contains("a file of somebody else is called so, and is left alone; take it away"), "{why}");
-    assert_eq!(std::fs::read_to_string(&link.0).expect("it is there"), "somebody's");
-    std::fs::remove_file(&link.0).expect("ours");
+    assert_eq!(std::fs::read_to_string(&link).expect("it is there"), "somebody's");
+    std::fs::remove_file(&link).expect("ours");
     wait_until("it is there again", || leads_to().is_some());
     let (exit, log) = daemon.stop();
-    assert_eq!((exit, std::fs::symlink_metadata(&link.0).is_err()), (0, true), "{log}");
+    assert_eq!((exit, std::fs::symlink_metadata(&link).is_err()), (0, true), "{log}");
 }
 
 /// With nothing to make a device of the volume says why, and others are served.

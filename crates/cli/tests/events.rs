@@ -22,7 +22,7 @@ struct Follower {
 
 impl Follower {
     fn new(daemon: &Daemon, words: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+        let mut command = common::program();
         command.args(["events", "--follow", "--control", daemon.control()]).args(words);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("starts");
         let out: Lines<BufReader<ChildStdout>> = BufReader::new(child.stdout.take().expect("piped")).lines();

@@ -5,7 +5,6 @@ mod common;
 
 use common::{Daemon, Images, bcached, content, done, fill, json, pattern, refused, requires};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -94,7 +93,7 @@ impl Site {
     }
 
     fn import(&self, daemon: &Daemon, words: &[&str]) -> common::Ran {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+        let mut command = common::program();
         command.arg("import").args(words).args(["--control", daemon.control()]);
         common::run(command.env("BCACHED_SYSFS", self.images.path("sys")))
     }
@@ -257,7 +256,7 @@ fn an_import_that_fails_names_the_command_that_goes_back() {
 
     let register = site.sys("fs/bcache/register");
     std::fs::write(&register, "").expect("made");
-    let mut release = Command::new(env!("CARGO_BIN_EXE_bcached"));
+    let mut release = common::program();
     release.args(["release", &name, "--register", "--control", daemon.control()]);
     let ran = common::run(release.env("BCACHED_SYSFS", site.images.path("sys")));
     let told = format!("the kernel has {}, {}", site.fast, site.tank);

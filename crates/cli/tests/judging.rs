@@ -113,7 +113,7 @@ fn a_note_left_behind_is_named() {
     let images = Images::new();
     let (cache, backing) = set(&images, "cache", "backing", "tank");
     let with_notes = |words: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+        let mut command = common::program();
         run(command.args(words).env("BCACHED_NOTES", images.path("run")))
     };
     Daemon::start(&images, &["--cache", &cache, "--backing", &backing]).kill();
@@ -199,15 +199,16 @@ fn a_device_that_may_not_be_written_is_not_fit() {
         let program = images.path("program");
         // Copied by another process: a descriptor for writing that a fork of another test takes along would keep the
         // program from being run.
-        assert_eq!(run(tool("cp").arg(env!("CARGO_BIN_EXE_bcached")).arg(&program)).exit, 0);
+        assert_eq!(run(tool("cp").arg(common::PROGRAM).arg(&program)).exit, 0);
         for path in [images.path("."), program.clone()] {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
         }
         let mut command = Command::new(program);
+        common::isolated(&mut command);
         command.uid(65534).gid(65534);
         command
     } else {
-        Command::new(env!("CARGO_BIN_EXE_bcached"))
+        common::program()
     };
     let ran = run(doctor.args(["doctor", &cache]));
     assert_eq!((ran.exit, ran.out.contains("not fit, ")), (4, true), "{ran:?}");
@@ -262,7 +263,7 @@ fn doctor_lists_what_holds_the_memory() {
 #[test]
 fn doctor_fits_a_screen_and_names_every_way() {
     let images = Images::new();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+    let mut command = common::program();
     // What others have left behind is as long as it is.
     let ran = run(command.arg("doctor").env("BCACHED_NOTES", images.path("none")));
     assert_eq!(ran.exit, 0, "{ran:?}");

@@ -194,7 +194,7 @@ fn a_configuration_is_made_from_disks() {
     let (ssd, hdd) = (site.images.blank("ssd", 36 << 20), site.images.blank("hdd", 20 << 20));
     assert_eq!(all(&["make", "-b", "64k", "--cache", &ssd, "--backing", &hdd, "--label", "fresh"]).exit, 0);
     let folder = std::path::Path::new(&ssd).parent().expect("a file in a folder");
-    let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_bcached"));
+    let mut program = common::program();
     let made = common::run(program.current_dir(folder).args(["config", "scan", "ssd", "hdd"])).out;
     let told = made.split_once("[volume.\"fresh\"]").expect("named by its label").1;
     assert!(told.contains(&format!("backing = {hdd:?}")) && !told.contains("none"), "{made}");

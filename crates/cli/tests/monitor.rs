@@ -7,7 +7,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -208,7 +208,7 @@ fn a_follower_that_may_not_wait_pauses() {
             let _gone = stream.write_all(format!("HTTP/1.0 200 OK\r\n\r\n{body}").as_bytes());
         }
     });
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+    let mut command = common::program();
     command.args(["events", "--follow", "--control"]).arg(&socket);
     let mut child = command.stdout(Stdio::null()).spawn().expect("starts");
     let started = Instant::now();
@@ -216,9 +216,9 @@ fn a_follower_that_may_not_wait_pauses() {
         assert!(started.elapsed() < LIMIT, "it has asked {asked:?} times");
         std::thread::sleep(Duration::from_millis(20));
     }
-    // A slow machine makes it fewer.
-    let seconds = usize::try_from(started.elapsed().as_secs()).expect("few");
     child.kill().expect("its own");
     child.wait().expect("ends");
-    assert!(asked.load(Ordering::SeqCst) <= 10 && seconds >= 1, "{asked:?} in {seconds} s");
+    // A slow machine makes it fewer.
+    let seconds = usize::try_from(started.elapsed().as_secs()).expect("few");
+    assert!((1..=10 * seconds).contains(&asked.load(Ordering::SeqCst)), "{asked:?} in {seconds} s");
 }

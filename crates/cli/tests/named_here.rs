@@ -3,11 +3,10 @@
 mod common;
 
 use common::{Daemon, Images, Ran, ask, bcached, done, json, refused, run};
-use std::process::Command;
 
 /// What runs in the folder of the images.
 fn here(images: &Images, daemon: &Daemon, words: &[&str]) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+    let mut command = common::program();
     run(command.args(words).args(["--control", daemon.control()]).current_dir(images.path("")))
 }
 

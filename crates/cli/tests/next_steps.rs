@@ -3,7 +3,6 @@
 mod common;
 
 use common::{Daemon, Images, ask, bcached, done, refused, run};
-use std::process::Command;
 
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
@@ -181,8 +180,7 @@ fn what_was_added_is_no_nothing() {
 fn doctor_names_what_a_killed_daemon_has_left() {
     let (images, daemon) = configured();
     let notes = images.path("run");
-    let doctor =
-        || run(Command::new(env!("CARGO_BIN_EXE_bcached")).arg("doctor").env("BCACHED_NOTES", &notes));
+    let doctor = || run(common::program().arg("doctor").env("BCACHED_NOTES", &notes));
     let line = |out: &str| out.lines().find(|line| line.starts_with("notes ")).expect("a line").to_owned();
     let ours = |out: &str| line(out).contains(notes.to_str().expect("text"));
     let set = daemon.status()["caches"][0]["set_uuid"].as_str().expect("open").to_owned();

@@ -211,7 +211,7 @@ fn what_the_installed_wipefs_names_is_refused() {
         let folder = program.parent().expect("a folder").to_str().expect("text");
         let path = format!("{folder}:{}", std::env::var("PATH").unwrap_or_default());
         let words = [&["make", "-B", &image], words].concat();
-        run(std::process::Command::new(env!("CARGO_BIN_EXE_bcached")).args(words).env("PATH", path))
+        run(common::program().args(words).env("PATH", path))
     };
     // It reads what is there, as the program does.
     let newfs = "[ \"$(dd if=\"$6\" bs=1 skip=9437184 count=5 2>/dev/null)\" = newfs ] && echo 0x900000,5,newfs; true";
@@ -324,7 +324,7 @@ fn what_is_made_and_serves_badly_is_warned_of() {
 fn as_nobody(images: &Images, words: &[&str]) -> Option<std::process::Command> {
     use std::os::unix::fs::PermissionsExt as _;
     if !rustix::process::geteuid().is_root() {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_bcached"));
+        let mut command = common::program();
         command.args(words);
         return Some(command);
     }
@@ -336,11 +336,12 @@ fn as_nobody(images: &Images, words: &[&str]) -> Option<std::process::Command> {
     if !program.exists() {
         // Copied by another process: a descriptor for writing that a fork of another test takes along keeps a program
         // from being run.
-        assert_eq!(run(tool("cp").arg(env!("CARGO_BIN_EXE_bcached")).arg(&program)).exit, 0);
+        assert_eq!(run(tool("cp").arg(common::PROGRAM).arg(&program)).exit, 0);
         let open = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(images.path("."), open).expect("its owner");
     }
     let mut command = tool("setpriv");
+    common::isolated(&mut command);
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(program).args(words);
     Some(command)
 }
@@ -393,8 +394,9 @@ fn no_descriptors_left() {
     std::fs::create_dir(&folder).expect("a folder");
     for limit in 6..=12 {
         let mut command = tool("sh");
+        common::isolated(&mut command);
         command.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\"")]);
-        command.args([env!("CARGO_BIN_EXE_bcached"), "serve", "--cache", &cache]);
+        command.args([common::PROGRAM, "serve", "--cache", &cache]);
         command.arg("--control").arg(folder.join("control.sock")).env("BCACHED_NOTES", &folder);
         let ran = run(&mut command);
         assert_eq!(ran.exit, 4, "{limit}: {ran:?}");
@@ -411,7 +413,7 @@ fn a_place_for_notes_that_depends_on_the_working_directory() {
     assert_eq!(bcached(&["make", "-b", "64k", "-C", &cache]).exit, 0);
     let folder = images.path("run");
     std::fs::create_dir(&folder).expect("a folder");
-    let mut command = tool(env!("CARGO_BIN_EXE_bcached"));
+    let mut command = common::program();
     command.args(["--json", "serve", "--cache", &cache]).current_dir(&folder);
     command.arg("--control").arg(folder.join("control.sock")).env("BCACHED_NOTES", "notes");
     let ran = run(&mut command);
@@ -441,7 +443,8 @@ fn no_space_for_the_note() {
     std::fs::create_dir(&folder).expect("a folder");
     let script = "mount -t tmpfs -o size=64k,mode=755 none \"$BCACHED_NOTES\" && exec \"$0\" \"$@\"";
     let mut command = tool("unshare");
-    command.args(apart).args(["sh", "-c", script, env!("CARGO_BIN_EXE_bcached"), "serve", "--cache", &cache]);
+    common::isolated(&mut command);
+    command.args(apart).args(["sh", "-c", script, common::PROGRAM, "serve", "--cache", &cache]);
     command.arg("--control").arg(folder.join("control.sock")).env("BCACHED_NOTES", &folder);
     let ran = run(&mut command);
     let said = ran.err.lines().last().unwrap_or_default();

@@ -40,7 +40,7 @@ impl Site {
 
     /// `bcached` on a machine with such a kernel.
     fn beside_kernel(&self, daemon: &Daemon, words: &[&str]) -> common::Ran {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+        let mut command = common::program();
         command
             .args(words)
             .args(["--control", daemon.control()])

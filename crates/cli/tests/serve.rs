@@ -138,7 +138,7 @@ fn the_journal_gets_priorities_and_a_gone_reader_stops_nothing() {
     let images = Images::new();
     let (cache, _) = set(&images);
     let control = images.path("run/control.sock");
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_bcached"));
+    let mut command = common::program();
     command.args(["serve", "--cache", &cache, "--control"]).arg(&control).env("JOURNAL_STREAM", "8:1");
     command.env("BCACHED_NOTES", images.path("run"));
     let log = images.path("errors");

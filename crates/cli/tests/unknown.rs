@@ -83,10 +83,8 @@ fn no_command_says_that_nothing_is_dirty_where_nobody_knows() {
         tells_no_number(what, &ran);
         tells_no_number(what, &bcached(&["check", &fast]));
         // More than a pipe holds.
-        let checked = std::process::Command::new(env!("CARGO_BIN_EXE_bcached"))
-            .args(["check", "--json", &fast, "--backing", &tank])
-            .output()
-            .expect("it runs");
+        let checked =
+            common::program().args(["check", "--json", &fast, "--backing", &tank]).output().expect("it runs");
         let checked = json(&String::from_utf8(checked.stdout).expect("text"));
         let set = &checked["sets"][0];
         assert_eq!((&set["dirty_state"], &set["dirty_bytes"]), (&"unknown".into(), &Value::Null), "{what}");

@@ -6,7 +6,6 @@ mod common;
 use common::{
     Daemon, Images, Ran, ask, bcached, done, fill, json, pattern, refused, refused_also_dry, requires,
 };
-use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -63,15 +62,10 @@ fn all_states(images: &Images) -> Daemon {
     // Its device takes nothing from now on, and the cache takes everything.
     daemon.fail_writes_beyond(CACHE_BYTES);
     keep_busy(&daemon);
-    let is_met = |daemon: &Daemon| {
-        let status = daemon.status();
+    daemon.wait_for("its device fails", |status| {
         let volumes = status["volumes"].as_array().expect("volumes");
         volumes.iter().any(|volume| volume["name"] == "busy" && volume["state"] == "degraded")
-    };
-    for _ in (0..100).take_while(|_| !is_met(&daemon)) {
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    assert!(is_met(&daemon), "{}", daemon.status());
+    });
     daemon
 }
 

@@ -35,6 +35,7 @@ mod oom;
 pub mod options;
 mod owned;
 mod passed;
+pub mod places;
 pub mod sizes;
 mod supervisor;
 mod sysfs;

@@ -5,6 +5,7 @@
 
 use crate::failure::{Failure, Kind};
 use crate::notes;
+use crate::places;
 use crate::whole_file;
 use bcached_engine::Lost;
 use bcached_format::Uuid;
@@ -40,10 +41,11 @@ pub fn default_path(uuid: Uuid) -> PathBuf {
         let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
         state.map_or_else(std::env::temp_dir, |state| state.join("bcached"))
     };
-    let folder = variable(VARIABLE).unwrap_or_else(|| match notes::is_root() {
+    let usual = || match notes::is_root() {
         true => PathBuf::from("/var/lib/bcached"),
         false => of_user(),
-    });
+    };
+    let folder = variable(VARIABLE).unwrap_or_else(|| places::of_machine(usual()));
     folder.join(format!("lost-{uuid}-{}.json", jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ")))
 }
 

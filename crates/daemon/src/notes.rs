@@ -4,6 +4,7 @@
 //! changes between two starts, such as the path of the control socket. It must live in memory and outlive the process.
 
 use crate::failure::{Failure, Kind};
+use crate::places;
 use bcached_format::Uuid;
 use bcached_uring::note::may_hold_records;
 use bcached_uring::{Access, Device, DeviceErrorKind, NoteIdentity};
@@ -148,14 +149,15 @@ fn usual() -> Vec<PathBuf> {
         0 => Some(PathBuf::from("/run/bcached")),
         _ => variable("XDG_RUNTIME_DIR").map(|runtime| runtime.join("bcached")),
     };
-    better.into_iter().chain([PathBuf::from(format!("/dev/shm/bcached-{user}"))]).collect()
+    let places = better.into_iter().chain([PathBuf::from(format!("/dev/shm/bcached-{user}"))]);
+    places.map(places::of_machine).collect()
 }
 
 /// Where notes may lie, that which is `chosen` first: also in the usual places, if they were not used this time, and in the login
 /// session's directory of somebody who is not told of it.
 fn looked_through(chosen: Option<PathBuf>) -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
-    let session = (user != 0).then(|| PathBuf::from(format!("/run/user/{user}/bcached")));
+    let session = (user != 0).then(|| places::of_machine(format!("/run/user/{user}/bcached")));
     chosen.into_iter().chain(usual()).chain(session).collect()
 }
 

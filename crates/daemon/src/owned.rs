@@ -6,6 +6,7 @@
 //! the kernel would take it when it comes: what a former list said stays until every configured device is known. A
 //! list that a person wrote is never touched.
 
+use crate::places;
 use crate::whole_file;
 use bcached_uring::udev::{OWNED_RULES_PATH, owned_rules};
 use std::collections::BTreeSet;
@@ -29,13 +30,13 @@ impl OwnedList {
     /// The list that this daemon keeps, if it keeps one: with the configuration of the machine, as root, where udev
     /// has a directory for it.
     pub fn of_this_daemon(is_machines_configuration: bool) -> Option<Self> {
-        let usual = Path::new(OWNED_RULES_PATH);
+        let usual = places::of_machine(OWNED_RULES_PATH);
         let named = std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty());
         let path = match (named, usual.file_name()) {
             (Some(folder), Some(name)) => Path::new(&folder).join(name),
             _ => {
                 let may = is_machines_configuration && rustix::process::geteuid().is_root();
-                (may && usual.parent().is_some_and(Path::is_dir)).then(|| usual.to_owned())?
+                (may && usual.parent().is_some_and(Path::is_dir)).then_some(usual)?
             }
         };
         Some(Self { path, last: None })

@@ -12,8 +12,8 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 use support::{
     ENOTCONN, ESHUTDOWN, LIMIT, TANK, TANK_SECTORS, can_mount, errno, is_mounted, program, serve,
@@ -91,14 +91,17 @@ fn a_dropped_server_leaves_no_mount() {
     assert_eq!(std::fs::read_dir(&directory).expect("a directory").count(), 0);
 }
 
-/// One that takes its time to say what is there.
-struct Slow;
+/// One that takes its time to say what is there, and tells when it is asked for what is slow.
+struct Slow(Mutex<mpsc::Sender<()>>);
 
 const TAKES: Duration = Duration::from_millis(60);
 
 impl Tree for Slow {
     fn entry(&self, path: &str) -> Option<Entry> {
-        std::thread::sleep(if path == "slow" { TAKES } else { Duration::ZERO });
+        if path == "slow" {
+            let _nobody_listens_any_more = self.0.lock().expect("no panic").send(());
+            std::thread::sleep(TAKES);
+        }
         Some(if path.is_empty() { Entry::Directory } else { Entry::File { mode: 0o444 } })
     }
 
@@ -121,13 +124,14 @@ fn who_only_looks_at_a_name_is_waited_for_and_nobody_is_refused() {
     if !can_mount() {
         return;
     }
-    let trees: Vec<(String, Arc<dyn Tree>)> = vec![("sys".to_owned(), Arc::new(Slow))];
+    let (tell, asked) = mpsc::channel();
+    let trees: Vec<(String, Arc<dyn Tree>)> = vec![("sys".to_owned(), Arc::new(Slow(Mutex::new(tell))))];
     let mut served = serve_with(Limits::default(), Box::new(|_, _: &Operation| Verdict::Serve), trees);
     let server = served.server.take().expect("runs");
     let directory = server.directory().to_owned();
     let slow = directory.join("sys/slow");
     let looks = std::thread::spawn(move || std::fs::metadata(slow).map(drop));
-    std::thread::sleep(TAKES / 4);
+    asked.recv_timeout(LIMIT).expect("it has begun to look");
     let shutdown = std::thread::spawn(move || server.shutdown(LIMIT));
     std::thread::sleep(TAKES / 4);
     // The mount may be gone already, on a slow machine: then nothing is there.

@@ -291,7 +291,7 @@ fn a_server_that_stops_answers_what_it_has_taken_or_says_who_still_waits() {
     wait_until("the other request", || seen.load(Ordering::SeqCst) == 2);
     let start = Instant::now();
     let busy = served.server().stop("tank", Duration::from_millis(100)).expect_err("the engine holds one");
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < LIMIT / 2);
     assert_eq!(busy, StillBusy { volumes: vec![("tank".to_owned(), 1)] });
     assert_eq!(
         busy.to_string(),
@@ -328,7 +328,7 @@ fn a_silent_vmm_does_not_keep_a_server_from_stopping() {
     std::thread::sleep(Duration::from_millis(50));
     let start = Instant::now();
     assert_eq!(served.server().stop("tank", Duration::from_millis(100)), Ok(()));
-    assert!(start.elapsed() < Duration::from_secs(5), "it is cut off");
+    assert!(start.elapsed() < LIMIT / 2, "it is cut off");
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn what_can_be_read_is_told_whatever_the_driver_does() {
                         thread::sleep(Duration::from_millis(2));
                     }
                     theirs.write_all(&[1]).expect("it reads");
-                    within(Duration::from_secs(20), || seen.bytes.load(Ordering::Acquire) == count)
+                    within(Duration::from_secs(100), || seen.bytes.load(Ordering::Acquire) == count)
                 });
                 bell.ring();
                 came

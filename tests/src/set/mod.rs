@@ -15,6 +15,7 @@ use tempfile::TempDir;
 pub use bcached_format::CacheMode;
 pub use geometry::Geometry;
 
+use crate::apart;
 use crate::workload::{Model, Workload};
 
 /// A cache set's images and models.
@@ -134,7 +135,7 @@ impl Maker<'_> {
             Self::Tools => Command::new("make-bcache"),
             Self::Ours(program) => {
                 let mut command = Command::new(program);
-                command.arg("make");
+                apart::isolated(&mut command, cache.parent().unwrap_or(cache)).arg("make");
                 command
             }
         };

@@ -18,6 +18,7 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Ending, LegError, Side};
+use crate::apart;
 use crate::guest::GuestError;
 use crate::nbd::Client;
 use crate::ready;
@@ -126,6 +127,7 @@ impl Daemon {
         let (socket, log) = (runtime.join("nbd.sock"), runtime.join("log"));
         let log_file = File::create(&log).map_err(LegError::host("make the log"))?;
         let mut command = Command::new(program);
+        apart::isolated(&mut command, set.directory());
         command
             .arg("serve")
             .args(arguments)
@@ -259,6 +261,7 @@ impl Daemon {
     pub fn command(&self, program: &Path, words: &[&str]) -> Result<String, LegError> {
         let mut command = Command::new(program);
         command.args(words).arg("--control").arg(self.socket.with_file_name("control.sock"));
+        apart::isolated(&mut command, &self.log.with_file_name(""));
         let output = command.stdin(Stdio::null()).output().map_err(LegError::host("run a command"))?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());

@@ -129,7 +129,12 @@ impl Machine for Uml {
         let images: Vec<PathBuf> = job.images.iter().map(find).collect::<Result<_, _>>()?;
         let mut command = Command::new("linux.uml");
         self.preload(&mut command, path, &images)?;
-        command.env("TMPDIR", "/tmp").args([MEMORY, "loglevel=0", "con=null", "con0=null,fd:1"]);
+        command.env("TMPDIR", std::env::temp_dir()).args([
+            MEMORY,
+            "loglevel=0",
+            "con=null",
+            "con0=null,fd:1",
+        ]);
         command.args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"]);
         command.arg(format!("uml_dir={}", path.display())).arg(format!("init={}", init.display()));
         for (index, image) in images.iter().enumerate() {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use bcached_tests::apart::isolated;
 use bcached_tests::failure::{Context as _, Failure, Outcome};
 use bcached_tests::guest::Job;
 use bcached_tests::ready;
@@ -53,6 +54,7 @@ impl<'a> Daemon<'a> {
         File::create(&fast)?.set_len(128 << 20)?;
         File::create(&tank)?.set_len((DISK << 20) + 8192)?;
         let mut make = Command::new(&program);
+        isolated(&mut make, directory);
         make.args(["make", "--writeback", "--bucket", "64k", "--block", "512", "--cache"])
             .arg(&fast)
             .arg("--backing")
@@ -109,6 +111,7 @@ impl Drop for Daemon<'_> {
 fn start(program: &Path, directory: &Path) -> Outcome<Child> {
     let log = File::options().create(true).append(true).open(directory.join("log"))?;
     let mut command = Command::new(program);
+    isolated(&mut command, directory);
     command.arg("serve").arg("--config").arg(directory.join("config.toml"));
     command.arg("--control").arg(directory.join("run/control.sock"));
     command.env("BCACHED_NOTES", directory.join("run")).env("BCACHED_STATE", directory.join("run"));

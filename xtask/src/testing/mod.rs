@@ -9,10 +9,13 @@
 //! A program that ends without success is named in a line `error: test failed: ..`. One that told no failure of its own, because it was
 //! killed, left early or ran into the limit of time, counts as one failed test; its line ends with [`UNTOLD`].
 
+mod decoy;
 mod pool;
 mod program;
+mod usage;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
+use decoy::Decoy;
 use pool::{Ended, Limits};
 use program::Program;
 use std::ffi::OsString;
@@ -20,6 +23,7 @@ use std::io::{self, Write as _};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use usage::{Bounds, Folders, Taken};
 
 /// More at a time would have more of memory and of each other's time than they win.
 const AT_A_TIME_MAX: usize = 4;
@@ -38,12 +42,14 @@ const LONG: [&str; 8] = [
     "take_over of bcached-cli",
 ];
 /// What a busy machine lets fail, so it runs when all others have ended, with nothing beside it.
-const ALONE: [&str; 2] = [
-    // A flush that cannot write back is given up after five rounds, of seconds; until then all options are walked.
-    "option_states of bcached-cli",
+const ALONE: [&str; 1] = [
     // A kernel's controller is looked at ten times a second, between steps that it takes each second.
     "write_back_rate of bcached-tests",
 ];
+/// What each program may take, and what is left to the machine: several times what any takes (`docs/testing.md`).
+const BOUNDS: Bounds = Bounds { memory: 6 << 30, disk: 16 << 30, left: 512 << 20 };
+/// What must be free before the first one runs.
+const NEEDED: Taken = Taken { memory: 2 << 30, disk: 8 << 30 };
 /// How the line ends of a program that failed and told of no failed test. `tests/summary.awk` counts these lines.
 const UNTOLD: &str = "; it counts as one failed test";
 
@@ -53,6 +59,15 @@ pub struct Args {
     /// How many programs run at a time; as many as there are processors, but at most four, if left out.
     #[arg(long, value_name = "NUMBER")]
     at_a_time: Option<NonZeroUsize>,
+    /// Only tests of this package (may be repeated).
+    #[arg(long, value_name = "NAME")]
+    package: Vec<String>,
+    /// Only programs with this in their names, as the line that begins with `Running` has them (may be repeated).
+    #[arg(long, value_name = "PART")]
+    only: Vec<String>,
+    /// It has a mount namespace of its own already.
+    #[arg(long, hide = true)]
+    apart: bool,
     /// Passed to each program.
     #[arg(last = true)]
     options: Vec<OsString>,
@@ -83,31 +98,55 @@ pub fn note(args: &NoteArgs) -> Result<bool> {
 /// Tests that do not build, a result that cannot be printed.
 pub fn run(args: &Args) -> Result<bool> {
     let began = Instant::now();
-    let programs = program::all(&args.options)?;
+    let not_apart = if args.apart { None } else { Some(decoy::move_apart()?) };
+    let mut programs = program::all(&args.package, &args.options)?;
+    programs.retain(|program| {
+        args.only.is_empty() || args.only.iter().any(|part| program.name.contains(part.as_str()))
+    });
+    let folders = Folders::new().context("a folder for temporary files")?;
+    has_room(usage::left(&std::env::temp_dir()))?;
+    let decoy = Decoy::lay(args.apart).context("the decoy")?;
     let (alone, mut programs): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| ALONE.contains(&&*program.name));
     // What is not named keeps its order: that of the packages.
     programs.sort_by_key(|program| LONG.iter().position(|name| *name == program.name).unwrap_or(LONG.len()));
     let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let limits = Limits {
-        at_a_time: args.at_a_time.map_or(processors.min(AT_A_TIME_MAX), NonZeroUsize::get),
-        time: LIMIT,
-    };
+    let at_a_time = args.at_a_time.map_or(processors.min(AT_A_TIME_MAX), NonZeroUsize::get);
+    let mut variables = decoy.variables();
+    // As many tests at a time in each: what they take together does not rise with processors.
+    let threads = std::env::var_os("RUST_TEST_THREADS");
+    variables.push((
+        "RUST_TEST_THREADS",
+        threads.unwrap_or_else(|| processors.min(AT_A_TIME_MAX).to_string().into()),
+    ));
+    let limits = Limits { at_a_time, time: LIMIT, folders: &folders, variables: &variables };
     let mut all_well = true;
-    let mut times = Vec::new();
+    let (mut times, mut takers) = (Vec::new(), Vec::new());
     let mut tell = |program: &Program, ended: Ended| {
         let report = report(program, &ended);
         all_well &= report.is_well;
         times.push((ended.time, program.name.clone()));
+        takers.push((ended.taken, program.name.clone()));
         // Whole: what another one prints comes before it or after it.
         let mut out = io::stdout().lock();
         out.write_all(&report.text).and_then(|()| out.flush()).context("print")
     };
-    pool::end_with_this_one()?;
+    let (of_decoy, of_programs) = (decoy.folder(), folders.path().to_owned());
+    pool::end_with_this_one(move || {
+        for folder in [of_decoy, of_programs] {
+            decoy::unmount(&folder);
+            let _is_still_used = std::fs::remove_dir_all(folder);
+        }
+    })?;
+    usage::watch(BOUNDS);
     pool::run(&programs, &limits, &mut tell)?;
     pool::run(&alone, &Limits { at_a_time: 1, ..limits }, &mut tell)?;
-    println!("{}", longest(times, limits.at_a_time, began.elapsed()));
-    Ok(all_well)
+    drop(folders);
+    let (is_unseen, text) = unseen(&decoy.found()?, not_apart.as_deref());
+    print!("{text}");
+    println!("{}", longest(times, at_a_time, began.elapsed()));
+    println!("{}", most(&takers, usage::of_all()));
+    Ok(all_well && is_unseen)
 }
 
 /// What is printed of a program.
@@ -126,6 +165,10 @@ fn report(program: &Program, ended: &Ended) -> Report {
     let told = |start: &str| {
         ended.printed.split(|byte| *byte == b'\n').any(|line| line.starts_with(start.as_bytes()))
     };
+    if !ended.left.is_empty() {
+        let left = ended.left.join(", ");
+        text.extend_from_slice(format!("{name} has left files in TMPDIR: {left}\n").as_bytes());
+    }
     // A test that leaves the program with status 0 has kept the others from running.
     let is_well = ended.is_success && told("test result: ");
     if !is_well {
@@ -133,6 +176,61 @@ fn report(program: &Program, ended: &Ended) -> Report {
         text.extend_from_slice(format!("error: test failed: {name}: {}{untold}\n", ended.how).as_bytes());
     }
     Report { is_well, text }
+}
+
+/// Sees that there is room for tests.
+fn has_room(left: Taken) -> Result<()> {
+    let folder = std::env::temp_dir();
+    let kinds = [
+        ("memory".to_owned(), left.memory, NEEDED.memory, "end other programs"),
+        (
+            format!("the disk of {}", folder.display()),
+            left.disk,
+            NEEDED.disk,
+            "name a folder with more room in TMPDIR",
+        ),
+    ];
+    for (name, left, needed, next) in kinds {
+        if left < needed {
+            bail!("{} MiB of {name} are free, and the tests need {}; {next}", left >> 20, needed >> 20);
+        }
+    }
+    Ok(())
+}
+
+/// The decoy is a test as any: whether it has passed, and the lines that say so.
+fn unseen(found: &[String], not_apart: Option<&str>) -> (bool, String) {
+    let mut text = "     Running decoy of xtask\n".to_owned();
+    for line in found {
+        text += &format!("a test sees the machine: {line}\n");
+    }
+    // What this run does not have is skipped, as a test is for which something is missing.
+    if let Some(why) = not_apart {
+        text += &format!("skipped: no decoy in /etc, /run and /dev/shm: {why}\n");
+    }
+    let (word, failed) = if found.is_empty() { ("ok", 0) } else { ("FAILED", 1) };
+    text += &format!("test result: {word}. {} passed; {failed} failed; 0 ignored;\n", 1 - failed);
+    if failed > 0 {
+        text += "error: test failed: decoy of xtask: see above\n";
+    }
+    (found.is_empty(), text)
+}
+
+/// Two lines that say what the programs took, and which of them took most.
+fn most(takers: &[(Taken, String)], all: Taken) -> String {
+    let named = |of: fn(&Taken) -> u64| {
+        let mut sorted: Vec<_> = takers.iter().map(|(taken, name)| (of(taken) >> 20, name)).collect();
+        sorted.sort_unstable_by(|one, other| other.cmp(one));
+        let named: Vec<_> = sorted.iter().take(5).map(|(mib, name)| format!("{name} {mib}")).collect();
+        named.join(", ")
+    };
+    format!(
+        "memory: {} MiB at most at a time; the most: {}\ndisk: {} MiB at most at a time; the most: {}",
+        all.memory >> 20,
+        named(|taken| taken.memory),
+        all.disk >> 20,
+        named(|taken| taken.disk)
+    )
 }
 
 /// One line that says which programs took longest.
@@ -153,7 +251,17 @@ mod tests {
     fn printed(printed: &str, is_success: bool, how: &str) -> (bool, String) {
         let program = Program::called(&["deps/some_lane-0123abcd".into()]).unwrap();
         let (time, how) = (Duration::from_millis(1500), how.to_owned());
-        let report = report(&program, &Ended { printed: printed.into(), time, is_success, how });
+        let report = report(
+            &program,
+            &Ended {
+                printed: printed.into(),
+                time,
+                is_success,
+                how,
+                taken: Taken::default(),
+                left: Vec::new(),
+            },
+        );
         (report.is_well, String::from_utf8(report.text).unwrap())
     }
 
@@ -174,6 +282,26 @@ mod tests {
         }
         let (is_well, _) = printed("running 3 tests\n", true, "exit status: 0");
         assert!(!is_well, "a test has left the program");
+    }
+
+    #[test]
+    fn a_decoy_that_was_seen_fails_the_run_and_one_that_cannot_be_is_skipped() {
+        let passed = "     Running decoy of xtask\ntest result: ok. 1 passed; 0 failed; 0 ignored;\n";
+        assert_eq!(unseen(&[], None), (true, passed.to_owned()));
+        let (is_unseen, text) = unseen(&[], Some("not root"));
+        assert!(is_unseen && text.contains("\nskipped: no decoy in /etc, /run and /dev/shm: not root\n"));
+        let (is_unseen, text) = unseen(&["/etc/bcached/config.toml: opened".to_owned()], None);
+        assert!(!is_unseen && text.contains("0 passed; 1 failed;") && text.contains("config.toml: opened"));
+        assert!(!text.contains(UNTOLD), "it is counted by its result");
+    }
+
+    #[test]
+    fn too_little_room_is_told_before_anything_runs() {
+        has_room(NEEDED).unwrap();
+        let why = has_room(Taken { memory: 1 << 30, ..NEEDED }).unwrap_err().to_string();
+        assert_eq!(why, "1024 MiB of memory are free, and the tests need 2048; end other programs");
+        let why = has_room(Taken { disk: 1 << 30, ..NEEDED }).unwrap_err().to_string();
+        assert!(why.ends_with("name a folder with more room in TMPDIR"), "{why}");
     }
 
     #[test]

@@ -4,11 +4,14 @@
 //! died itself, and when this program is told to stop.
 
 use super::program::Program;
+use super::usage::{self, Folders, Taken};
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::ffi::OsString;
 use std::future::poll_fn;
 use std::io::{Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
@@ -23,11 +26,15 @@ const LOOK: Duration = Duration::from_millis(20);
 const INTERRUPTED: i32 = 130;
 
 /// What the pool keeps to.
-pub struct Limits {
+pub struct Limits<'a> {
     /// How many programs run at a time.
     pub at_a_time: usize,
     /// How long one may take.
     pub time: Duration,
+    /// Each has one of them as its `TMPDIR`.
+    pub folders: &'a Folders,
+    /// What each finds in its environment.
+    pub variables: &'a [(&'static str, OsString)],
 }
 
 /// A program that has ended.
@@ -40,10 +47,34 @@ pub struct Ended {
     pub is_success: bool,
     /// In words: its status, or what came before there was one.
     pub how: String,
+    /// What it took at most at a time.
+    pub taken: Taken,
+    /// What was in its `TMPDIR` at its end.
+    pub left: Vec<String>,
 }
 
-/// The heads of groups that run. Whoever starts one holds the lock, so none is missed.
-static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+/// A program that runs.
+struct Running {
+    /// The head of its group.
+    group: Pid,
+    name: String,
+    /// Its `TMPDIR`.
+    folder: PathBuf,
+}
+
+/// Whoever starts one holds the lock, so none is missed.
+static RUNNING: Mutex<Vec<Running>> = Mutex::new(Vec::new());
+
+/// Groups that run, and their folders.
+pub fn groups() -> Vec<(Pid, PathBuf)> {
+    let running = RUNNING.lock().expect("no holder panics");
+    running.iter().map(|one| (one.group, one.folder.clone())).collect()
+}
+
+/// The names of programs that run.
+pub fn running() -> Vec<String> {
+    RUNNING.lock().expect("no holder panics").iter().map(|one| one.name.clone()).collect()
+}
 
 /// Runs `programs` in their order and tells of each when it ends.
 ///
@@ -51,7 +82,7 @@ static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 /// What `tell` cannot do. What becomes of a program is no error.
 pub fn run(
     programs: &[Program],
-    limits: &Limits,
+    limits: &Limits<'_>,
     mut tell: impl FnMut(&Program, Ended) -> Result<()>,
 ) -> Result<()> {
     let next = AtomicUsize::new(0);
@@ -61,7 +92,7 @@ pub fn run(
             let (sender, next) = (sender.clone(), &next);
             scope.spawn(move || {
                 while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let ended = one(program, limits.time);
+                    let ended = one(program, limits);
                     if sender.send((program, ended)).is_err() {
                         return;
                     }
@@ -75,39 +106,60 @@ pub fn run(
 }
 
 /// Runs one of them.
-fn one(program: &Program, limit: Duration) -> Ended {
+fn one(program: &Program, limits: &Limits<'_>) -> Ended {
     let began = Instant::now();
-    let mut printed = Vec::new();
-    let status = kept(program, limit, &mut printed);
-    let is_success = status.as_ref().is_ok_and(|status| status.is_some_and(|status| status.success()));
-    let how = match status {
-        Ok(Some(status)) => status.to_string(),
-        Ok(None) => format!("stopped after {} s", limit.as_secs()),
+    let mut ended = Ended {
+        printed: Vec::new(),
+        time: Duration::ZERO,
+        is_success: false,
+        how: String::new(),
+        taken: Taken::default(),
+        left: Vec::new(),
+    };
+    ended.how = match kept(program, limits, &mut ended) {
+        Ok(Some(status)) => {
+            ended.is_success = status.success();
+            // Why it was killed, if it took too much.
+            if ended.how.is_empty() { status.to_string() } else { ended.how }
+        }
+        Ok(None) => format!("stopped after {} s", limits.time.as_secs()),
         Err(error) => format!("{error:#}"),
     };
-    Ended { printed, time: began.elapsed(), is_success, how }
+    ended.time = began.elapsed();
+    ended
 }
 
-/// Its status, if it had one before its time was over, and in `printed` what it printed.
-fn kept(program: &Program, limit: Duration, printed: &mut Vec<u8>) -> Result<Option<ExitStatus>> {
+/// Its status, if it had one before its time was over; `ended` gets what it printed and took.
+fn kept(program: &Program, limits: &Limits<'_>, ended: &mut Ended) -> Result<Option<ExitStatus>> {
+    static STARTED: AtomicUsize = AtomicUsize::new(0);
     // No pipe: what a program leaves running would hold it open.
     let mut output = tempfile::tempfile().context("a file for what it prints")?;
+    let folder = limits.folders.of(&STARTED.fetch_add(1, Ordering::Relaxed).to_string());
+    let folder = folder.context("a folder for its files")?;
     let mut command = program.command();
+    command.envs(limits.variables.iter().map(|(name, value)| (name, value))).env("TMPDIR", &folder);
     command.stdout(output.try_clone()?).stderr(output.try_clone()?).process_group(0);
     let mut running = RUNNING.lock().expect("no holder panics");
     let mut child = command.spawn().context("it does not start")?;
     let group = Pid::from_child(&child);
-    running.push(group);
+    running.push(Running { group, name: program.name.clone(), folder: folder.clone() });
     drop(running);
-    let status = waited_for(&mut child, limit)?;
+    let status = waited_for(&mut child, limits.time)?;
     if !status.is_some_and(|status| status.success()) {
         // Most often nothing is left.
         let _nobody_is_there = kill_process_group(group, Signal::KILL);
         child.wait()?;
     }
-    RUNNING.lock().expect("no holder panics").retain(|other| *other != group);
+    RUNNING.lock().expect("no holder panics").retain(|other| other.group != group);
+    let (taken, stopped) = usage::of(group);
+    ended.taken = taken;
+    ended.how = stopped.map_or_else(String::new, |why| format!("stopped: {why}"));
+    let left = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+    ended.left = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    // What cannot be removed, as something is mounted there, goes with the folder that all are in, or is told of at the end.
+    let _is_still_used = std::fs::remove_dir_all(&folder);
     output.rewind()?;
-    output.read_to_end(printed)?;
+    output.read_to_end(&mut ended.printed)?;
     Ok(status)
 }
 
@@ -122,11 +174,11 @@ fn waited_for(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> 
     }
 }
 
-/// Has what runs end when this program is told to: the terminal's Ctrl-C does not reach other groups.
+/// Has what runs end when this program is told to: the terminal's Ctrl-C does not reach other groups. Then `ends` is called.
 ///
 /// # Errors
 /// Signals that cannot be waited for.
-pub fn end_with_this_one() -> Result<()> {
+pub fn end_with_this_one(ends: impl FnOnce() + Send + 'static) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let told = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
     let entered = runtime.enter();
@@ -139,9 +191,10 @@ pub fn end_with_this_one() -> Result<()> {
         }));
         // Held to the end: nothing is started any more.
         let running = RUNNING.lock().expect("no holder panics");
-        for group in running.iter() {
-            let _it_has_just_gone = kill_process_group(*group, Signal::KILL);
+        for one in running.iter() {
+            let _it_has_just_gone = kill_process_group(one.group, Signal::KILL);
         }
+        ends();
         std::process::exit(INTERRUPTED);
     });
     Ok(())
@@ -161,7 +214,10 @@ mod tests {
         };
         let programs: Vec<_> = scripts.iter().map(program).collect();
         let mut all = BTreeMap::new();
-        run(&programs, &Limits { at_a_time: 2, time: limit }, |program, ended| {
+        let folders = Folders::new().unwrap();
+        let variables = [("DECOY", "quack".into())];
+        let limits = Limits { at_a_time: 2, time: limit, folders: &folders, variables: &variables };
+        run(&programs, &limits, |program, ended| {
             all.insert(program.name.clone(), ended);
             Ok(())
         })
@@ -171,14 +227,22 @@ mod tests {
 
     #[test]
     fn each_ends_in_its_own_way_and_the_others_go_on() {
-        let scripts = ["kill -ABRT $$", "echo one; echo two >&2", "exit 3", "echo last"];
+        let scripts = [
+            "kill -ABRT $$",
+            "echo one; echo two >&2",
+            "exit 3",
+            "echo last",
+            "test $DECOY = quack && : > $TMPDIR/kept",
+        ];
         let all = ended(&scripts, Duration::from_secs(600));
-        let [killed, well, failed, last] = scripts.map(|script| &all[script]);
+        let [killed, well, failed, last, leaves] = scripts.map(|script| &all[script]);
         assert!(!killed.is_success && killed.how.starts_with("signal: 6"), "{}", killed.how);
         assert!(well.is_success);
         assert_eq!(well.printed, b"one\ntwo\n");
         assert_eq!((failed.is_success, failed.how.as_str()), (false, "exit status: 3"));
         assert_eq!(last.printed, b"last\n");
+        assert_eq!((leaves.is_success, leaves.left.as_slice()), (true, &["kept".to_owned()][..]));
+        assert_eq!(last.left, [""; 0]);
     }
 
     #[test]

@@ -76,17 +76,26 @@ impl Program {
     }
 }
 
-/// Builds the tests of the workspace; all programs, in cargo's order, each to be given `options`.
+/// How cargo is told of packages.
+fn of(packages: &[String]) -> Vec<String> {
+    match packages {
+        [] => vec!["--workspace".to_owned()],
+        named => named.iter().map(|name| format!("--package={name}")).collect(),
+    }
+}
+
+/// Builds the tests of these packages, or of the workspace if none is named; all programs, in cargo's order, each to be given `options`.
 ///
 /// # Errors
 /// What does not build.
-pub fn all(options: &[OsString]) -> Result<Vec<Program>> {
+pub fn all(packages: &[String], options: &[OsString]) -> Result<Vec<Program>> {
     let notes = tempfile::tempdir().context("a folder for notes")?;
     let own = std::env::current_exe().context("this program")?;
     // A list of JSON strings is one of TOML strings too.
     let runner = serde_json::to_string(&[own.as_path(), Path::new("note-test"), notes.path()])?;
     let mut cargo = crate::cargo();
-    cargo.current_dir(crate::origin()).args(["test", "--quiet", "--workspace", "--tests", "--no-fail-fast"]);
+    cargo.current_dir(crate::origin()).args(["test", "--quiet", "--tests", "--no-fail-fast"]);
+    cargo.args(of(packages));
     cargo.arg("--config").arg(format!("target.'cfg(all())'.runner={runner}")).arg("--").args(options);
     if !cargo.stdin(Stdio::null()).status().context("cargo does not start")?.success() {
         bail!("the tests do not build");
@@ -100,6 +109,8 @@ pub fn all(options: &[OsString]) -> Result<Vec<Program>> {
         Ok(program)
     };
     let mut programs = files.iter().map(read).collect::<Result<Vec<_>>>()?;
-    programs.push(Program::documentation(options)?);
+    if packages.is_empty() {
+        programs.push(Program::documentation(options)?);
+    }
     Ok(programs)
 }

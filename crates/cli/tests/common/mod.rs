@@ -22,7 +22,27 @@ pub struct Ran {
 
 /// Runs `bcached` with `words` and an open standard input that never says anything.
 pub fn bcached(words: &[&str]) -> Ran {
-    run(Command::new(env!("CARGO_BIN_EXE_bcached")).args(words))
+    run(program().args(words))
+}
+
+/// Where `bcached` is. Whatever starts it by this path calls [`isolated`], too.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_bcached");
+
+/// `bcached`, which sees nothing of the machine's own bcache.
+pub fn program() -> Command {
+    let mut command = Command::new(PROGRAM);
+    isolated(&mut command);
+    command
+}
+
+/// Keeps the machine's own bcache from what `command` starts: its sockets, notes, configuration, udev rules and links to devices, and what the
+/// environment of this process says of them.
+pub fn isolated(command: &mut Command) -> &mut Command {
+    for variable in ["CONTROL", "NOTES", "STATE", "SYSFS", "UDEV_RULES", "LOG"] {
+        command.env_remove(format!("BCACHED_{variable}"));
+    }
+    // Nobody makes it. Daemons have a root of their own: what they make there goes away with their images.
+    command.env("BCACHED_ROOT", concat!(env!("CARGO_TARGET_TMPDIR"), "/nowhere"))
 }
 
 /// Runs `command`, at most [`LIMIT`] long.
@@ -102,6 +122,11 @@ impl Images {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
+    }
+
+    /// What a daemon of these images has for the places of its machine.
+    pub fn root(&self) -> PathBuf {
+        self.path("machine")
     }
 
     /// A cache `fast`, and a backing device `tank` of that label in mode writeback, of so many bytes.
@@ -224,8 +249,9 @@ impl Daemon {
     /// The command that starts one with its sockets in the folder `run` of `images`. All daemons of `images` have one
     /// place for their notes, and none touches the machine's own files.
     pub fn command(images: &Images, run: &str, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bcached"));
+        let mut command = program();
         command.arg("serve").args(words).arg("--control").arg(images.path(run).join("control.sock"));
+        command.env("BCACHED_ROOT", images.root());
         command.env("BCACHED_NOTES", images.path("run"));
         command.env("BCACHED_STATE", images.path("state"));
         command
@@ -400,8 +426,7 @@ pub fn limited(command: &Command, limits: &str) -> Command {
 /// A program that is bcached, and does `before` first.
 pub fn wrapped(images: &Images, before: &str) -> String {
     let path = images.path("wrapped");
-    let program = env!("CARGO_BIN_EXE_bcached");
-    std::fs::write(&path, format!("#!/bin/sh\n{before}\nexec {program} \"$@\"\n")).expect("a script");
+    std::fs::write(&path, format!("#!/bin/sh\n{before}\nexec {PROGRAM} \"$@\"\n")).expect("a script");
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("ours");
     path.to_str().expect("text").to_owned()
 }

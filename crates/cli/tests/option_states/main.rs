@@ -47,6 +47,22 @@ impl Site {
         Daemon::configured(&self.images)
     }
 
+    /// What is kept of options, each with its section. That a volume is detached is none of it: it is kept while a job lasts, which may end at
+    /// any moment.
+    fn kept(&self) -> Vec<String> {
+        let text = self.images.kept();
+        let mut section = "";
+        let mut options = Vec::new();
+        for line in text.lines() {
+            if line.starts_with('[') {
+                section = line;
+            } else if line.contains(" = ") && !section.is_empty() && !line.starts_with("cache = ") {
+                options.push(format!("{section} {line}"));
+            }
+        }
+        options
+    }
+
     /// The volume has been served, and stopped in order.
     fn served_once(&self) {
         let (exit, log) = self.start().stop();
@@ -65,6 +81,8 @@ struct State {
     enter: fn(&Site) -> Daemon,
     /// Whether it is so.
     is_so: fn(&Daemon) -> bool,
+    /// Brings it about again if it is over by itself, which may be at any moment. Before each option, and at the end.
+    renew: fn(&Daemon),
     /// What cannot be set in it, and what the refusal says.
     refuses: &'static [(&'static str, i32, &'static str)],
     /// What nobody can say in it, unless somebody has: its device keeps it.
@@ -73,8 +91,6 @@ struct State {
     lacks: &'static [&'static str],
     /// Whether what its superblock keeps is written in this state: it stays there when it is unset.
     writes_superblock: bool,
-    /// It is over by itself after some seconds: of what is no value one form is tried in it, and all of them elsewhere.
-    is_brief: bool,
     /// Ends it; the owner works again.
     leave: fn(&Site, Daemon) -> Daemon,
 }
@@ -169,13 +185,6 @@ fn assert_refused(ran: &Ran, exit: i32, part: &str) {
 }
 
 impl State {
-    /// What is none of its values, as far as there is time.
-    fn bad(&self, option: &Definition) -> Vec<String> {
-        let mut all = bad(option);
-        all.truncate(if self.is_brief { 1 } else { all.len() });
-        all
-    }
-
     fn refusal(&self, option: &Definition) -> Option<(i32, &'static str)> {
         // The device keeps a label whoever keeps the rest.
         let is_any = |name: &str| name == "*" && !matches!(option.place, Place::Label);
@@ -185,12 +194,12 @@ impl State {
 
     /// The same of one that is so for a moment: nothing is ever kept of it, and what it is now nobody can foretell.
     fn walk_fleeting(&self, site: &Site, daemon: &Daemon, option: &Definition) {
-        let (owner, name, kept) = (self.owner, option.name, site.images.kept());
+        let (owner, name, kept) = (self.owner, option.name, site.kept());
         let set = |value: &str, more: &[&str]| {
             ask(daemon, &[&["set", "--json", owner, &format!("{name}={value}")], more].concat())
         };
         get(daemon, owner, name);
-        for value in self.bad(option) {
+        for value in bad(option) {
             assert_refused(&set(&value, &["--runtime"]), 2, name);
         }
         let new = other(option, None);
@@ -207,7 +216,7 @@ impl State {
             }
         }
         assert_refused(&ask(daemon, &["unset", "--json", owner, name]), 2, name);
-        assert_eq!(site.images.kept(), kept, "nothing is kept of {name}");
+        assert_eq!(site.kept(), kept, "nothing is kept of {name}");
     }
 
     /// Reads, sets, sets badly and unsets one option. All is as before when it returns.
@@ -216,7 +225,7 @@ impl State {
         if is_fleeting(option) {
             return self.walk_fleeting(site, daemon, option);
         }
-        let (before, kept) = (get(daemon, owner, name), site.images.kept());
+        let (before, kept) = (get(daemon, owner, name), site.kept());
         assert_eq!(
             before.value.is_none(),
             self.hidden.contains(&name) || self.lacks.contains(&name),
@@ -228,13 +237,13 @@ impl State {
         };
         let is_as_before = |after: &str| {
             assert_eq!(
-                (get(daemon, owner, name), site.images.kept()),
+                (get(daemon, owner, name), site.kept()),
                 (before.clone(), kept.clone()),
                 "{after} {name}"
             );
         };
         let refusal = self.refusal(option);
-        for value in self.bad(option) {
+        for value in bad(option) {
             assert_refused(&set(&value, &[]), 2, name);
         }
         is_as_before("a bad value of");
@@ -252,7 +261,7 @@ impl State {
             is_as_before("a refusal of");
         } else {
             self.assert_set(daemon, option, &set(&new, &[]), (&new, "set"));
-            assert!(matches!(option.place, Place::Label) || site.images.kept() != kept, "{name} is kept");
+            assert!(matches!(option.place, Place::Label) || site.kept() != kept, "{name} is kept");
             let again = set(&new, &[]);
             assert_eq!(json(&again.out)["changes"][0]["already"].as_bool(), Some(true), "{again:?}");
         }
@@ -273,7 +282,8 @@ impl State {
         let stays = refusal.is_none() && is_kept(option) && self.writes_superblock;
         let after = if stays { Seen { value: Some(new), ..before } } else { before };
         assert_eq!(now, after, "{name} is unset");
-        assert!(!site.images.kept().contains(&format!("\n{name} = ")), "{name}: {}", site.images.kept());
+        let is_kept = site.kept().iter().any(|line| line.contains(&format!("] {name} = ")));
+        assert!(!is_kept, "{name}: {:?}", site.kept());
     }
 
     fn assert_set(&self, daemon: &Daemon, option: &Definition, ran: &Ran, (value, origin): (&str, &str)) {
@@ -291,10 +301,14 @@ impl State {
         let site = Site::new();
         let daemon = (self.enter)(&site);
         let holds = |when: &str| {
-            assert!((self.is_so)(&daemon), "{when}: {}\n{}", daemon.status(), daemon.log());
+            daemon.wait_for(when, |_| {
+                (self.renew)(&daemon);
+                (self.is_so)(&daemon)
+            });
         };
         holds("the state was not entered");
         for option in self.scope.options() {
+            (self.renew)(&daemon);
             self.walk(&site, &daemon, option);
         }
         let mut wanted = Vec::new();

@@ -133,7 +133,7 @@ fn who_cannot_take_over_does_not() {
             "no program is /nowhere/bcached",
         );
         // Of one that starts another and ends, both served, on the same sockets.
-        let bcached = env!("CARGO_BIN_EXE_bcached");
+        let bcached = common::PROGRAM;
         let forks = wrapped(&images, &format!("exec 3<&0\n{bcached} \"$@\" <&3 3<&- &\nexit 0"));
         for more in [&[][..], &["--dry-run"]] {
             for program in ["/bin/true", &forks] {

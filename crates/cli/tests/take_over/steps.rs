@@ -2,7 +2,7 @@
 //! say, and does it.
 
 use crate::clients::{CLIENTS, Client, Model, at_work, check_all, configured, take_over};
-use crate::common::{Daemon, Images, Last, pid, wrapped};
+use crate::common::{Daemon, Images, Last, PROGRAM, pid, wrapped};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -63,7 +63,7 @@ fn this_program_stands_between() {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (new, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("two sockets");
-    let process = Command::new(env!("CARGO_BIN_EXE_bcached"))
+    let process = Command::new(PROGRAM)
         .args(words.lines())
         .env("BCACHED_TAKES_OVER", std::process::id().to_string())
         .env_remove(TOLD)

@@ -21,6 +21,7 @@ mod ways;
 use crate::devices;
 use crate::failure::{Failure, Kind};
 use crate::options::layers::Configured;
+use crate::places;
 use crate::sizes::typed;
 use bcached_format::Uuid;
 use bcached_port::{Way, Ways};
@@ -260,8 +261,8 @@ impl Config {
                 .next("name either --config, or --cache and --backing"));
         }
         // Whoever is told of a file may have another working directory.
-        let main = line.config.as_deref().unwrap_or(Path::new(FILE_DEFAULT));
-        let main = &std::path::absolute(main).unwrap_or_else(|_| main.to_owned());
+        let main = line.config.clone().unwrap_or_else(|| places::of_machine(FILE_DEFAULT));
+        let main = &std::path::absolute(&main).unwrap_or(main);
         let (settings, gone) = match named {
             true => (Settings::default(), Vec::new()),
             false => read_files(main, set_text, findings)?,
@@ -371,7 +372,7 @@ impl Config {
         tell_of_no_volumes(&settings);
         let numbers = Numbers::of(&settings, findings);
         let control = line.control.clone().or(settings.control);
-        let control = control.unwrap_or_else(|| CONTROL_DEFAULT.into());
+        let control = control.unwrap_or_else(|| places::of_machine(CONTROL_DEFAULT));
         let mut places = settings.places.of(&control);
         let told = if line.exports.is_empty() { None } else { Some(places.take_over(&line.exports)?) };
         let ways = told.or(settings.defaults.export).unwrap_or_else(|| Way::Nbd.into());

@@ -2,6 +2,7 @@
 
 use super::{CommandLine, Config, FILE_DEFAULT, files};
 use crate::failure::{Failure, Kind};
+use crate::places;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,8 +40,8 @@ pub struct Said {
 /// As [`Config::load`].
 pub fn merged(line: &CommandLine) -> Result<Merged, Failure> {
     let config = Config::load(line)?;
-    let main = line.config.as_deref().unwrap_or(Path::new(FILE_DEFAULT));
-    let main = std::path::absolute(main).unwrap_or_else(|_| main.to_owned());
+    let main = line.config.clone().unwrap_or_else(|| places::of_machine(FILE_DEFAULT));
+    let main = std::path::absolute(&main).unwrap_or(main);
     let files = files(&main);
     let mut settings = BTreeMap::new();
     for file in &files {

@@ -7,6 +7,7 @@
 mod numbered;
 
 use crate::names::{can_be_name, in_control_files};
+use crate::places;
 use bcached_port::{Export, Uuid};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
@@ -28,7 +29,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 impl Places {
     fn real() -> Self {
-        Self { directory: "/dev/bcache".into(), system: "/sys".into() }
+        Self { directory: places::of_machine("/dev/bcache"), system: "/sys".into() }
     }
 
     fn by_uuid(&self) -> PathBuf {

@@ -28,7 +28,7 @@ pub const TANK: VolumeId = VolumeId(1);
 pub const ARCHIVE: VolumeId = VolumeId(2);
 pub const TANK_SECTORS: u64 = 64 << 11;
 /// Nothing here takes long; what does not come within this will not come.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// Two volumes, "tank" (64 MiB, writable, label "fast") and "archive" (1 MiB, read-only), on a unix and a TCP socket.
 pub struct Served {

@@ -23,7 +23,7 @@ pub const ARCHIVE: VolumeId = VolumeId(2);
 pub const TANK_SECTORS: u64 = 64 << 11;
 pub const QUEUES: u16 = 4;
 /// Nothing here takes long; what does not come within this will not come.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// Two volumes, "tank" (64 MiB, writable, blocks of 4 KiB) and "archive" (1 MiB, read-only), each with a socket.
 pub struct Served {

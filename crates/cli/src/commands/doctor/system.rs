@@ -1,5 +1,6 @@
 //! The system as its files tell of it: modules, sysfs, rules of udev. All below a root, which a test has for itself.
 
+use bcached_daemon::places;
 #[cfg(test)]
 use std::path::Path;
 use std::path::PathBuf;
@@ -7,6 +8,8 @@ use std::path::PathBuf;
 /// Where it is looked.
 pub(super) struct System {
     root: PathBuf,
+    /// The root of udev's rules: a test keeps those of the machine away, too.
+    rules: PathBuf,
     /// As `uname -r` says it.
     release: String,
 }
@@ -28,16 +31,21 @@ impl System {
     /// This machine.
     pub(super) fn here() -> Self {
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
-        Self { root: "/".into(), release }
+        Self { root: "/".into(), rules: places::of_machine("/"), release }
     }
 
     #[cfg(test)]
     pub(super) fn at(root: &Path, release: &str) -> Self {
-        Self { root: root.to_owned(), release: release.to_owned() }
+        Self { root: root.to_owned(), rules: root.to_owned(), release: release.to_owned() }
     }
 
     pub(super) fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// A folder of udev's rules, or a file in it.
+    pub(super) fn rules(&self, path: &str) -> PathBuf {
+        self.rules.join(path.trim_start_matches('/'))
     }
 
     pub(super) fn release(&self) -> &str {

@@ -26,7 +26,7 @@ pub(super) fn items(system: &System) -> Vec<Item> {
 /// What becomes of a device with that UUID when it appears, or is closed after a write.
 pub(super) fn finding(system: &System, uuid: Uuid) -> Option<Finding> {
     rule(system, "bcache")?;
-    let list = std::fs::read_to_string(system.path(OWNED_RULES_PATH)).unwrap_or_default();
+    let list = std::fs::read_to_string(system.rules(OWNED_RULES_PATH)).unwrap_or_default();
     let own = owned_rules(&[uuid.0]);
     let is_listed = own.lines().last().is_some_and(|line| list.lines().any(|listed| listed == line));
     let (is_kept, has_rule) = (is_listed, rule(system, "bcached").is_some());
@@ -48,7 +48,7 @@ fn rule(system: &System, word: &str) -> Option<PathBuf> {
             && !OWNED_RULES_PATH.ends_with(file)
             && file.split(|letter: char| !letter.is_ascii_alphabetic()).any(|part| part == word)
     };
-    let folders = FOLDERS.iter().map(|folder| system.path(folder));
+    let folders = FOLDERS.iter().map(|folder| system.rules(folder));
     let mut files = folders.flat_map(|folder| std::fs::read_dir(folder).into_iter().flatten().flatten());
     let found = files.find(|entry| is_rule(&entry.file_name().to_string_lossy()))?;
     // A link to nothing takes a rule out.

@@ -4,6 +4,7 @@
 
 use super::{Fronts, links};
 use crate::names::in_control_files;
+use crate::places;
 use bcached_port::{ExportTable, Uuid};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +22,7 @@ struct Asked {
 
 impl Asked {
     fn path(&self) -> String {
-        format!("/dev/{}", in_control_files(self.number))
+        places::of_machine(Path::new("/dev").join(in_control_files(self.number))).display().to_string()
     }
 
     /// The log hears what has changed.

@@ -1,0 +1,292 @@
+//! A bcached that belongs to somebody else, beside which all test programs run.
+//!
+//! A test that looks at the machine's own places is green on the machine of its author and red on the one of an administrator. So each run
+//! has such a machine: a configuration, notes that a killed daemon has left, sockets on which a busy daemon listens. Environment variables
+//! name some of it. Where the run may have a mount namespace of its own, the rest lies in `/etc`, `/run` and `/dev/shm` of that namespace,
+//! and the machine itself has nothing of it. Whatever opens one of these files or sockets is told, and fails the run.
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+
+/// A UUID that no set of a test has.
+const SET: &str = "dec0dec0-5afe-4bad-9bad-dec0dec0dec0";
+/// A daemon by this configuration has a volume that never comes. The file beside it is no configuration at all.
+const CONFIG: &str = "version = 1\n[cache.decoy]\ndevice = \"/nonexistent/decoy-ssd\"\n\
+    [volume.decoy]\nbacking = \"/nonexistent/decoy-hdd\"\n";
+/// What a busy daemon answers.
+const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy";
+/// The file whose making tells that all that came before has been read.
+const END: &str = "end";
+/// What happens to a file that a test has found. (Who makes it here, makes it before.)
+const FOUND: WatchFlags = WatchFlags::OPEN
+    .union(WatchFlags::CREATE)
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MODIFY)
+    .union(WatchFlags::MOVE)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::ATTRIB);
+
+/// Starts this process again in a mount namespace of its own, with the option `--apart`, if it may have one; returns why not, else.
+pub fn move_apart() -> Result<String> {
+    let temporary = fs::canonicalize(std::env::temp_dir()).context("TMPDIR")?;
+    if ["/etc", "/run", "/dev/shm"].iter().any(|place| temporary.starts_with(place)) {
+        return Ok(format!("{} lies among the places of the machine", temporary.display()));
+    }
+    let may = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "none", "/mnt"])
+        .stdin(Stdio::null())
+        .output();
+    match may {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+            return Ok(format!("no mount namespace of its own (root with CAP_SYS_ADMIN has one): {said}"));
+        }
+        Err(error) => return Ok(format!("unshare (util-linux) does not start: {error}")),
+    }
+    let mut words = std::env::args_os().skip(1);
+    let chore = words.next().context("this is `cargo xtask test`")?;
+    let mut again = Command::new("unshare");
+    again.args(["--mount", "--propagation", "private"]).arg(std::env::current_exe()?);
+    again.arg(chore).arg("--apart").args(words);
+    Err(again.exec()).context("unshare")
+}
+
+/// It is there until it is dropped.
+pub struct Decoy {
+    /// Before the folder, which has what is below it.
+    overlaid: Option<Overlaid>,
+    /// What environment variables name.
+    folder: tempfile::TempDir,
+    watched: Watched,
+    sockets: Vec<PathBuf>,
+    found: Receiver<String>,
+    /// What was mounted before any test ran.
+    mounts: Vec<String>,
+}
+
+impl Decoy {
+    /// Lays it out: with `is_apart` also in the places of the machine, which must be those of a namespace of this process alone.
+    ///
+    /// # Errors
+    /// A mount or a file that cannot be made.
+    pub fn lay(is_apart: bool) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("bt-").tempdir().context("a folder for the decoy")?;
+        let at = |name: &str| folder.path().join(name);
+        let mut bcacheds = vec![at("named"), at("runtime/bcached")];
+        let mut folders = vec![at("state/bcached")];
+        let overlaid = if is_apart { Some(Overlaid::over_machine(folder.path())?) } else { None };
+        if overlaid.is_some() {
+            bcacheds.extend(["/run/bcached", "/dev/shm/bcached-0"].map(PathBuf::from));
+            folders.extend(["/etc/bcached", "/etc/bcached/config.d", "/etc/udev/rules.d"].map(PathBuf::from));
+        }
+        let (tell, found) = mpsc::channel();
+        let mut sockets = Vec::new();
+        for place in &bcacheds {
+            fs::create_dir_all(place)?;
+            fs::write(place.join(format!("{SET}.note")), [0x5a; 8192])?;
+            for name in ["control.sock", "monitor.sock", "nbd.sock"] {
+                sockets.push(place.join(name));
+            }
+        }
+        for place in &folders {
+            fs::create_dir_all(place)?;
+        }
+        for socket in &sockets {
+            listen(socket, tell.clone())?;
+        }
+        let watched = Watched::new(&[bcacheds, folders].concat(), tell)?;
+        Ok(Self { overlaid, folder, watched, sockets, found, mounts: mounts()? })
+    }
+
+    /// The folder in which all of it is that is not mounted.
+    pub fn folder(&self) -> PathBuf {
+        self.folder.path().to_owned()
+    }
+
+    /// What an administrator may have exported, and what a login session has.
+    pub fn variables(&self) -> Vec<(&'static str, OsString)> {
+        let at = |name: &str| self.folder.path().join(name).into_os_string();
+        vec![
+            ("BCACHED_CONTROL", at("named/control.sock")),
+            ("BCACHED_NOTES", at("named")),
+            ("BCACHED_STATE", at("state/bcached")),
+            ("XDG_RUNTIME_DIR", at("runtime")),
+            ("XDG_STATE_HOME", at("state")),
+        ]
+    }
+
+    /// What has been found of it since it was laid out, and what was left mounted beside it; each once.
+    ///
+    /// # Errors
+    /// The end of what there is to tell cannot be seen.
+    pub fn found(self) -> Result<Vec<String>> {
+        self.watched.end()?;
+        for socket in &self.sockets {
+            // Gone: that is told already.
+            let _answer = UnixStream::connect(socket).and_then(|mut asks| asks.read_to_end(&mut Vec::new()));
+        }
+        let mut all: Vec<String> = self.found.iter().take_while(|told| told != END).collect();
+        // Listeners answer after they have told.
+        all.extend(self.found.try_iter());
+        if self.overlaid.is_some() {
+            let left = mounts()?.into_iter().filter(|mount| !self.mounts.contains(mount));
+            all.extend(left.map(|mount| format!("left mounted: {mount}")));
+        }
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+}
+
+/// File systems of this namespace that lie over the machine's places. What is there stays to be seen.
+#[derive(Default)]
+struct Overlaid(Vec<PathBuf>);
+
+impl Overlaid {
+    /// With a configuration in them, and rules of udev.
+    fn over_machine(folder: &Path) -> Result<Self> {
+        let own = folder.join("over");
+        fs::create_dir(&own)?;
+        // What is mounted when something fails is unmounted, too.
+        let mut all = Self::default();
+        all.mount(&["-t", "tmpfs", "-o", "size=64m,mode=755"], &own)?;
+        for place in ["etc", "run"] {
+            let (upper, work) = (own.join(place), own.join(format!("{place}-work")));
+            fs::create_dir(&upper)?;
+            fs::create_dir(&work)?;
+            let layers = format!("lowerdir=/{place},upperdir={},workdir={}", upper.display(), work.display());
+            all.mount(&["-t", "overlay", "-o", &layers], &Path::new("/").join(place))?;
+        }
+        // Of a size of its own: what tests keep there cannot fill the machine's memory.
+        all.mount(&["-t", "tmpfs", "-o", "size=2g,mode=1777"], Path::new("/dev/shm"))?;
+        for folder in ["/etc/bcached/config.d", "/etc/udev/rules.d"] {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write("/etc/bcached/config.toml", CONFIG)?;
+        fs::write("/etc/bcached/config.d/50-broken.toml", "this is no configuration [\n")?;
+        fs::write("/etc/udev/rules.d/67-bcached-owned.rules", "# a list that a person wrote\n")?;
+        fs::write("/etc/udev/rules.d/69-bcache.rules", "# the rule of bcache-tools\n")?;
+        Ok(all)
+    }
+
+    fn mount(&mut self, words: &[&str], place: &Path) -> Result<()> {
+        let mut command = Command::new("mount");
+        let output = command.args(words).arg("bcached-decoy").arg(place).stdin(Stdio::null()).output()?;
+        if !output.status.success() {
+            bail!("mount at {}: {}", place.display(), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        self.0.push(place.to_owned());
+        Ok(())
+    }
+}
+
+/// Unmounts what is mounted in `folder`, so that it can be removed.
+pub fn unmount(folder: &Path) {
+    let all = mounts().unwrap_or_default();
+    let places = all.iter().rev().filter_map(|mount| mount.split(' ').next());
+    for place in places.filter(|place| Path::new(place).starts_with(folder)) {
+        let _gone_already = Command::new("umount").args(["--quiet", "--lazy", place]).status();
+    }
+}
+
+impl Drop for Overlaid {
+    fn drop(&mut self) {
+        for place in self.0.iter().rev() {
+            let _gone_with_the_namespace = Command::new("umount").arg("--lazy").arg(place).status();
+        }
+    }
+}
+
+/// What is mounted in this namespace: place and kind of each, as often as it is.
+fn mounts() -> Result<Vec<String>> {
+    let all = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
+    let of = |line: &str| {
+        let words: Vec<_> = line.split(' ').skip(1).take(2).collect();
+        words.join(" ")
+    };
+    Ok(all.lines().map(of).collect())
+}
+
+/// A socket that is busy, and tells of each process that asks there.
+fn listen(socket: &Path, tell: Sender<String>) -> Result<()> {
+    let listener = UnixListener::bind(socket).with_context(|| socket.display().to_string())?;
+    let name = socket.display().to_string();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let who =
+                rustix::net::sockopt::socket_peercred(&stream).map(|who| who.pid.as_raw_nonzero().get());
+            if who.is_ok_and(|pid| u32::try_from(pid) != Ok(std::process::id())) {
+                let who = who.map(named).unwrap_or_default();
+                let _the_run_is_over = tell.send(format!("{name}: asked by {who}"));
+            }
+            let mut stream = stream;
+            let _it_has_gone = stream.write_all(BUSY);
+        }
+    });
+    Ok(())
+}
+
+/// How a process was called.
+fn named(pid: i32) -> String {
+    let called = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = String::from_utf8_lossy(&called).trim_end_matches('\0').replace('\0', " ");
+    format!("process {pid} ({words})")
+}
+
+/// Folders of which each look at a file is told.
+struct Watched {
+    first: PathBuf,
+}
+
+impl Watched {
+    fn new(folders: &[PathBuf], tell: Sender<String>) -> Result<Self> {
+        let notify = inotify::init(CreateFlags::CLOEXEC).context("inotify")?;
+        let mut names = BTreeMap::new();
+        for folder in folders {
+            let watch = inotify::add_watch(&notify, folder, FOUND);
+            names.insert(watch.with_context(|| folder.display().to_string())?, folder.clone());
+        }
+        let first = folders.first().context("a folder")?.clone();
+        thread::spawn(move || told(&notify, &names, &tell));
+        Ok(Self { first })
+    }
+
+    /// Has [`END`] told after all that came before.
+    fn end(&self) -> Result<()> {
+        fs::write(self.first.join(END), "").context("the end of the decoy")
+    }
+}
+
+fn told(notify: &OwnedFd, names: &BTreeMap<i32, PathBuf>, tell: &Sender<String>) {
+    let mut space = [MaybeUninit::uninit(); 4096];
+    let mut reader = inotify::Reader::new(notify, &mut space);
+    while let Ok(event) = reader.next() {
+        let name = event.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let is_end = name == END && event.events().contains(ReadFlags::CREATE);
+        let place = names.get(&event.wd()).map(|folder| folder.join(&name)).unwrap_or_default();
+        let beside = super::pool::running().join(", ");
+        let what = match event.events() {
+            events if events.contains(ReadFlags::OPEN) => "opened",
+            events if events.contains(ReadFlags::CREATE) => "made",
+            events if events.contains(ReadFlags::DELETE) => "removed",
+            _ => "changed",
+        };
+        let told = format!("{}: {what} while these ran: {beside}", place.display());
+        if tell.send(if is_end { END.to_owned() } else { told }).is_err() || is_end {
+            return;
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! What test programs take of memory and of the disk: measured while they run, with a bound for each, and one for all of them.
+//!
+//! Several times a second all processes are looked through once. Memory is what processes of the program's group have for themselves, and
+//! what they share with others, which counts in each of them; the page cache does not count, as the kernel takes that back. The disk is
+//! what blocks files in the program's `TMPDIR` have: a sparse file counts as what it holds.
+
+use super::pool;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statvfs, statx};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// How often it is looked. A program may take more than it may until then.
+const LOOK: Duration = Duration::from_millis(250);
+const MIB: u64 = 1 << 20;
+
+/// The most that a program may take.
+#[derive(Clone, Copy)]
+pub struct Bounds {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Bytes of the disk.
+    pub disk: u64,
+    /// What must be left of either on the machine. Below it the program that has most is stopped.
+    pub left: u64,
+}
+
+/// Bytes that somebody has.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// Of memory.
+    pub memory: u64,
+    /// Of the disk.
+    pub disk: u64,
+}
+
+impl Taken {
+    fn most(self, other: Self) -> Self {
+        Self { memory: self.memory.max(other.memory), disk: self.disk.max(other.disk) }
+    }
+
+    fn both(self, other: Self) -> Self {
+        Self { memory: self.memory + other.memory, disk: self.disk + other.disk }
+    }
+}
+
+/// The most that each program had at a time, by the head of its group, and that all of them had together.
+#[derive(Default)]
+struct Peaks {
+    each: BTreeMap<i32, Taken>,
+    all: Taken,
+    /// Programs that were stopped, and why.
+    stopped: BTreeMap<i32, String>,
+}
+
+static PEAKS: Mutex<Option<Peaks>> = Mutex::new(None);
+
+fn with<T>(act: impl FnOnce(&mut Peaks) -> T) -> T {
+    act(PEAKS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+}
+
+/// What a program that has ended had at most, and why it was stopped, if it was.
+pub fn of(group: Pid) -> (Taken, Option<String>) {
+    let group = group.as_raw_nonzero().get();
+    with(|peaks| (peaks.each.remove(&group).unwrap_or_default(), peaks.stopped.remove(&group)))
+}
+
+/// What all programs had together at most.
+pub fn of_all() -> Taken {
+    with(|peaks| peaks.all)
+}
+
+/// Looks from now on.
+pub fn watch(bounds: Bounds) {
+    thread::spawn(move || {
+        loop {
+            look(bounds);
+            thread::sleep(LOOK);
+        }
+    });
+}
+
+fn look(bounds: Bounds) {
+    let running = pool::groups();
+    let memory = memory_by_group();
+    let taken: Vec<(Pid, Taken)> = running
+        .iter()
+        .map(|(group, folder)| {
+            let memory = memory.get(&group.as_raw_nonzero().get()).copied().unwrap_or_default();
+            (*group, Taken { memory, disk: disk(folder) })
+        })
+        .collect();
+    with(|peaks| {
+        peaks.all = peaks.all.most(taken.iter().fold(Taken::default(), |all, (_, one)| all.both(*one)));
+        for (group, taken) in &taken {
+            let peak = peaks.each.entry(group.as_raw_nonzero().get()).or_default();
+            *peak = peak.most(*taken);
+        }
+    });
+    let folder = running.first().map_or_else(std::env::temp_dir, |(_, folder)| folder.clone());
+    if let Some((group, why)) = too_much(&taken, left(&folder), bounds) {
+        // One that has just ended has given it back.
+        if pool::groups().iter().any(|(running, _)| *running == group) {
+            with(|peaks| peaks.stopped.insert(group.as_raw_nonzero().get(), why));
+            let _it_has_just_gone = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+/// Who is to be stopped, and why, if somebody is. `left` is what the machine has left.
+fn too_much(taken: &[(Pid, Taken)], left: Taken, bounds: Bounds) -> Option<(Pid, String)> {
+    let memory: fn(&Taken) -> u64 = |taken| taken.memory;
+    let disk: fn(&Taken) -> u64 = |taken| taken.disk;
+    let kinds = [("memory", memory, bounds.memory), ("the disk of TMPDIR", disk, bounds.disk)];
+    kinds.into_iter().find_map(|(name, of, bound)| {
+        let (group, most) = taken.iter().max_by_key(|(_, taken)| of(taken))?;
+        let has = format!("it had {} MiB of {name}", of(most) / MIB);
+        if of(most) > bound {
+            return Some((*group, format!("{has}, and may have {} MiB", bound / MIB)));
+        }
+        let is_short = of(&left) < bounds.left && of(most) > 0;
+        is_short.then(|| {
+            let why = format!("{has}, the most of all, and the machine had {} MiB left", of(&left) / MIB);
+            (*group, why)
+        })
+    })
+}
+
+/// What the machine has left; as much as can be where that cannot be told.
+pub fn left(folder: &Path) -> Taken {
+    let said = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let disk = statvfs(folder).map_or(u64::MAX, |found| found.f_bavail.saturating_mul(found.f_frsize));
+    Taken { memory: field(&said, "MemAvailable:").unwrap_or(u64::MAX), disk }
+}
+
+/// Bytes of a field that is told in kB.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn memory_by_group() -> BTreeMap<i32, u64> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let is_process = entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit());
+        // A process that ends meanwhile has nothing.
+        let read = |name: &str| fs::read_to_string(entry.path().join(name)).ok();
+        let of = || {
+            let stat = read("stat")?;
+            // Behind the name, which may have anything in it: state, parent, group.
+            let group = stat.rsplit_once(')')?.1.split_whitespace().nth(2)?.parse().ok()?;
+            let status = read("status")?;
+            let parts = ["RssAnon:", "RssShmem:"].map(|name| field(&status, name).unwrap_or_default());
+            Some((group, parts.iter().sum::<u64>()))
+        };
+        if let Some((group, bytes)) = if is_process { of() } else { None } {
+            *all.entry(group).or_default() += bytes;
+        }
+    }
+    all
+}
+
+/// Bytes of the files in `folder`. A file system that is mounted below it is left alone: its server may be one that never answers.
+pub fn disk(folder: &Path) -> u64 {
+    let mut all = 0;
+    let mut folders = vec![folder.to_owned()];
+    let mut device = None;
+    while let Some(folder) = folders.pop() {
+        // What is asked of the system alone, and not of a server, is answered.
+        let seen = |path: &Path| {
+            let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+            let seen = statx(CWD, path, flags, StatxFlags::BLOCKS).ok()?;
+            Some(((seen.stx_dev_major, seen.stx_dev_minor), seen.stx_blocks))
+        };
+        let Some((of, _)) = seen(&folder) else { continue };
+        if *device.get_or_insert(of) != of {
+            continue;
+        }
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
+                Ok(kind) if kind.is_file() => {
+                    let found = seen(&entry.path()).filter(|(on, _)| *on == of);
+                    all += found.map_or(0, |(_, blocks)| blocks * 512);
+                }
+                _ => {}
+            }
+        }
+    }
+    all
+}
+
+/// A folder for each program, in one that goes away at the end.
+pub struct Folders(tempfile::TempDir);
+
+impl Folders {
+    /// # Errors
+    /// It cannot be made.
+    pub fn new() -> anyhow::Result<Self> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::Builder::new().prefix("bt-").tempdir()?;
+        // Tests become other users, who go through it.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+        Ok(Self(folder))
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// One that is called so, for all users, as `/tmp` is.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn of(&self, name: &str) -> std::io::Result<PathBuf> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = self.0.path().join(name);
+        fs::create_dir(&path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o1777))?;
+        Ok(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt as _;
+
+    const BOUNDS: Bounds = Bounds { memory: 100 * MIB, disk: 1000 * MIB, left: 10 * MIB };
+    const MUCH: Taken = Taken { memory: 1000 * MIB, disk: 1000 * MIB };
+
+    fn pid(raw: i32) -> Pid {
+        Pid::from_raw(raw).unwrap()
+    }
+
+    fn mib(memory: u64, disk: u64) -> Taken {
+        Taken { memory: memory * MIB, disk: disk * MIB }
+    }
+
+    #[test]
+    fn the_one_that_has_too_much_is_stopped() {
+        let stopped = |two: [Taken; 2], left| too_much(&[(pid(7), two[0]), (pid(8), two[1])], left, BOUNDS);
+        assert_eq!(stopped([mib(100, 1000), mib(1, 1)], MUCH), None);
+        let (who, why) = stopped([mib(5, 0), mib(101, 0)], MUCH).expect("too much memory");
+        assert_eq!((who, why.as_str()), (pid(8), "it had 101 MiB of memory, and may have 100 MiB"));
+        let (who, why) = stopped([mib(0, 1001), mib(5, 0)], MUCH).expect("too much of the disk");
+        assert!(who == pid(7) && why.ends_with("and may have 1000 MiB"), "{why}");
+        let (who, why) = stopped([mib(20, 0), mib(30, 0)], mib(9, 1000)).expect("nobody has any left");
+        let told = "it had 30 MiB of memory, the most of all, and the machine had 9 MiB left";
+        assert_eq!((who, why.as_str()), (pid(8), told));
+        assert_eq!(stopped([mib(0, 1), mib(0, 0)], mib(9, 1000)), None, "others have it");
+    }
+
+    #[test]
+    fn a_sparse_file_counts_as_what_it_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let below = folder.path().join("below");
+        fs::create_dir(&below).unwrap();
+        let file = fs::File::create(below.join("sparse")).unwrap();
+        file.set_len(1 << 40).unwrap();
+        assert!(disk(folder.path()) < MIB);
+        file.write_all_at(&vec![1; 4 << 20], 1 << 30).unwrap();
+        file.sync_all().unwrap();
+        let taken = disk(folder.path());
+        assert!((4 * MIB..5 * MIB).contains(&taken), "{taken}");
+    }
+
+    #[test]
+    fn memory_is_told_of_the_whole_group() {
+        let own = rustix::process::getpgrp().as_raw_nonzero().get();
+        let before = memory_by_group()[&own];
+        let held = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let after = memory_by_group()[&own];
+        assert!(after > before + 32 * MIB, "{before} {after}");
+        drop(held);
+    }
+}
