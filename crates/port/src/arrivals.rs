@@ -139,28 +139,10 @@ impl ExportTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::export::Uuid;
-    use crate::operation::VolumeId;
-    use crate::route::Route;
     use crate::way::Way;
     use std::thread;
 
     const LONG: Duration = Duration::from_secs(60);
-
-    fn export(name: &str, served: bool) -> Export {
-        let (connector, _server) = crate::open(1, Arc::new(|| {}));
-        Export {
-            name: name.to_owned(),
-            uuid: Uuid([1; 16]),
-            label: String::new(),
-            sectors: 8,
-            block_sectors: 8,
-            read_only: false,
-            shared: false,
-            ways: Way::Nbd.into(),
-            served: served.then(|| Route::new(VolumeId(0), &connector)),
-        }
-    }
 
     fn absent(wait: Option<Duration>) -> Absent {
         Absent { why: "its disk is missing".to_owned(), wait }
@@ -169,7 +151,7 @@ mod tests {
     #[test]
     fn a_client_that_comes_early_gets_its_volume_or_the_reason() {
         let table = ExportTable::new();
-        table.insert(export("tank", false));
+        table.insert(Export::sample("tank", false));
         table.is_absent("tank", absent(Some(LONG)));
         let asked = |name: &'static str| {
             let table = table.by(Way::Nbd);
@@ -182,10 +164,10 @@ mod tests {
             table.find_or_wait("nobody", Duration::ZERO, || true).unwrap_err(),
             NoExport::Unknown("nobody".to_owned())
         );
-        table.insert(export("tank", true));
+        table.insert(Export::sample("tank", true));
         assert_eq!(early.join().unwrap().unwrap(), "tank");
         assert_eq!(nameless.join().unwrap().unwrap(), "tank");
-        table.insert(export("pond", false));
+        table.insert(Export::sample("pond", false));
         table.is_absent("pond", absent(Some(LONG)));
         let early = asked("pond");
         table.is_absent("pond", absent(None));
@@ -196,7 +178,7 @@ mod tests {
     #[test]
     fn nobody_waits_longer_than_the_volume_is_to_be_waited_for() {
         let table = ExportTable::new();
-        table.insert(export("tank", false));
+        table.insert(Export::sample("tank", false));
         table.is_absent("tank", absent(Some(LONG)));
         assert!(table.find_or_wait("tank", LONG, || true).is_err(), "all of that time is over");
         assert!(table.find_or_wait("tank", Duration::ZERO, || false).is_err(), "its client has hung up");
@@ -210,7 +192,7 @@ mod tests {
             let table = table.clone();
             thread::spawn(move || table.find_or_wait("tank", Duration::ZERO, || true).is_ok())
         };
-        table.insert(export("tank", true));
+        table.insert(Export::sample("tank", true));
         assert!(waits.join().unwrap());
         table.expect_names(None);
         assert_eq!(
@@ -222,7 +204,7 @@ mod tests {
     #[test]
     fn the_end_ends_all_waiting() {
         let table = ExportTable::new();
-        table.insert(export("tank", false));
+        table.insert(Export::sample("tank", false));
         table.is_absent("tank", absent(Some(LONG)));
         let waits = {
             let table = table.clone();

@@ -268,26 +268,33 @@ impl fmt::Debug for Export {
 }
 
 #[cfg(test)]
+impl Export {
+    /// A small one that nobody answers for.
+    pub(crate) fn sample(name: &str, served: bool) -> Self {
+        let (connector, _server) = crate::open(1, Arc::new(|| {}));
+        Self {
+            name: name.to_owned(),
+            uuid: Uuid([1; 16]),
+            label: String::new(),
+            sectors: 8,
+            block_sectors: 8,
+            read_only: false,
+            shared: false,
+            ways: Way::Nbd.into(),
+            served: served.then(|| Route::new(crate::operation::VolumeId(0), &connector)),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operation::VolumeId;
 
     fn table(volumes: &[(&str, u8, &str, bool)]) -> ExportTable {
-        let (connector, server) = crate::open(1, Arc::new(|| {}));
-        drop(server);
         let table = ExportTable::new();
         for (name, uuid, label, served) in volumes {
-            table.insert(Export {
-                name: (*name).to_owned(),
-                uuid: Uuid([*uuid; 16]),
-                label: (*label).to_owned(),
-                sectors: 8,
-                block_sectors: 8,
-                read_only: false,
-                shared: false,
-                ways: Way::Nbd.into(),
-                served: served.then(|| Route::new(VolumeId(0), &connector)),
-            });
+            let label = (*label).to_owned();
+            table.insert(Export { uuid: Uuid([*uuid; 16]), label, ..Export::sample(name, *served) });
         }
         table
     }

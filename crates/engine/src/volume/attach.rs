@@ -106,10 +106,9 @@ impl CacheSet {
             superblock.set_state(BackingState::Dirty);
         }
         superblock.set_attachment(self.with(|s| attachment::of(s, inode)));
-        {
-            let _phase = self.begin(record::phase_of(&before, &superblock));
-            record::write_superblock(&disk, &superblock.seal()).await?;
-        }
+        let phase = self.begin(record::phase_of(&before, &superblock));
+        record::write_superblock(&disk, &superblock.seal()).await?;
+        drop(phase);
         // Nothing can fail any more, unless somebody has made the set forget it meanwhile.
         self.with(|s| {
             match s.uuids.find(superblock.uuid()) == Some(inode) && !s.forgetting.contains(&inode) {

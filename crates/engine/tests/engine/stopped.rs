@@ -105,14 +105,21 @@ pub fn key(device: u8, sector: u64, size: u16, start: u64) -> Key {
     Key { inode: Inode(0), size, dirty: true, end: start + u64::from(size), pointers }
 }
 
+/// Makes the newest entry one as kernels write it, which says nothing of the table of volumes. Returns what it
+/// says, and the sector behind it.
+pub fn as_a_kernel_writes_it(world: &mut World, geometry: &Geometry) -> (JsetHeader, u64) {
+    let (header, end) = newest_entry(world, geometry);
+    let header = JsetHeader { table: None, ..header };
+    let mut bytes = seal(geometry.magic, &header, &[]);
+    bytes.resize(geometry.whole_blocks(bytes.len()), 0);
+    world.place(0, end - bytes.len() as u64 / 512, &bytes);
+    (header, end)
+}
+
 impl Stopped {
-    /// The newest entry is one as kernels write it: it says nothing of the table of volumes.
+    /// The newest entry is one as kernels write it.
     pub fn as_a_kernel_leaves_it(&mut self) {
-        let (header, end) = newest_entry(&self.rig.world.borrow(), &self.geometry);
-        (self.header, self.end) = (JsetHeader { table: None, ..header }, end);
-        let mut bytes = seal(self.geometry.magic, &self.header, &[]);
-        bytes.resize(self.geometry.whole_blocks(bytes.len()), 0);
-        self.rig.world.borrow_mut().place(0, end - bytes.len() as u64 / 512, &bytes);
+        (self.header, self.end) = as_a_kernel_writes_it(&mut self.rig.world.borrow_mut(), &self.geometry);
     }
 
     /// Puts a flash-only volume of so many sectors into the table of volumes, as a kernel does.

@@ -3,10 +3,9 @@
 
 use crate::memory::NoNote;
 use crate::rig::{BACKING, CACHE, Rig, SECOND, Sizes, ask, bytes, open, run, write};
-use crate::stopped::{geometry, newest_entry};
+use crate::stopped::{as_a_kernel_writes_it, geometry, newest_entry};
 use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::Env;
-use bcached_format::jset::{JsetHeader, seal};
 use bcached_format::{CacheMode, Inode, Label, Uuid, UuidSlot, uuid};
 use std::time::Duration;
 
@@ -61,15 +60,8 @@ fn place(rig: &Rig, slots: &[UuidSlot]) {
 
 /// A kernel has written the newest journal entry, and the superblocks of backing devices.
 fn as_a_kernel_leaves_it(rig: &Rig) {
-    let (geometry, header, end) = {
-        let world = rig.world.borrow();
-        let geometry = geometry(&world);
-        let (header, end) = newest_entry(&world, &geometry);
-        (geometry, header, end)
-    };
-    let mut bytes = seal(geometry.magic, &JsetHeader { table: None, ..header }, &[]);
-    bytes.resize(geometry.whole_blocks(bytes.len()), 0);
-    rig.world.borrow_mut().place(0, end - bytes.len() as u64 / 512, &bytes);
+    let geometry = geometry(&rig.world.borrow());
+    as_a_kernel_writes_it(&mut rig.world.borrow_mut(), &geometry);
     for disk in [1, 2] {
         let mut sector = vec![0; 512];
         rig.world.borrow().look(disk, 8, &mut sector);

@@ -7,7 +7,9 @@
 //! 2. A bucket is on the victim lists exactly when its usage is `Data` and nothing in it is dirty.
 //! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors; `by_usage` all, by usage.
 
+mod extents;
 mod lengths;
+mod oldest;
 mod pointers;
 mod reserved;
 mod search;
@@ -297,66 +299,6 @@ impl Buckets {
         lost_dirty
     }
 
-    /// Remembers that a key of the tree carries `generation` for this bucket.
-    pub fn note_oldest(&mut self, id: BucketId, generation: Gen) {
-        let bucket = &mut self.table[slot(id) as usize];
-        if bucket.generation.after(generation) > bucket.generation.after(bucket.oldest) {
-            bucket.oldest = generation;
-            self.gc_wanted |= bucket.needs_gc();
-        }
-    }
-
-    /// Keys that cannot be read may point to it with an old generation. So it is not used so often again that one of those could come to mean
-    /// what lies there then: with what is said of them here, 64 times, and where passes of GC come to their end no key is as old as that.
-    pub fn may_be_named(&mut self, id: BucketId) {
-        let Gen(now) = self.generation(id);
-        self.note_oldest(id, Gen(now.wrapping_sub(STALE_MAX / 3)));
-    }
-
-    /// A pass of GC begins for the buckets from index `from` on, as many as are looked at in one piece; returns how
-    /// many they are. From here on it is noted which generations it sees.
-    pub fn begin_seeing(&mut self, from: usize) -> usize {
-        let part = self.table.iter_mut().skip(from).take(BUCKETS_MAX);
-        part.map(|bucket| bucket.seen = bucket.generation).count()
-    }
-
-    /// The pass has seen a key with such a pointer.
-    pub fn see(&mut self, pointer: Pointer) {
-        let Some(place) = self.place_of(pointer) else { return };
-        let bucket = &mut self.table[place];
-        if bucket.generation.after(pointer.generation()) > bucket.generation.after(bucket.seen) {
-            bucket.seen = pointer.generation();
-        }
-    }
-
-    /// The pass is complete: what it has seen replaces what was known of the oldest pointers. In pieces, as
-    /// [`Self::begin_seeing`].
-    pub fn end_seeing(&mut self, from: usize) -> usize {
-        let part = self.table.iter_mut().skip(from).take(BUCKETS_MAX);
-        part.map(|bucket| bucket.oldest = bucket.seen).count()
-    }
-
-    /// A live extent of `sectors` now points into the bucket of `pointer`. Stale pointers count for nothing. False: the
-    /// bucket has not so many sectors, so another key points to the same ones; nothing has changed.
-    #[must_use]
-    pub fn add(&mut self, pointer: Pointer, sectors: u32, dirty: bool) -> bool {
-        if self.is_stale(pointer) {
-            return true;
-        }
-        let place = self.place_of(pointer).expect("not stale, so inside");
-        let was_available = self.is_available(place);
-        let bucket = &mut self.table[place];
-        if u64::from(bucket.live) + u64::from(sectors) > self.bucket_sectors {
-            return false;
-        }
-        bucket.live += sectors;
-        if dirty {
-            self.set_dirty_at(place, self.dirty_at(place) + sectors);
-        }
-        self.settle(place, was_available);
-        true
-    }
-
     /// Data has been written to where `pointer` points.
     pub fn written(&mut self, pointer: Pointer) {
         let place = self.place_of(pointer).expect("data is written where there is a bucket");
@@ -395,62 +337,6 @@ impl Buckets {
     /// The flush that had begun last when data was last written to the bucket.
     fn flush_of(&self, pointer: Pointer) -> Option<u64> {
         self.place_of(pointer).map(|place| self.table[place].flush(self.flushes.begun()))
-    }
-
-    /// A live extent is gone from the bucket; `sectors` of it had been counted. `sequence`: the journal entry that records it;
-    /// if it was dirty, the bucket waits for that entry.
-    pub fn remove(&mut self, pointer: Pointer, sectors: u32, dirty: bool, sequence: u64) {
-        if self.is_stale(pointer) {
-            return;
-        }
-        let place = self.place_of(pointer).expect("not stale, so inside");
-        let was_available = self.is_available(place);
-        let bucket = &mut self.table[place];
-        assert!(bucket.live >= sectors, "bucket {place}: {} live sectors, {sectors} removed", bucket.live);
-        bucket.live -= sectors;
-        if dirty {
-            let had = self.dirty_at(place);
-            assert!(had >= sectors, "bucket {place}: {had} dirty, {sectors} removed");
-            self.set_dirty_at(place, had - sectors);
-            let entry = self.entry(sequence);
-            self.table[place].wait_for(entry, self.entries);
-            self.freed += u64::from(!was_available && self.is_available(place));
-        }
-        self.settle(place, was_available);
-    }
-
-    /// I/O towards the bucket begins, or a key for it is on its way into the tree: it must not be reused.
-    pub fn pin(&mut self, pointer: Pointer) {
-        let place = self.place_of(pointer).expect(CHECKED);
-        self.pin_at(place);
-    }
-
-    #[inline]
-    fn pin_at(&mut self, place: usize) {
-        let bucket = &mut self.table[place];
-        match bucket.pins.checked_add(1) {
-            Some(pins) => bucket.pins = pins,
-            None => self.pin_crowded(place),
-        }
-    }
-
-    /// What lies there is about to be read, or written: it must not be reused, and has been used now.
-    #[inline]
-    pub fn begin(&mut self, pointer: Pointer) {
-        let place = self.place_of(pointer).expect(CHECKED);
-        self.pin_at(place);
-        self.table[place].touch(self.clock);
-        self.victims.touch(place_slot(place));
-    }
-
-    /// The end of what [`Buckets::pin`] began.
-    pub fn unpin(&mut self, pointer: Pointer) {
-        let place = self.place_of(pointer).expect(CHECKED);
-        let bucket = &mut self.table[place];
-        bucket.pins = bucket.pins.checked_sub(1).expect("pins and unpins are in pairs");
-        if bucket.pins == 0 && !self.crowded.is_empty() {
-            self.unpin_crowded(place);
-        }
     }
 
     /// Counts cached traffic; each 1024th of the cache makes everything one step older (the kernel's ageing).
