@@ -205,7 +205,7 @@ fn dump_set(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record), findings: &mut Fi
     }
     let place = Place::cache(Structure::Journal, journal.newest.sector);
     let header = journal.header;
-    let slots = volumes::read_table(
+    let table = volumes::read_table(
         cache,
         &geometry,
         (superblock.set_uuid(), &header),
@@ -213,7 +213,7 @@ fn dump_set(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record), findings: &mut Fi
         place,
         findings,
     );
-    for (inode, slot) in (0..).zip(slots.unwrap_or_default()).filter(|(_, slot)| !slot.is_free()) {
+    for (inode, slot) in (0..).zip(table.unwrap_or_default().slots).filter(|(_, slot)| !slot.is_free()) {
         visit(Record::UuidSlot {
             inode,
             uuid: slot.uuid,

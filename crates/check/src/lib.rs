@@ -197,9 +197,9 @@ fn check_started<'a>(
     let header = journal.header;
     // First, so that they have names whatever else cannot be read.
     let sealed = (superblock.set_uuid(), &header);
-    let slots = volumes::read_table(cache, &geometry, sealed, journal.old_uuids, entry_place, findings)
+    let table = volumes::read_table(cache, &geometry, sealed, journal.old_uuids, entry_place, findings)
         .unwrap_or_default();
-    let mut volumes = volumes::join(&slots, &header, &backings, findings);
+    let mut volumes = volumes::join(&table, &header, &backings, findings);
     checked.report.volumes = volumes.values().cloned().collect();
     let (mut buckets, chain) = buckets::read_chain(cache, &geometry, &header, findings)?;
     claim_metadata(&geometry, &chain, &header, &mut buckets, findings);

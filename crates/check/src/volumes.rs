@@ -7,12 +7,13 @@ use crate::image::ReadAt;
 use crate::known::Known;
 use bcached_format::checksum::checksum;
 use bcached_format::key_check::check_uuid_key;
+use bcached_format::uuid::Doubt;
 use bcached_format::{
-    BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, Geometry, Inode, JsetHeader, Key, Label,
-    RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, TableSeal, Uuid, UuidSlot, uuid,
+    Attachment, BackingState, BackingSuperblock, CacheSuperblock, DeviceFacts, Geometry, Inode, JsetHeader,
+    Key, Label, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot, uuid,
 };
 use serde::{Serialize, Serializer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A volume with what the check found out about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -150,6 +151,30 @@ pub(crate) struct Backing {
     pub sectors: u64,
 }
 
+/// The uuid table, as it was read.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    /// All slots, in order of number.
+    pub slots: Vec<UuidSlot>,
+    /// Those that may not be what was written, as the engine has it.
+    pub doubted: BTreeMap<Inode, Doubt>,
+    /// bcached has written it.
+    pub is_ours: bool,
+}
+
+impl Table {
+    /// The number is nobody's as far as the table tells: its slot is free, or doubted.
+    fn is_unowned(&self, number: Inode) -> bool {
+        let slot = self.slots.get(number.0 as usize);
+        slot.is_some_and(|slot| slot.is_free() || self.doubted.contains_key(&number))
+    }
+
+    /// A slot that is not doubted.
+    fn slot(&self, number: Inode) -> Option<&UuidSlot> {
+        self.slots.get(number.0 as usize).filter(|_| !self.doubted.contains_key(&number))
+    }
+}
+
 /// Reads the uuid table that the newest journal entry names.
 pub(crate) fn read_table(
     image: &dyn ReadAt,
@@ -158,7 +183,7 @@ pub(crate) fn read_table(
     old: bool,
     place: Place,
     findings: &mut Findings,
-) -> Option<Vec<UuidSlot>> {
+) -> Option<Table> {
     let key = &header.uuids;
     if let Err(error) = check_uuid_key(geometry, key) {
         findings.error(place, DamageKind::BadUuidKey { key: *key, error });
@@ -179,9 +204,14 @@ pub(crate) fn read_table(
     match slots {
         Ok(slots) => {
             let seal = header.table.filter(|_| !old);
-            report_seals(&slots, set, seal.map(|seal| (seal, checksum(&bytes))), place, findings);
-            report_duplicates(&slots, place, findings);
-            Some(slots)
+            if let Some((wanted, found)) = seal.map(|seal| (seal.sum, checksum(&bytes)))
+                && wanted != found
+            {
+                findings.error(place, DamageKind::UuidTableSum { wanted, found });
+            }
+            let doubted = uuid::doubted(set, &slots, seal);
+            report_doubted(&slots, &doubted, place, findings);
+            Some(Table { slots, doubted, is_ours: seal.is_some() })
         }
         Err(error) => {
             findings.error(place, DamageKind::UuidTable(error));
@@ -190,26 +220,17 @@ pub(crate) fn read_table(
     }
 }
 
-/// What bcached has written of the table must be what stands there.
-fn report_seals(
+/// Duplicates are told of with both of their numbers.
+fn report_doubted(
     slots: &[UuidSlot],
-    set: Uuid,
-    seal: Option<(TableSeal, u64)>,
+    doubted: &BTreeMap<Inode, Doubt>,
     place: Place,
     findings: &mut Findings,
 ) {
-    let Some((seal, found)) = seal else { return };
-    if seal.sum != found {
-        findings.error(place, DamageKind::UuidTableSum { wanted: seal.sum, found });
+    for number in doubted.iter().filter(|(_, doubt)| **doubt != Doubt::Twice).map(|(number, _)| number.0) {
+        let uuid = slots[number as usize].uuid;
+        findings.error(place, DamageKind::DoubtedSlot { number, uuid });
     }
-    for (number, slot) in (0_u32..).zip(slots).filter(|(_, slot)| !slot.is_free()) {
-        if !slot.is_sealed(set, Inode(number)) || slot.edition != seal.edition {
-            findings.error(place, DamageKind::DoubtedSlot { number, uuid: slot.uuid });
-        }
-    }
-}
-
-fn report_duplicates(slots: &[UuidSlot], place: Place, findings: &mut Findings) {
     let mut seen = BTreeMap::new();
     for (index, slot) in (0_u32..).zip(slots).filter(|(_, slot)| slot.is_used()) {
         if let Some(first) = seen.insert(slot.uuid, index) {
@@ -275,23 +296,30 @@ fn read_superblock(image: &dyn ReadAt, place: Place, findings: &mut Findings) ->
 
 /// The volumes of the table, joined with the backing devices.
 pub(crate) fn join(
-    slots: &[UuidSlot],
+    table: &Table,
     header: &JsetHeader,
     backings: &[Option<Backing>],
     findings: &mut Findings,
 ) -> BTreeMap<Inode, Volume> {
     let mut volumes = BTreeMap::new();
-    for (inode, slot) in (0_u32..).zip(slots).filter(|(_, slot)| !slot.is_free()) {
-        volumes.insert(Inode(inode), Volume::of_slot(inode, slot));
+    // As the engine does: a slot that is not what was written makes no volume. Of two with one uuid one is right.
+    let is_believed = |number: &Inode| table.doubted.get(number).is_none_or(|doubt| *doubt == Doubt::Twice);
+    for (number, slot) in (0..).map(Inode).zip(&table.slots).filter(|(_, slot)| !slot.is_free()) {
+        if is_believed(&number) {
+            volumes.insert(number, Volume::of_slot(number.0, slot));
+        }
     }
-    // As the engine does: what the table has lost a backing device may still know.
+    // What the table has lost a backing device may still know, of a number that is nobody's.
+    let mut proven = BTreeSet::new();
     for superblock in backings.iter().flatten().map(|backing| &backing.superblock) {
-        let attachment = superblock.attachment();
-        let is_named = volumes.values().any(|volume| volume.uuid == superblock.uuid() && !volume.invalidated);
-        if let Some(number) = attachment.map(|of| of.number).filter(|_| !is_named)
-            && slots.get(number.0 as usize).is_some_and(UuidSlot::is_free)
-        {
+        let Some(Attachment { number, .. }) = superblock.attachment() else { continue };
+        let is_its = |(number, slot): (u32, &UuidSlot)| {
+            slot.uuid == superblock.uuid() && !table.doubted.contains_key(&Inode(number))
+        };
+        let is_named = (0..).zip(&table.slots).any(is_its);
+        if !is_named && table.is_unowned(number) && proven.insert(number) {
             let slot = UuidSlot { uuid: superblock.uuid(), label: superblock.label(), ..UuidSlot::FREE };
+            volumes.retain(|_, volume| volume.uuid != slot.uuid);
             volumes.insert(number, Volume::of_slot(number.0, &slot));
         }
     }
@@ -300,14 +328,8 @@ pub(crate) fn join(
         let uuid = backing.superblock.uuid();
         let known = volumes.values_mut().find(|volume| volume.uuid == uuid && !volume.invalidated);
         if let Some(volume) = known {
-            let slot = slots.get(volume.inode as usize);
-            report_older_copies(
-                &backing.superblock,
-                (volume.inode, slot),
-                header,
-                Place::backing(index),
-                findings,
-            );
+            let place = Place::backing(index);
+            report_older_copies(&backing.superblock, (Inode(volume.inode), table), header, place, findings);
             volume.start = backing.superblock.data_offset();
             volume.end = Some(backing.sectors);
             volume.state = Some(state_name(backing.superblock.state()));
@@ -327,18 +349,15 @@ fn is_attached(superblock: &BackingSuperblock) -> bool {
 /// A backing device and a cache that bcached used together say the same of the attachment, unless one is an older copy.
 fn report_older_copies(
     backing: &BackingSuperblock,
-    (number, slot): (u32, Option<&UuidSlot>),
+    (number, table): (Inode, &Table),
     header: &JsetHeader,
     place: Place,
     findings: &mut Findings,
 ) {
     let Some(attachment) = backing.attachment().filter(|_| is_attached(backing)) else { return };
-    let stamps = slot.filter(|slot| !slot.is_free()).map_or([0; 2], |slot| slot.attachment);
-    let is_known = stamps.iter().all(|stamp| *stamp != 0);
-    let differs = Inode(number) != attachment.number || !stamps.contains(&attachment.stamp);
     if attachment.entry > header.seq {
         findings.error(place, DamageKind::OlderCache { entry: attachment.entry, newest: header.seq });
-    } else if header.table.is_some() && is_known && differs {
+    } else if table.is_ours && table.slot(number).is_some_and(|slot| slot.contradicts(number, &attachment)) {
         findings.error(place, DamageKind::OlderBacking);
     }
 }

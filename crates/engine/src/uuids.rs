@@ -19,10 +19,6 @@ use bcached_format::{
 /// So much of a table is summed before others are let run.
 const SUM_PIECE_BYTES: usize = 32 << 10;
 
-/// Largest flash-only volume: in bytes its size fits a signed number of 64 bits, which is what clients are told. The table
-/// has no sum, so any number may stand there.
-const FLASH_SECTORS_MAX: u64 = (1 << 54) - 1;
-
 /// The table in memory: slot number is the volume's inode.
 ///
 /// A slot whose content may not be what was written is *doubted*: nobody is served, given or deprived of anything because of it. It
@@ -65,31 +61,15 @@ impl UuidTable {
 
     /// The table with these slots, as they were read, and what the journal entry that names it says of it. `sum`: of what was read.
     fn read(set: Uuid, slots: Vec<UuidSlot>, seal: Option<TableSeal>, sum: u64) -> Self {
-        let edition = seal.map(|seal| seal.edition);
         let is_damaged = seal.is_some_and(|seal| seal.sum != sum);
-        let mut table = Self { slots, is_ours: seal.is_some(), is_damaged, ..Self::empty(set, 0) };
-        let mut by_uuid: BTreeMap<Uuid, Inode> = BTreeMap::new();
-        let mut doubted = BTreeSet::new();
+        let doubted = uuid::doubted(set, &slots, seal).into_keys().collect();
+        let mut table = Self { slots, doubted, is_ours: seal.is_some(), is_damaged, ..Self::empty(set, 0) };
         for index in 0..table.slots.len() {
             let (number, slot) = (inode_of(index), &mut table.slots[index]);
-            if slot.is_free() {
-                continue;
-            }
-            let slot_is_sealed = slot.is_sealed(set, number);
-            let is_another = edition.is_some_and(|edition| !slot_is_sealed || slot.edition != edition);
-            let is_too_large = slot.is_used() && slot.is_flash_only() && slot.sectors > FLASH_SECTORS_MAX;
-            if is_another || is_too_large {
-                doubted.insert(number);
-            } else if slot.is_used() {
-                // Of two with one uuid nothing tells which is the right one.
-                if let Some(first) = by_uuid.insert(slot.uuid, number) {
-                    doubted.extend([first, number]);
-                }
-            } else if !slot_is_sealed {
+            if slot.is_invalidated() && !table.doubted.contains(&number) && !slot.is_sealed(set, number) {
                 slot.forget_release();
             }
         }
-        table.doubted = doubted;
         table.long_gone =
             table.known().filter(|(_, slot)| slot.is_invalidated()).map(|(inode, _)| inode).collect();
         table

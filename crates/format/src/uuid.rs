@@ -11,8 +11,11 @@
 use crate::checksum::Sum;
 use crate::error::UuidError;
 use crate::identity::{Label, Uuid};
+use crate::jset::TableSeal;
 use crate::layout::{Field, Structure};
+use crate::superblock::Attachment;
 use crate::units::Inode;
+use alloc::collections::BTreeMap;
 
 const UUID: Field = Field::new(0, 16, "uuid", "of the backing device or volume; zero: a free slot");
 const LABEL: Field = Field::new(16, 32, "label", "text, padded with NUL; may end in a newline and junk");
@@ -76,6 +79,10 @@ pub const STRUCTURE_OLD: Structure = Structure {
 pub const SLOT_BYTES: usize = REST.end();
 /// Bytes of a slot in a table named by a journal entry of version 0.
 pub const SLOT_BYTES_OLD: usize = PAD_OLD.end();
+
+/// Largest flash-only volume, in sectors: in bytes its size fits a signed number of 64 bits, which is what
+/// clients are told. The table of a kernel has no sum, so any number may stand there.
+pub const FLASH_SECTORS_MAX: u64 = (1 << 54) - 1;
 
 const FLAG_FLASH_ONLY: u32 = 1;
 const RELEASED_MARK: u64 = u64::from_le_bytes(*b"brelease");
@@ -189,6 +196,15 @@ impl UuidSlot {
         self.edition != 0 && self.sum == self.computed_sum(set, number)
     }
 
+    /// A backing device that says `attachment` was not used last with this slot, which has `number`: one of the
+    /// two devices is an older copy. Means something only if bcached wrote both. What the device said before the
+    /// newest stamp of the slot is known, so a slot without both stamps contradicts nobody.
+    #[must_use]
+    pub fn contradicts(&self, number: Inode, attachment: &Attachment) -> bool {
+        let is_known = self.attachment.iter().all(|stamp| *stamp != 0);
+        is_known && (number != attachment.number || !self.attachment.contains(&attachment.stamp))
+    }
+
     fn computed_sum(&self, set: Uuid, number: Inode) -> u64 {
         let mut sum = Sum::default();
         sum.add(&set.0);
@@ -256,6 +272,37 @@ pub fn parse(bytes: &[u8]) -> Result<impl ExactSizeIterator<Item = UuidSlot>, Uu
 /// As [`parse`].
 pub fn parse_old(bytes: &[u8]) -> Result<impl ExactSizeIterator<Item = UuidSlot>, UuidError> {
     Ok(slots(bytes, SLOT_BYTES_OLD)?.map(UuidSlot::parse_old))
+}
+
+/// Why the content of a slot may not be what was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Doubt {
+    /// The table is sealed, and the slot is not of this writing of it.
+    Another,
+    /// A flash-only volume of more than [`FLASH_SECTORS_MAX`].
+    TooLarge,
+    /// Another slot has its uuid, and nothing tells which is right.
+    Twice,
+}
+
+/// The slots of the table of `set` that may not be what was written. `seal`: what the journal entry that names
+/// the table says of it. Nobody is to be served, given or deprived of anything because of such a slot.
+#[must_use]
+pub fn doubted(set: Uuid, slots: &[UuidSlot], seal: Option<TableSeal>) -> BTreeMap<Inode, Doubt> {
+    let edition = seal.map(|seal| seal.edition);
+    let (mut doubted, mut by_uuid) = (BTreeMap::new(), BTreeMap::new());
+    for (number, slot) in (0..).map(Inode).zip(slots).filter(|(_, slot)| !slot.is_free()) {
+        if edition.is_some_and(|edition| slot.edition != edition || !slot.is_sealed(set, number)) {
+            doubted.insert(number, Doubt::Another);
+        } else if slot.is_used() && slot.is_flash_only() && slot.sectors > FLASH_SECTORS_MAX {
+            doubted.insert(number, Doubt::TooLarge);
+        } else if slot.is_used()
+            && let Some(first) = by_uuid.insert(slot.uuid, number)
+        {
+            doubted.extend([(first, Doubt::Twice), (number, Doubt::Twice)]);
+        }
+    }
+    doubted
 }
 
 fn slots(bytes: &[u8], slot: usize) -> Result<core::slice::ChunksExact<'_, u8>, UuidError> {

@@ -76,11 +76,8 @@ pub(super) fn recognise(
         // What the cache holds is void, whatever it is.
         return Ok(known);
     }
-    let stamps = s.uuids.slot(inode).map_or([0; 2], |slot| slot.attachment);
-    // What its superblock said before the slot's newest stamp is known.
-    let is_known = stamps.iter().all(|stamp| *stamp != 0);
-    let differs = inode != attachment.number || !stamps.contains(&attachment.stamp);
-    if s.uuids.is_ours() && is_known && differs { Err(Error::OlderBacking) } else { Ok(known) }
+    let contradicts = s.uuids.slot(inode).is_some_and(|slot| slot.contradicts(inode, &attachment));
+    if s.uuids.is_ours() && contradicts { Err(Error::OlderBacking) } else { Ok(known) }
 }
 
 impl CacheSet {

@@ -3,15 +3,17 @@
 use super::bench::{eager, quiet};
 use super::image::records;
 use super::stage::{
-    AROUND, ATTACH, BACK, DETACH, FLUSH, assert_refused, bench, keep, pause, read, small, unstarted, write,
+    AROUND, ATTACH, BACK, DETACH, FLUSH, assert_refused, bench, keep, pause, read, small, stage_of,
+    unstarted, write, write_to,
 };
 use crate::disk::{OpKind, Survivors};
 use crate::driver::{Crash, OpView};
 use crate::failure::Fault;
 use crate::scenario::Stage;
+use crate::system::engine::Image;
 use crate::system::{Geometry, Mode};
 use crate::workload::Step;
-use bcached_check::Record;
+use bcached_check::{DamageKind, ReadAt, Record};
 use bcached_engine::{Phase, Settings};
 use bcached_env::DiskId;
 use bcached_format::{Replacement, SUPERBLOCK_SECTOR};
@@ -23,6 +25,7 @@ super::scenarios! {
     include_str!("metadata.rs"),
     a_set_that_lost_its_priorities_is_refused,
     no_power_cut_tears_a_superblock,
+    checker_and_engine_judge_a_damaged_table_of_volumes_alike,
 }
 
 /// The buckets with the generations cannot be read any more. Without them nobody knows which pointers are of now; a guess
@@ -203,4 +206,34 @@ fn steps_to(stage: &mut Stage, change: Change) -> Result<Vec<Step>, Fault> {
             vec![ATTACH]
         }
     })
+}
+
+/// A write of the table of volumes was lost, or went elsewhere. The engine serves each volume under the number
+/// that its device names; the checker, given the devices, finds the damage and sees the same volumes.
+fn checker_and_engine_judge_a_damaged_table_of_volumes_alike() {
+    for seed in 0..28 {
+        let mut stage = stage_of(vec![2048, 2048], BACK);
+        for volume in [0, 1] {
+            stage.ask(write_to(volume, 0..64)).unwrap();
+            stage.ask(Step::Flush { volume }).unwrap();
+        }
+        stage.stop().unwrap();
+        stage.rig().damage_table(seed);
+        let devices = &stage.rig().world.borrow().devices.clone();
+        let images: Vec<_> = devices.iter().map(Image).collect();
+        let disks: Vec<_> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();
+        let options = bcached_check::Options { compare_clean: true, ..Default::default() };
+        let report = bcached_check::check(&images[0], &disks, options).report;
+        let is_of_table = |kind: &DamageKind| {
+            use DamageKind::{DoubtedSlot, DuplicateUuid, UuidTableSum};
+            matches!(kind, UuidTableSum { .. } | DoubtedSlot { .. } | DuplicateUuid { .. })
+        };
+        let others: Vec<_> = report.findings.iter().filter(|found| !is_of_table(&found.kind)).collect();
+        assert!(others.is_empty() && !report.findings.is_empty(), "seed {seed}: {others:?}");
+        let served = report.volumes.iter().filter(|volume| volume.state.is_some());
+        assert_eq!(served.map(|volume| volume.inode).collect::<Vec<_>>(), [0, 1], "seed {seed}");
+        stage.start().unwrap();
+        stage.verify().unwrap();
+        stage.stop().unwrap();
+    }
 }
