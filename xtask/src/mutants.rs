@@ -1,7 +1,9 @@
-//! Deliberate faults of the engine, as patches in `crates/sim/mutants`: each is planted in a scratch copy, and the random
-//! workloads of `sim hunt` must find it.
+//! Deliberate faults, as patches in `crates/sim/mutants`: each is planted in a scratch copy. Those of the engine
+//! the random workloads of `sim hunt` must find. The simulator does not run the rest of the program: of a fault
+//! there the patch names the tests that must fail, with the words that `cargo test` takes
+//! (`test: -p bcached-daemon --lib offline`).
 //!
-//! A fault counts as caught when no hunt takes longer than the limit and, if enough starting numbers are tried for a median
+//! A fault counts as caught by hunts when no hunt takes longer than the limit and, if enough starting numbers are tried for a median
 //! to mean something, more than half of the hunts find it within [`MEDIAN_SECONDS`].
 
 use crate::tree::Tree;
@@ -54,6 +56,8 @@ pub struct Args {
 struct Mutant {
     name: String,
     patch: PathBuf,
+    /// What `cargo test` is to be asked for; `None`: hunts look for it.
+    test: Option<Vec<String>>,
 }
 
 /// Runs `cargo xtask mutants`; false if a fault was not caught.
@@ -77,9 +81,15 @@ pub fn run(args: &Args) -> Result<bool> {
         if args.apply_only {
             continue;
         }
-        let simulator = crate::build_sim(&tree.root, &work.join("build"), &BUILD);
-        let simulator = simulator.with_context(|| mutant.name.clone())?;
-        if !is_caught(mutant, &simulator, args)? {
+        let build = work.join("build");
+        let is_caught = match &mutant.test {
+            Some(words) => fails(mutant, words, &tree.root, &build).with_context(|| mutant.name.clone())?,
+            None => {
+                let simulator = crate::build_sim(&tree.root, &build, &BUILD);
+                is_found(mutant, &simulator.with_context(|| mutant.name.clone())?, args)?
+            }
+        };
+        if !is_caught {
             missed.push(mutant.name.as_str());
         }
     }
@@ -101,7 +111,8 @@ fn all(folder: &Path) -> Result<Vec<Mutant>> {
         let patch = entry?.path();
         if patch.extension().is_some_and(|extension| extension == "patch") {
             let name = patch.file_stem().context("it has an extension")?.to_string_lossy().into_owned();
-            mutants.push(Mutant { name, patch });
+            let text = fs::read_to_string(&patch).with_context(|| patch.display().to_string())?;
+            mutants.push(Mutant { name, patch, test: named_test(&text) });
         }
     }
     mutants.sort_by(|one, other| one.name.cmp(&other.name));
@@ -135,8 +146,65 @@ fn commits(origin: &Path) -> Result<usize> {
     Ok(count.unwrap_or(0))
 }
 
+/// What the patch says above its first hunk of the tests that must fail with it.
+fn named_test(patch: &str) -> Option<Vec<String>> {
+    let mut head = patch.lines().take_while(|line| !line.starts_with("diff ") && !line.starts_with("--- "));
+    let words = head.find_map(|line| line.strip_prefix("test:"))?;
+    Some(words.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Runs the tests that `words` name in the planted `tree`; whether one of them fails.
+fn fails(mutant: &Mutant, words: &[String], tree: &Path, target: &Path) -> Result<bool> {
+    let tests = |more: &[&str]| {
+        let mut cargo = crate::cargo();
+        cargo.current_dir(tree).args(["test", "--quiet", "--target-dir"]).arg(target);
+        cargo.args(more).args(words).env("RUSTFLAGS", "--allow warnings");
+        cargo.env("CARGO_PROFILE_DEV_DEBUG", "0").stdin(Stdio::null());
+        cargo.output().context("cargo does not start")
+    };
+    let built = tests(&["--no-run"])?;
+    if !built.status.success() {
+        let complaint = String::from_utf8_lossy(&built.stderr);
+        bail!("its tests do not build: {}", complaint.trim().lines().next_back().unwrap_or("without a word"));
+    }
+    let began = Instant::now();
+    let verdict = Verdict::of(&tests(&[])?)?;
+    let word = if verdict == Verdict::Failed { "caught" } else { "NOT CAUGHT" };
+    println!("{:<44} {word}: by its tests, {:.1} s", mutant.name, began.elapsed().as_secs_f64());
+    Ok(verdict == Verdict::Failed)
+}
+
+/// What tests have said.
+#[derive(PartialEq, Debug)]
+enum Verdict {
+    /// One of them failed.
+    Failed,
+    /// All that ran passed.
+    Passed,
+}
+
+impl Verdict {
+    /// Of a run of `cargo test`, of which nothing is believed but the words of the tests themselves.
+    fn of(done: &Output) -> Result<Self> {
+        const FAILED: i32 = 101;
+        let told = String::from_utf8_lossy(&done.stdout);
+        let says = |result: &str| told.lines().any(|line| line.starts_with(result));
+        let ran = |line: &str| line.starts_with("running ") && !line.starts_with("running 0 tests");
+        match done.status.code() {
+            Some(FAILED) if says("test result: FAILED") => Ok(Self::Failed),
+            Some(0) if told.lines().any(ran) => Ok(Self::Passed),
+            Some(0) => bail!("the patch names no test that there is"),
+            _ => {
+                let complaint = String::from_utf8_lossy(&done.stderr);
+                let last = complaint.trim().lines().next_back().unwrap_or("without a word");
+                bail!("the tests ended with {} and told of no failure: {last}", done.status)
+            }
+        }
+    }
+}
+
 /// Hunts with each starting number, and prints how long that took.
-fn is_caught(mutant: &Mutant, simulator: &Path, args: &Args) -> Result<bool> {
+fn is_found(mutant: &Mutant, simulator: &Path, args: &Args) -> Result<bool> {
     let mut times = hunts(simulator, args)?;
     times.sort_unstable_by(f64::total_cmp);
     let (median, worst) = (median(&times), times.last().context("there is a start")?);
@@ -278,6 +346,37 @@ mod tests {
         ] {
             let refused = ending(wait, told).expect_err(told);
             assert!(refused.to_string().ends_with("told of no finding: sim: no such thing"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_patch_names_its_tests_above_what_it_changes() {
+        let words = |text: &str| named_test(text).map(|words| words.join("|"));
+        let patch = "It is not done.\ntest: -p bcached-daemon  --lib offline\n\ndiff --git a/one b/one\n";
+        assert_eq!(words(patch).as_deref(), Some("-p|bcached-daemon|--lib|offline"));
+        assert_eq!(words("It is not done.\n\ndiff --git a/one b/one\ntest: -p one\n"), None);
+        assert_eq!(words("It is not done.\n\n--- a/one\n+++ b/one\ntest: -p one\n"), None);
+    }
+
+    #[test]
+    fn only_a_failed_test_is_a_failed_test() {
+        let verdict = |wait: i32, told: &str| {
+            let status = ExitStatus::from_raw(wait);
+            Verdict::of(&Output { status, stdout: told.into(), stderr: b"error: no such test\n".to_vec() })
+        };
+        let failed = "running 2 tests\n.F\ntest result: FAILED. 1 passed; 1 failed\n";
+        assert_eq!(verdict(exited(101), failed).unwrap(), Verdict::Failed);
+        let passed = "running 2 tests\n..\ntest result: ok. 2 passed; 0 failed\n";
+        assert_eq!(verdict(exited(0), passed).unwrap(), Verdict::Passed);
+        for (wait, told) in [
+            (exited(0), "running 0 tests\ntest result: ok. 0 passed\n"),
+            (exited(0), ""),
+            (exited(101), ""),
+            (exited(101), passed),
+            (exited(1), failed),
+            (ABORTED, "running 2 tests\n"),
+        ] {
+            assert!(verdict(wait, told).is_err(), "{wait} {told}");
         }
     }
 

@@ -312,3 +312,46 @@ impl Claim<'_> {
         ))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+    use std::os::unix::fs::FileExt as _;
+
+    const SET: Uuid = Uuid(*b"a missing set ..");
+
+    fn stranded(set: Uuid) -> LostSets {
+        let volume = Stranded {
+            name: "media".to_owned(),
+            device: "/dev/none".to_owned(),
+            uuid: Uuid([7; 16]),
+            set,
+            since: 0,
+            section: None,
+        };
+        LostSets { stranded: vec![volume], ..LostSets::default() }
+    }
+
+    /// The superblock is all zeroes, and what tells whose the device was lies behind it.
+    #[test]
+    fn remains_of_a_missing_set_are_found_where_its_superblock_is_gone() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[0; 8 << 20]).unwrap();
+        let claim = |lost: &LostSets| {
+            let device = device::open(file.path(), Access::Look).unwrap();
+            lost.claim(&device).unwrap().map(|claim| (claim.set, claim.sign))
+        };
+        let lost = stranded(SET);
+        assert_eq!(claim(&lost), None);
+        let magic = SetMagic::of(SET);
+        for word in [magic.jset(), magic.bset(), magic.prio(), magic.stamp(), magic.summary()] {
+            for at in [512_u64 * 9, 5 << 20] {
+                file.as_file().write_all_at(&word.to_le_bytes(), at + 8).unwrap();
+                assert_eq!(claim(&lost), Some((SET, Sign::Remains)));
+                assert_eq!(claim(&stranded(Uuid([9; 16]))), None, "of another set");
+                file.as_file().write_all_at(&[0; 8], at + 8).unwrap();
+            }
+        }
+    }
+}
