@@ -4,7 +4,7 @@ mod common;
 
 use common::{Daemon, Images, ask, bcached, done, json, refused};
 use std::io::{BufRead as _, BufReader, Lines};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use bcached_daemon::control::client;
 use bcached_daemon::control::jobs::{Begin, Verb};
 use common::{Daemon, Images, Loop, ask, bcached, bytes, done, fill, json, pattern, refused, requires, tool};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
