@@ -1,8 +1,10 @@
-//! The simulated device. First the faults it has, in words; then the code that has them and no others.
+//! The simulated device. First the faults it has, in words; then the code that has them and no
+//! others.
 //!
 //! # Fault model
 //!
-//! It is the same for cache and backing devices. What the engine may lean on is what is *not* in this list.
+//! It is the same for cache and backing devices. What the engine may lean on is what is *not* in
+//! this list.
 //!
 //! **Order.** Operations in flight together are carried out in any order, each at some moment between its submission
 //! and its completion. A write may become visible in two parts at two moments. A read sees what is there at one moment,
@@ -46,9 +48,9 @@
 //! **Death of the process** (not of the power) takes nothing back: what completed is there, cache included; an operation
 //! in flight lands whole, in part or not, and has decided by the time the next process opens the device.
 //!
-//! Not modelled, because no format of this kind survives it: a device that lies about flush, one that tears inside its
-//! unit, one that redirects writes. Bit rot in user data and content from before are left to scenarios, which know what
-//! answer is right then.
+//! Not modelled, because no format of this kind survives it: a device that lies about flush, one
+//! that tears inside its unit, one that redirects writes. Bit rot in user data and content from
+//! before are left to scenarios, which know what answer is right then.
 
 pub mod cut;
 pub mod fault;
@@ -112,7 +114,8 @@ pub struct Model {
     pub discard: bool,
     /// Which zeroings are carried out.
     pub zeroing: Zeroing,
-    /// Middle latency of a read or write, in nanoseconds; each one is drawn from a quarter to four times of it.
+    /// Middle latency of a read or write, in nanoseconds; each one is drawn from a quarter to four
+    /// times of it.
     pub latency_ns: u64,
     /// Content before the first write.
     pub background: Background,
@@ -165,7 +168,8 @@ impl Flush {
     }
 }
 
-/// A device and all that is on its way to its medium. A clone shares content until one of the two changes.
+/// A device and all that is on its way to its medium. A clone shares content until one of the two
+/// changes.
 #[derive(Clone)]
 pub struct Device {
     /// What it is.
@@ -279,8 +283,8 @@ impl Device {
         }
     }
 
-    /// Ends write `number`: what has not landed does, and it is durable if it carries FUA or there is no volatile
-    /// cache.
+    /// Ends write `number`: what has not landed does, and it is durable if it carries FUA or there
+    /// is no volatile cache.
     pub fn complete(&mut self, number: u64) {
         self.land(number, u64::MAX);
         let write = self.in_flight.remove(&number).expect("a write completes once");
@@ -291,8 +295,8 @@ impl Device {
         }
     }
 
-    /// Ends write `number` with a failure after `landed` of it had landed. If a flush of its own has failed: the sectors that
-    /// lost something; `None` if there was none.
+    /// Ends write `number` with a failure after `landed` of it had landed. If a flush of its own
+    /// has failed: the sectors that lost something; `None` if there was none.
     pub fn fail(&mut self, number: u64, landed: Landed) -> Option<BTreeSet<u64>> {
         let write = self.in_flight.get(&number).expect("a write ends once").clone();
         let unit = self.model.torn_sectors;
@@ -377,7 +381,8 @@ impl Device {
         }
     }
 
-    /// Puts content on the medium from outside, as a tool that makes a cache set does. Nothing may be in flight.
+    /// Puts content on the medium from outside, as a tool that makes a cache set does. Nothing may
+    /// be in flight.
     pub fn place(&mut self, sector: u64, bytes: &[u8]) {
         assert!(self.in_flight.is_empty(), "a tool works on a device that nobody uses");
         let sectors = (bytes.len() / crate::stamp::SECTOR) as u64;
@@ -386,13 +391,15 @@ impl Device {
         self.complete(number);
     }
 
-    /// Puts content on the medium from outside, where nobody uses the device at present; elsewhere requests may be in flight.
+    /// Puts content on the medium from outside, where nobody uses the device at present; elsewhere
+    /// requests may be in flight.
     pub fn overwrite(&mut self, range: Range<u64>, content: Content) {
         let number = self.take(range, content, true);
         self.complete(number);
     }
 
-    /// The device ends there from now on; or there again, with zeroes where it had been cut. False: somebody is writing behind the new end.
+    /// The device ends there from now on; or there again, with zeroes where it had been cut. False:
+    /// somebody is writing behind the new end.
     #[must_use]
     pub fn resize(&mut self, sectors: u64) -> bool {
         let former = self.model.sectors;
@@ -438,8 +445,8 @@ impl Device {
         self.volatile.clear();
     }
 
-    /// Moves the volatile versions that `chosen` picks to the medium. An older one that stays volatile loses the sectors
-    /// a durable one has taken.
+    /// Moves the volatile versions that `chosen` picks to the medium. An older one that stays
+    /// volatile loses the sectors a durable one has taken.
     fn harden(&mut self, pages: std::ops::RangeInclusive<u64>, chosen: impl Fn(u64) -> bool) {
         let touched: Vec<u64> = self.volatile.range(pages).map(|(page, _)| *page).collect();
         for page in touched {

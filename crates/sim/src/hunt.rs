@@ -1,8 +1,8 @@
-//! Looking for faults with fresh seeds, for as long as there is time: rounds of all shapes of workloads, some with crashes
-//! at a few of their points.
+//! Looking for faults with fresh seeds, for as long as there is time: rounds of all shapes of
+//! workloads, some with crashes at a few of their points.
 //!
-//! A hunt is told by one number; its rounds follow from that, so a hunt can be repeated, and each failure names its
-//! workload and seed.
+//! A hunt is told by one number; its rounds follow from that, so a hunt can be repeated, and each
+//! failure names its workload and seed.
 
 use crate::crashpoints::{Depth, Novelty, sweep_after};
 use crate::digest::mix;
@@ -15,7 +15,8 @@ use bcached_engine::Phase;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Device operations that the crashes of a round may take besides twice as many as there are points: a second or less.
+/// Device operations that the crashes of a round may take besides twice as many as there are
+/// points: a second or less.
 const WORK: u64 = 10_000;
 
 /// The same of sets with large trees, each recovery of which takes thousands.
@@ -27,7 +28,8 @@ const DEPTH: Depth = Depth { third_one_in: 128, work: Some(WORK), ..Depth::SPARS
 /// Only where nodes become fewer, which takes a long run.
 const THINNED: Depth = Depth { within: Phase::Coalesce.bit(), novel: 64, ..GROWN };
 
-/// Sets that have grown are crashed where the tree changes its form: for the rest there are smaller ones.
+/// Sets that have grown are crashed where the tree changes its form: for the rest there are smaller
+/// ones.
 const GROWN: Depth =
     Depth { within: TREE_PHASES, novel: 8, recovery_one_in: 0, work: Some(WORK_LARGE), ..DEPTH };
 
@@ -37,7 +39,8 @@ const WRITTEN_OUT: Depth = Depth { within: Phase::WriteOut.bit(), novel: 32, ..D
 /// Only where data is moved.
 const MOVED: Depth = Depth { within: Phase::Move.bit(), novel: 32, ..DEPTH };
 
-/// Processes die while they write priorities or uuids, and so do their heirs, who do that early, for lack of power.
+/// Processes die while they write priorities or uuids, and so do their heirs, who do that early,
+/// for lack of power.
 const INHERITED: Depth = Depth {
     within: TABLE_PHASES,
     dies_first: true,
@@ -81,7 +84,8 @@ struct Kind {
     times: u64,
 }
 
-/// Such a round takes a few milliseconds, others a hundred times as long: each kind gets its share of the time.
+/// Such a round takes a few milliseconds, others a hundred times as long: each kind gets its share
+/// of the time.
 const MANY: u64 = 12;
 
 const fn plain(shape: &'static str) -> Kind {
@@ -200,7 +204,8 @@ impl Round {
         Self { workload: shape.draw(seed), depth: kind.depth }
     }
 
-    /// In the middle of which phases it crashes, a [bit](Phase::bit) for each; 0: anywhere, or not at all.
+    /// In the middle of which phases it crashes, a [bit](Phase::bit) for each; 0: anywhere, or not
+    /// at all.
     #[must_use]
     pub fn within(&self) -> u32 {
         self.depth.map_or(0, |depth| depth.within)

@@ -1,5 +1,6 @@
-//! What clients have asked of what: each kind of request with its flags and its place among blocks, of each kind of volume in each
-//! mode, beside each kind of failing device. What was never asked was never judged, so it is counted.
+//! What clients have asked of what: each kind of request with its flags and its place among blocks,
+//! of each kind of volume in each mode, beside each kind of failing device. What was never asked
+//! was never judged, so it is counted.
 
 use crate::system::{Mode, Standing};
 use crate::workload::Step;
@@ -217,8 +218,8 @@ impl Reached {
         Case::all().filter(|case| self.of(case) == 0)
     }
 
-    /// A table: a row for each kind of request and place, and for each kind of volume two columns, what was asked while
-    /// no device had failed and beside failures.
+    /// A table: a row for each kind of request and place, and for each kind of volume two columns,
+    /// what was asked while no device had failed and beside failures.
     #[must_use]
     pub fn table(&self) -> Vec<String> {
         let head = STANDINGS.iter().map(|(_, name)| format!(" {name:>12} {:>7}", "failing"));

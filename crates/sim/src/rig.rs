@@ -1,7 +1,9 @@
-//! A system under test with all that outlives its processes: devices, note, and what the clients remember.
+//! A system under test with all that outlives its processes: devices, note, and what the clients
+//! remember.
 //!
-//! [`Rig::live`] is one process: a fresh executor, the system opened, a script of clients. It ends when the script does
-//! or when the world halts; then [`Rig::crash`] leaves the devices as the crash would, and the next life can begin.
+//! [`Rig::live`] is one process: a fresh executor, the system opened, a script of clients. It ends
+//! when the script does or when the world halts; then [`Rig::crash`] leaves the devices as the
+//! crash would, and the next life can begin.
 
 pub mod client;
 pub(crate) mod panic;
@@ -139,8 +141,8 @@ impl Rig {
         world.on_drop(Box::new(move |device, sectors| {
             let mut judge = judge.borrow_mut();
             if device == 0 {
-                // Where anything of the volumes stood only the system knows; and who cannot tell that nothing was dropped must
-                // not bring back at the next start what may be gone.
+                // Where anything of the volumes stood only the system knows; and who cannot tell
+                // that nothing was dropped must not bring back at the next start what may be gone.
                 (0..volumes).for_each(|volume| judge.device_dropped(volume, None));
             } else {
                 let start = data_starts[device];
@@ -166,7 +168,8 @@ impl Rig {
         }
     }
 
-    /// Runs one process: opens the system and lets `script` use it. `None` if the world was halted on request.
+    /// Runs one process: opens the system and lets `script` use it. `None` if the world was halted
+    /// on request.
     ///
     /// # Errors
     /// The first fault that anybody noticed.
@@ -262,7 +265,8 @@ impl Rig {
         self.geometry.tuning.set = self.geometry.tuning.set.hurried();
     }
 
-    /// While nobody runs: devices that have been cut are as long as they were at first, with zeroes where they had ended. Nobody is told.
+    /// While nobody runs: devices that have been cut are as long as they were at first, with zeroes
+    /// where they had ended. Nobody is told.
     pub fn lengthen(&mut self) {
         let mut world = self.world.borrow_mut();
         for (device, sectors) in world.devices[1..].iter_mut().zip(&self.geometry.volumes) {
@@ -291,9 +295,10 @@ impl Rig {
         self.copies.push_back(self.world.borrow().devices.clone());
     }
 
-    /// While nobody runs: a process comes that finds an older copy of a device in its place, as `seed` tells, if there is one of which that
-    /// can be told. It must refuse to serve, and write to nothing that the refusal is about. Nothing of it stays: the next one finds
-    /// the right device.
+    /// While nobody runs: a process comes that finds an older copy of a device in its place, as
+    /// `seed` tells, if there is one of which that can be told. It must refuse to serve, and write
+    /// to nothing that the refusal is about. Nothing of it stays: the next one finds the right
+    /// device.
     ///
     /// # Errors
     /// It serves, or has written.

@@ -1,7 +1,8 @@
-//! What the clients do: a list of steps, drawn from a seed beforehand, so that it can be shown, shortened and replayed.
+//! What the clients do: a list of steps, drawn from a seed beforehand, so that it can be shown,
+//! shortened and replayed.
 //!
-//! The steps do not depend on answers; how they interleave does not stand here either: up to `depth` requests are in
-//! flight together, and the simulated world decides who comes when.
+//! The steps do not depend on answers; how they interleave does not stand here either: up to
+//! `depth` requests are in flight together, and the simulated world decides who comes when.
 
 mod coincidence;
 mod drawing;
@@ -82,7 +83,8 @@ pub enum Step {
         /// To what.
         value: u64,
     },
-    /// Take a volume from the cache, with requests in flight. If it is not there nothing is asked of anybody.
+    /// Take a volume from the cache, with requests in flight. If it is not there nothing is asked
+    /// of anybody.
     Detach {
         /// Volume.
         volume: u32,
@@ -97,38 +99,43 @@ pub enum Step {
         /// Volume.
         volume: u32,
     },
-    /// Give up, if it can be, what goes on of detaching, attaching, writing back, shrinking and growing a volume.
+    /// Give up, if it can be, what goes on of detaching, attaching, writing back, shrinking and
+    /// growing a volume.
     Cancel {
         /// Volume.
         volume: u32,
     },
-    /// Serve a volume no more, with requests in flight, and serve it again at once; requests that come in between wait.
+    /// Serve a volume no more, with requests in flight, and serve it again at once; requests that
+    /// come in between wait.
     Readd {
         /// Volume.
         volume: u32,
     },
-    /// Serve so many sectors of a volume and no more, with requests in flight; then its device, if it has one, is cut there. What lies behind is gone.
+    /// Serve so many sectors of a volume and no more, with requests in flight; then its device, if
+    /// it has one, is cut there. What lies behind is gone.
     Shrink {
         /// Volume.
         volume: u32,
         /// Sectors that stay.
         sectors: u64,
     },
-    /// The device of a volume, if it has one, becomes so much larger that this many sectors can be served, and they are, with requests in flight. What
-    /// is new is zeroes.
+    /// The device of a volume, if it has one, becomes so much larger that this many sectors can be
+    /// served, and they are, with requests in flight. What is new is zeroes.
     Grow {
         /// Volume.
         volume: u32,
         /// Sectors from then on.
         sectors: u64,
     },
-    /// The disk of a volume dies, and the cache forgets the volume; then a new disk takes its place, with everything that the old one had
-    /// and zeroes where that was not the newest. Requests that come in between wait.
+    /// The disk of a volume dies, and the cache forgets the volume; then a new disk takes its
+    /// place, with everything that the old one had and zeroes where that was not the newest.
+    /// Requests that come in between wait.
     Forget {
         /// Volume.
         volume: u32,
     },
-    /// Make a volume that lives in the cache alone, with requests in flight. If it is there, or there is no room for it, nothing is.
+    /// Make a volume that lives in the cache alone, with requests in flight. If it is there, or
+    /// there is no room for it, nothing is.
     Create {
         /// Volume.
         volume: u32,
@@ -142,9 +149,11 @@ pub enum Step {
     Pause(u64),
     /// Wait for all answers.
     Settle,
-    /// The next process finds a table of volumes that is not what was written, in a way that the seed tells.
+    /// The next process finds a table of volumes that is not what was written, in a way that the
+    /// seed tells.
     Table(u64),
-    /// Before the next process one comes that finds an older copy of a device in its place, as the seed tells, and must notice that.
+    /// Before the next process one comes that finds an older copy of a device in its place, as the
+    /// seed tells, and must notice that.
     Older(u64),
     /// End this process, in one of three ways, and start the next.
     Restart(Restart),
@@ -159,8 +168,9 @@ pub enum Restart {
     Death(u64),
     /// The power goes with requests in flight; the seed says what survives.
     Power(u64),
-    /// It dies with requests in flight, and the next one loses its power after so many points of the world (see
-    /// [`driver`](crate::driver)), most of which are of its start; the seed, last, says what lands and what survives.
+    /// It dies with requests in flight, and the next one loses its power after so many points of
+    /// the world (see [`driver`](crate::driver)), most of which are of its start; the seed, last,
+    /// says what lands and what survives.
     Twice(u64, u64),
 }
 
@@ -187,7 +197,8 @@ pub enum Origin {
     Script {
         /// The file's name.
         file: String,
-        /// What is done after each recovery from a crash, and if there is none, after the last step.
+        /// What is done after each recovery from a crash, and if there is none, after the last
+        /// step.
         after: Vec<Step>,
     },
 }

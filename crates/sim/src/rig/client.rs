@@ -1,5 +1,5 @@
-//! The clients of one process: they ask, tell the judge what they asked and were told, and stop the world at the first
-//! fault.
+//! The clients of one process: they ask, tell the judge what they asked and were told, and stop the
+//! world at the first fault.
 
 mod liveness;
 mod lodgers;
@@ -24,8 +24,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long clients wait for the next answer of any kind, in virtual nanoseconds, when no fault delays anything: five hundred
-/// times what the slowest device takes for one operation, as a rule.
+/// How long clients wait for the next answer of any kind, in virtual nanoseconds, when no fault
+/// delays anything: five hundred times what the slowest device takes for one operation, as a rule.
 pub const PATIENCE_NS: u64 = 20_000_000_000;
 
 /// How long a client waits for the answer to one request, while others are answered.
@@ -152,8 +152,8 @@ impl Client {
         &self.shared.world
     }
 
-    /// Starts a step as soon as fewer than `depth` requests are in flight; does not wait for its answer. Restarts are not
-    /// for a client to carry out.
+    /// Starts a step as soon as fewer than `depth` requests are in flight; does not wait for its
+    /// answer. Restarts are not for a client to carry out.
     pub async fn go(&self, step: Step) {
         match step {
             Step::Pause(milliseconds) => self.pause(milliseconds).await,
@@ -254,7 +254,8 @@ impl Client {
         if self.may_refuse() { Ok(()) } else { result.map_err(Fault::Stop) }
     }
 
-    /// What the system counts as written is what the device was given, to the byte, at any moment and whatever fails.
+    /// What the system counts as written is what the device was given, to the byte, at any moment
+    /// and whatever fails.
     fn check_written(&self) -> Result<(), Fault> {
         let given = self.shared.world.borrow().written_bytes(0) - self.shared.written_before;
         match self.shared.running.written_bytes() {
@@ -443,7 +444,8 @@ impl Client {
     }
 }
 
-/// Who hears of an answer. What is not answered when the world ends keeps it in the memory of the system, so it must not keep the system.
+/// Who hears of an answer. What is not answered when the world ends keeps it in the memory of the
+/// system, so it must not keep the system.
 struct Judge {
     oracle: Rc<RefCell<Oracle>>,
     fault: Rc<RefCell<Option<Fault>>>,
@@ -469,7 +471,8 @@ impl Judge {
     }
 }
 
-/// Memory that something else was read into before, as front ends give it to the engine: nothing of that may be taken for content.
+/// Memory that something else was read into before, as front ends give it to the engine: nothing of
+/// that may be taken for content.
 fn used(bytes: usize) -> Buffer {
     let mut buffer = Buffer::zeroed(bytes);
     buffer.as_mut_slice().fill(0xa5);

@@ -1,12 +1,13 @@
-//! A device is exchanged for an older copy of itself: a snapshot of the SSD that was brought back, a disk out of a drawer. What can be
-//! told of it must be refused, and nothing may be written to what the refusal is about.
+//! A device is exchanged for an older copy of itself: a snapshot of the SSD that was brought back,
+//! a disk out of a drawer. What can be told of it must be refused, and nothing may be written to
+//! what the refusal is about.
 
 use super::tables::superblock;
 use crate::disk::Device;
 use bcached_format::{BackingState, BackingSuperblock, Superblock};
 
-/// Whether it must be noticed that `copy` stands in the place of device `which` of `now`. Both were left by an orderly stop of a
-/// process, and not by the same one.
+/// Whether it must be noticed that `copy` stands in the place of device `which` of `now`. Both were
+/// left by an orderly stop of a process, and not by the same one.
 pub fn is_told(now: &[Device], copy: &Device, which: usize) -> bool {
     if which == 0 {
         // Each volume that is attached says what the cache must know of it.

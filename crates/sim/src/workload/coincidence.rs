@@ -1,4 +1,5 @@
-//! Steps that belong together: what two or three things have to meet for, and steps drawn one by one hardly ever do.
+//! Steps that belong together: what two or three things have to meet for, and steps drawn one by
+//! one hardly ever do.
 
 use super::generate::Painter;
 use super::shape::Failing;
@@ -29,8 +30,9 @@ impl Painter<'_> {
         self.next.pop_front().expect("several steps")
     }
 
-    /// A promise about something whose older content is safe, at once followed by a cut of the power that leaves nothing else: a
-    /// durable request of any kind, or any change and a flush, over what was just written and beyond it.
+    /// A promise about something whose older content is safe, at once followed by a cut of the
+    /// power that leaves nothing else: a durable request of any kind, or any change and a flush,
+    /// over what was just written and beyond it.
     fn promised(&mut self) {
         let (volume, before) = self.place();
         // The end of a volume may be within a block.
@@ -67,8 +69,9 @@ impl Painter<'_> {
         self.cut_off();
     }
 
-    /// An operation of a device takes its time; a request that waits for it, and longer ones over the same sectors behind that,
-    /// are under way while the volume comes, goes, or becomes another. Then what only the longer ones are about is read.
+    /// An operation of a device takes its time; a request that waits for it, and longer ones over
+    /// the same sectors behind that, are under way while the volume comes, goes, or becomes
+    /// another. Then what only the longer ones are about is read.
     fn queued(&mut self) {
         let (volume, first) = self.place();
         let is_lodger = volume as usize >= self.shape.volumes;
@@ -115,8 +118,9 @@ impl Painter<'_> {
         self.next.extend([Step::Settle, Step::Read { volume, sectors: long }]);
     }
 
-    /// Requests of many pieces to a slow device, with a flush and a short request beside each; a failing device may drop
-    /// what that flush covers. What was said of them holds after a cut of the power.
+    /// Requests of many pieces to a slow device, with a flush and a short request beside each; a
+    /// failing device may drop what that flush covers. What was said of them holds after a cut of
+    /// the power.
     fn pieces(&mut self) {
         let (volume, near) = self.place();
         let is_lodger = volume as usize >= self.shape.volumes;
@@ -145,8 +149,9 @@ impl Painter<'_> {
         self.next.push_back(Step::Read { volume, sectors: long });
     }
 
-    /// Flushes of a device that fail again and again, each in a way of its own, with changes, reads and flushes of clients
-    /// between them and the other device slow, so that a flush is under way when the next one fails.
+    /// Flushes of a device that fail again and again, each in a way of its own, with changes, reads
+    /// and flushes of clients between them and the other device slow, so that a flush is under way
+    /// when the next one fails.
     fn flushes_that_fail(&mut self) {
         let (volume, near) = self.place();
         let is_lodger = volume as usize >= self.shape.volumes;
@@ -201,8 +206,9 @@ impl Painter<'_> {
         self.next.push_back(Step::Read { volume, sectors: near });
     }
 
-    /// The cache refuses a write over what is dirty and what is clean, whose bucket it has given up before, since it dropped what was
-    /// written to it later. The write goes to the backing device, and the end comes in the middle of that.
+    /// The cache refuses a write over what is dirty and what is clean, whose bucket it has given up
+    /// before, since it dropped what was written to it later. The write goes to the backing device,
+    /// and the end comes in the middle of that.
     fn written_out(&mut self) {
         let (volume, _) = self.place();
         if volume as usize >= self.shape.volumes || !self.is_failing(0) {
@@ -253,8 +259,9 @@ impl Painter<'_> {
         self.next.push_back(Step::Read { volume, sectors: copied });
     }
 
-    /// A client's flush waits for the journal while another one of its backing device, which nobody asked for, fails. What that
-    /// drops was put there before a failure that the client has been told of, and which had dropped nothing.
+    /// A client's flush waits for the journal while another one of its backing device, which nobody
+    /// asked for, fails. What that drops was put there before a failure that the client has been
+    /// told of, and which had dropped nothing.
     fn flush_in_the_journal(&mut self) {
         let (volume, near) = self.place();
         let device = 1 + volume as usize;
@@ -280,7 +287,8 @@ impl Painter<'_> {
             let told = if self.rng.one_in(3) { Fault::Fail(Landed::Nothing) } else { Fault::Unreachable };
             self.next.extend([fails(told), Step::Flush { volume }, Step::Settle]);
         }
-        // What is missed enters the cache after a flush that nobody asks for. What is read now is there, whatever was told of it.
+        // What is missed enters the cache after a flush that nobody asks for. What is read now is
+        // there, whatever was told of it.
         let cold = self.rng.below(self.span(volume) / 8) * 8;
         let cold = if self.rng.one_in(3) { self.fitted(volume, cold..cold + 8) } else { near.clone() };
         self.next.extend([fails(Fault::Fail(Landed::Nothing)), Step::Read { volume, sectors: cold }]);
@@ -303,7 +311,8 @@ impl Painter<'_> {
         self.next.push_back(Step::Read { volume, sectors: near });
     }
 
-    /// Two orderly stops with something done in between, and an older copy of a device in the place of it.
+    /// Two orderly stops with something done in between, and an older copy of a device in the place
+    /// of it.
     fn brought_back(&mut self) {
         let is_last = self.rng.one_in(2);
         for is_first in [true, false] {
@@ -321,7 +330,8 @@ impl Painter<'_> {
         }
     }
 
-    /// The end of the process, in workloads that have such: mostly the power goes, and nothing that was not durable is there.
+    /// The end of the process, in workloads that have such: mostly the power goes, and nothing that
+    /// was not durable is there.
     fn cut_off(&mut self) {
         if self.shape.weights.restart == 0 {
             return self.next.push_back(Step::Pause(1 << self.rng.below(4)));
