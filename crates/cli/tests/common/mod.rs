@@ -6,7 +6,7 @@ pub mod served;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// No command here takes a second; one that hangs must fail and not stop the run.
@@ -55,6 +55,8 @@ pub fn run(command: &mut Command) -> Ran {
         .expect("the command starts");
     // Held open: a command that reads standard input hangs, and fails by the limit.
     let input = child.stdin.take();
+    // Read meanwhile: a command that says more than a pipe holds would wait for ever.
+    let (out, err) = (read_on(child.stdout.take()), read_on(child.stderr.take()));
     let started = Instant::now();
     while child.try_wait().expect("waits").is_none() {
         if started.elapsed() > LIMIT {
@@ -64,12 +66,20 @@ pub fn run(command: &mut Command) -> Ran {
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(input);
-    let Output { status, stdout, stderr } = child.wait_with_output().expect("output");
-    Ran {
-        exit: status.code().expect("ended by itself"),
-        out: String::from_utf8(stdout).expect("text"),
-        err: String::from_utf8(stderr).expect("text"),
-    }
+    let text = |reader: std::thread::JoinHandle<Vec<u8>>| {
+        String::from_utf8(reader.join().expect("it is read")).expect("text")
+    };
+    let status = child.wait().expect("it has ended");
+    Ran { exit: status.code().expect("ended by itself"), out: text(out), err: text(err) }
+}
+
+/// Reads all that comes, beside whoever waits for the process.
+fn read_on(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut all = Vec::new();
+        pipe.expect("a pipe").read_to_end(&mut all).expect("it is read");
+        all
+    })
 }
 
 /// True if `tool` is installed; else the test counts as skipped, and should return.
