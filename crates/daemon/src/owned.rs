@@ -27,19 +27,28 @@ pub struct OwnedList {
 }
 
 impl OwnedList {
-    /// The list that this daemon keeps, if it keeps one: with the configuration of the machine, as root, where udev
+    /// Where this daemon keeps the list, if it keeps one: with the configuration of the machine, as root, where udev
     /// has a directory for it.
-    pub fn of_this_daemon(is_machines_configuration: bool) -> Option<Self> {
+    pub fn path_of_this_daemon(is_machines_configuration: bool) -> Option<PathBuf> {
         let usual = places::of_machine(OWNED_RULES_PATH);
         let named = std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty());
-        let path = match (named, usual.file_name()) {
-            (Some(folder), Some(name)) => Path::new(&folder).join(name),
+        match (named, usual.file_name()) {
+            (Some(folder), Some(name)) => Some(Path::new(&folder).join(name)),
             _ => {
                 let may = is_machines_configuration && rustix::process::geteuid().is_root();
-                (may && usual.parent().is_some_and(Path::is_dir)).then_some(usual)?
+                (may && usual.parent().is_some_and(Path::is_dir)).then_some(usual)
             }
-        };
-        Some(Self { path, last: None })
+        }
+    }
+
+    /// The list at `path`, of which nothing is known yet.
+    pub const fn at(path: PathBuf) -> Self {
+        Self { path, last: None }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Makes the list say `known`; with `is_complete` nothing else.

@@ -83,14 +83,15 @@ impl Uml {
         Ok(())
     }
 
-    /// The guest's first process: mounts, modules, the job, power off.
+    /// The guest's first process: mounts, modules, the job, power off. The guest sees the host's `/etc`, in which somebody
+    /// may have a bcached of their own.
     fn init(&self, directory: &Path) -> String {
         let modules: String =
             self.modules.iter().map(|path| format!("busybox insmod {}\n", path.display())).collect();
         let body = init_body(&directory.join("job").display().to_string());
         format!(
             "#!/bin/sh\n\
-            export PATH=/usr/sbin:/usr/bin:/sbin:/bin\n\
+            export PATH=/usr/sbin:/usr/bin:/sbin:/bin BCACHED_ROOT=/run/machine\n\
             mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t tmpfs tmp /run; mount -t tmpfs tmp /mnt\n\
             {modules}{body}\
             busybox poweroff -f\n"

@@ -281,6 +281,7 @@ impl Supervisor {
         tracing::info!(event = "handing-over", "another process takes over");
         self.exports.end_waiting();
         let (config, notes, course) = (self.config_to_go_on_with(), self.notes.clone(), self.course.clone());
+        let owned = self.owned.as_ref().map(|list| list.path().to_owned());
         let (heritage, left) = self.leave(control);
         match left.and_then(|()| successor.take(&heritage)) {
             Ok(()) => {
@@ -294,7 +295,9 @@ impl Supervisor {
                 course.set(known.clone());
                 match heritage.take_back() {
                     Ok(taken) => {
-                        let again = Start { config, notes, predecessor: None, taken, known, is_first: false };
+                        let predecessor = None;
+                        let again =
+                            Start { config, notes, owned, predecessor, taken, known, is_first: false };
                         Life::GoesOn(Box::new(again))
                     }
                     Err(error) => Life::Ended(Err(

@@ -233,6 +233,8 @@ struct Supervisor {
 struct Start {
     config: Config,
     notes: PathBuf,
+    /// Where the list for udev is, if this daemon keeps it.
+    owned: Option<PathBuf>,
     predecessor: Option<Predecessor>,
     taken: Taken,
     /// What is known of the hand-over before.
@@ -242,11 +244,12 @@ struct Start {
 
 #[cfg(test)]
 impl Start {
-    /// A process of its own, whose notes lie nowhere.
+    /// A process of its own, whose notes lie nowhere. It keeps no list for udev.
     fn of(config: Config) -> Self {
         Self {
             config,
             notes: PathBuf::from("/nonexistent"),
+            owned: None,
             predecessor: None,
             taken: Taken::default(),
             known: TakingOver::default(),
@@ -297,7 +300,8 @@ fn serve_logged(
     let is_first = predecessor.is_none();
     let progress = if is_first { Progress::None } else { Progress::UnderWay };
     let known = TakingOver { progress, ..TakingOver::default() };
-    let mut start = Start { config, notes, predecessor, taken, known, is_first };
+    let owned = OwnedList::path_of_this_daemon(line.config.is_none());
+    let mut start = Start { config, notes, owned, predecessor, taken, known, is_first };
     loop {
         match live(line.clone(), start, &signals)? {
             Life::Ended(outcome) => return outcome,
@@ -375,15 +379,15 @@ fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, 
 
 impl Supervisor {
     fn new(line: CommandLine, start: Start) -> Self {
-        let Start { config, notes, predecessor, taken, known, is_first } = start;
+        let Start { config, notes, owned, predecessor, taken, known, is_first } = start;
         let Taken { passed, connections, yours } = taken;
         let (sender, events) = mpsc::channel();
         let waker = sender.clone();
         let strict = !line.caches.is_empty() || !line.backings.is_empty();
         let table = Table::with_said(&config, strict, &yours.said);
         let config = Arc::new(config);
-        let (is_machines, stop_timeout) = (line.config.is_none(), config.stop_timeout);
-        let owned = if strict { None } else { OwnedList::of_this_daemon(is_machines) };
+        let stop_timeout = config.stop_timeout;
+        let owned = if strict { None } else { owned.map(OwnedList::at) };
         Self {
             line,
             config: Arc::clone(&config),
