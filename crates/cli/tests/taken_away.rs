@@ -4,6 +4,9 @@
 mod common;
 
 use common::{Daemon, Images, ask, content, done, fill, pattern, requires};
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 const BACKING_BYTES: u64 = 16 << 20;
 
@@ -48,17 +51,56 @@ fn a_note_that_was_removed_is_replaced_before_the_next_write_is_acknowledged() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// Whoever came after a cleaner did not reach the daemon until it was restarted.
 #[test]
-fn a_socket_or_a_configuration_that_is_gone_is_told_of() {
+fn sockets_that_were_removed_are_bound_again_and_connections_go_on() {
     let (images, daemon) = site();
-    std::fs::remove_file(images.path("run/nbd.sock")).unwrap();
+    let sockets = ["run/nbd.sock", "run/control.sock", "run/monitor.sock"].map(|name| images.path(name));
+    for (removed, socket) in sockets.iter().enumerate() {
+        let connected = (removed == 0).then(|| UnixStream::connect(socket).unwrap());
+        std::fs::remove_file(socket).unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
+        let is_back = || UnixStream::connect(socket).is_ok();
+        wait_for("somebody listens there again", is_back);
+        if let Some(mut connected) = connected {
+            // Who was there before is answered: it asks for the list of exports.
+            connected.read_exact(&mut [0; 18]).unwrap();
+            connected.write_all(b"\0\0\0\x01IHAVEOPT\0\0\0\x03\0\0\0\0").unwrap();
+            connected.read_exact(&mut [0; 20]).unwrap();
+        }
+        let told = format!("{}: the file of this socket is gone", socket.display());
+        wait_for("it is told", || daemon.log().contains(&told));
+        assert_eq!(daemon.log().matches("[event=socket-gone]").count(), removed + 1, "{}", daemon.log());
+    }
+    daemon.wait_for("all is as it should be", |status| warnings(status).is_empty());
+    assert_eq!(daemon.stop().0, 0);
+    assert!(sockets.iter().all(|socket| !socket.exists()), "they go with the daemon");
+}
+
+/// What nobody can bind again is told of as long as that lasts.
+#[test]
+fn a_socket_whose_place_somebody_else_has_taken_is_told_of() {
+    let (images, daemon) = site();
+    let socket = images.path("run/nbd.sock");
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::write(&socket, "precious").unwrap();
     daemon.wait_for("the socket is missed", |status| {
         warnings(status).iter().any(|told| told.contains("nbd.sock"))
     });
-    assert!(done_unwell(&daemon).contains("nobody who comes reaches the daemon there"));
-    assert!(daemon.log().contains("[event=socket-gone]"), "{}", daemon.log());
+    assert!(done_unwell(&daemon).contains("nobody else reaches the daemon there"));
+    assert_eq!(std::fs::read(&socket).unwrap(), b"precious");
+    std::fs::remove_file(&socket).unwrap();
+    daemon.wait_for("it is bound again", |status| warnings(status).is_empty());
+    UnixStream::connect(&socket).unwrap();
     done(&daemon, &["set", "tank", "writeback_delay=17"]);
     assert_eq!(daemon.stop().0, 0);
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: it never came");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn done_unwell(daemon: &Daemon) -> String {

@@ -27,6 +27,12 @@ pub trait Note {
     /// How many more records fit.
     fn room(&self) -> usize;
 
+    /// Whether what it holds outlives the process. False while somebody has taken its file away and no
+    /// other is in place: until then a change is answered only when the journal holds its keys.
+    fn is_kept(&self) -> bool {
+        true
+    }
+
     /// Adds a record; the caller has checked `room`.
     fn append(&mut self, record: NoteRecord);
 

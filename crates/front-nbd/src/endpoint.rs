@@ -70,6 +70,9 @@ pub enum ListenError {
     /// Somebody listens at that address.
     #[error("{0} is in use by another server")]
     InUse(SocketAddr),
+    /// The socket was passed by another process, which alone can bind it again.
+    #[error("another process has bound this socket, such as systemd: restart it there")]
+    SomebodyElses,
     /// There is no unix socket at a path.
     #[error(transparent)]
     Unix(#[from] SocketError),
@@ -99,6 +102,11 @@ enum Socket {
 }
 
 impl Endpoint {
+    /// Whether this process binds it.
+    pub(crate) const fn is_ours(&self) -> bool {
+        !matches!(self.place, Place::Passed { .. })
+    }
+
     /// `encrypted`: TCP is in TLS.
     pub(crate) fn listen(&self, encrypted: bool) -> Result<Listening, ListenError> {
         let (bound, socket) = match &self.place {

@@ -8,6 +8,8 @@
 //! first write, another client is offered the export read-only from then on, and one that connected before is
 //! answered EPERM until it connects again.
 
+mod again;
+
 use crate::connection::Broken;
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
 use crate::lane::Lane;
@@ -92,6 +94,8 @@ pub struct Client {
 pub struct NbdServer {
     shared: Arc<Shared>,
     bound: Vec<Bound>,
+    /// In the same order; and whether TCP is in TLS there.
+    endpoints: (Vec<Endpoint>, bool),
     accepting: Option<JoinHandle<Vec<Listening>>>,
 }
 
@@ -110,6 +114,8 @@ pub(crate) struct Shared {
     pub(crate) kept: Mutex<Vec<Left>>,
     /// A connection has ended.
     ended: Condvar,
+    /// They take the places of those whose files have gone.
+    again: Mutex<Vec<Listening>>,
     /// Wakes the accepting thread.
     wake: OwnedFd,
     stopping: AtomicBool,
@@ -204,16 +210,20 @@ impl NbdServer {
             connections: Mutex::default(),
             kept: Mutex::default(),
             ended: Condvar::new(),
+            again: Mutex::default(),
             wake,
             stopping: AtomicBool::new(false),
             closed: AtomicBool::new(options.closed),
         });
         let accepting = Arc::clone(&shared);
         let accepting = shared.spawn("nbd-accept".to_owned(), move || {
-            accepting.accept(&listening);
+            let mut listening = listening;
+            accepting.accept(&mut listening);
+            accepting.replace_gone(&mut listening);
             listening
         })?;
-        Ok(Self { shared, bound, accepting: Some(accepting) })
+        let endpoints = (options.endpoints, encrypted);
+        Ok(Self { shared, bound, endpoints, accepting: Some(accepting) })
     }
 
     /// Where it listens, in the order of the options.
@@ -411,13 +421,14 @@ impl Shared {
     }
 
     /// The accepting thread.
-    fn accept(self: &Arc<Self>, listening: &[Listening]) {
+    fn accept(self: &Arc<Self>, listening: &mut [Listening]) {
         let mut pause = false;
         while !self.is_stopping() {
             self.reap();
+            self.replace_gone(listening);
             let full = self.lock().live.len() >= self.limits.connections + LEAVING_MAX;
             let waits = pause || full || self.closed.load(Ordering::SeqCst);
-            let sockets = if waits { &[] } else { listening };
+            let sockets = if waits { &[] } else { &*listening };
             let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
             fds.extend(sockets.iter().map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
             match poll(&mut fds, pause.then_some(&ACCEPT_PAUSE)) {

@@ -196,7 +196,7 @@ mod tests {
     /// What follows the crash is gone after one run and one recovery each, however many points there are.
     #[test]
     fn a_crash_is_first_tried_where_it_was() {
-        let (system, workload, failure) = crashed(5);
+        let (system, workload, failure) = crashed(6);
         let cuts = |point| [Cut { point, crash: Crash::PowerCut, survivors: Survivors::Nothing }];
         let fails = |point: &u64| replay(&system, &workload, &cuts(*point), Depth::QUICK).is_err();
         let last = (1..=points(&system, &workload)).rev().find(fails).expect("flushes are skipped");

@@ -11,19 +11,34 @@ pub struct NoteState {
     records: Vec<NoteRecord>,
     given_up: Vec<NoteRecord>,
     capacity: usize,
+    /// Somebody has removed its file: it goes with its process.
+    is_gone: bool,
 }
 
 impl NoteState {
     /// Empty, with room for `capacity` records.
     #[must_use]
     pub const fn new(capacity: usize) -> Self {
-        Self { session: 0, records: Vec::new(), given_up: Vec::new(), capacity }
+        Self { session: 0, records: Vec::new(), given_up: Vec::new(), capacity, is_gone: false }
     }
 
     /// What a power cut does.
     pub fn wipe(&mut self) {
         self.records.clear();
         self.given_up.clear();
+        self.is_gone = false;
+    }
+
+    /// Its file is removed (`false`), or another one has taken its place, with all that it held.
+    pub const fn set_there(&mut self, is_there: bool) {
+        self.is_gone = !is_there;
+    }
+
+    /// What the death of the process does: it takes along a note that is gone.
+    pub fn process_dies(&mut self) {
+        if self.is_gone {
+            self.wipe();
+        }
     }
 
     /// No records are held.
@@ -43,12 +58,21 @@ impl MemoryNote {
     pub const fn new(state: Rc<RefCell<NoteState>>) -> Self {
         Self(state)
     }
+
+    /// As [`NoteState::set_there`].
+    pub fn set_there(&self, is_there: bool) {
+        self.0.borrow_mut().set_there(is_there);
+    }
 }
 
 impl Note for MemoryNote {
     fn room(&self) -> usize {
         let state = self.0.borrow();
         state.capacity.saturating_sub(state.records.len())
+    }
+
+    fn is_kept(&self) -> bool {
+        !self.0.borrow().is_gone
     }
 
     fn append(&mut self, record: NoteRecord) {
@@ -107,6 +131,15 @@ mod tests {
         assert_eq!(second.recovered(7), [record(3)], "still there for a third process");
         assert!(second.recovered(8).is_empty(), "somebody else has run the set");
         assert_eq!(second.room(), 2);
+        second.set_there(false);
+        assert!(!second.is_kept());
+        second.set_there(true);
+        state.borrow_mut().process_dies();
+        assert_eq!(second.recovered(7), [record(3)], "another file had taken its place");
+        second.set_there(false);
+        state.borrow_mut().process_dies();
+        assert!(second.recovered(7).is_empty() && second.is_kept());
+        second.append(record(4));
         state.borrow_mut().wipe();
         assert!(second.recovered(7).is_empty());
     }

@@ -24,6 +24,8 @@
 //!    cache has long replaced that. A write of a part of a block, under way during a drop, may bring back what was dropped of the
 //!    rest of the block.
 //! 9. An orderly stop is a flush.
+//! 10. A process that dies while the file of its note is gone may take along what was acknowledged before
+//!     that file went and is not durable. What was asked for later and acknowledged is there.
 //!
 //! A flush covers what was acknowledged before it was *asked for*. Time is a count of events; no clock is involved.
 
@@ -114,6 +116,8 @@ pub struct Oracle {
     block: u64,
     /// Volumes of which a device has dropped nobody knows what in the life of this process, as a cache does, and when it last did.
     cache_dropped: BTreeMap<u32, u64>,
+    /// When the file of the note went, if it is gone.
+    note_gone: Option<u64>,
     /// Where each write went, by number.
     writes: Rc<BTreeMap<u64, (u32, Range<u64>)>>,
     /// The first operation that matters wherever it went; see [`Oracle::thin_out`].
@@ -136,6 +140,7 @@ impl Oracle {
             open: BTreeMap::new(),
             block: 1,
             cache_dropped: BTreeMap::new(),
+            note_gone: None,
             writes: Rc::default(),
             dense_from: 0,
             thin_writes: Rc::default(),
@@ -270,6 +275,7 @@ impl Oracle {
         let now = self.tick();
         self.end_all();
         self.cache_dropped.clear();
+        self.note_gone = None;
         self.each_touched(None, |sector| sector.cut_power(now));
     }
 
@@ -285,6 +291,16 @@ impl Oracle {
         for (volume, dropped) in core::mem::take(&mut self.cache_dropped) {
             self.each_touched(Some(volume), |sector| sector.go_back(now, dropped));
         }
+        if let Some(gone) = self.note_gone.take() {
+            self.each_touched(None, |sector| sector.lose_note(now, gone));
+        }
+    }
+
+    /// The file of the note is removed, or another one takes its place.
+    pub fn note_is(&mut self, is_there: bool) {
+        let now = self.tick();
+        // Of one that is gone already nothing more is promised.
+        self.note_gone = if is_there { None } else { self.note_gone.or(Some(now)) };
     }
 
     /// Nothing is in flight any more.

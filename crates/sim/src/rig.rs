@@ -82,7 +82,10 @@ fn remember(crash: Crash, note: &mut NoteState, oracle: &mut Oracle) {
             note.wipe();
             oracle.power_cut();
         }
-        Crash::ProcessDeath => oracle.process_death(),
+        Crash::ProcessDeath => {
+            note.process_dies();
+            oracle.process_death();
+        }
     }
 }
 

@@ -149,6 +149,11 @@ pub enum Step {
     Pause(u64),
     /// Wait for all answers.
     Settle,
+    /// Somebody removes the file of the note, or another one takes its place.
+    Note {
+        /// It is in its place.
+        is_there: bool,
+    },
     /// The next process finds a table of volumes that is not what was written, in a way that the
     /// seed tells.
     Table(u64),
@@ -338,6 +343,7 @@ impl fmt::Display for Step {
             Self::Delete { volume } => write!(f, "delete {volume}"),
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),
             Self::Settle => write!(f, "settle"),
+            Self::Note { is_there } => write!(f, "note {}", if *is_there { "there" } else { "gone" }),
             Self::Table(seed) => write!(f, "table {seed}"),
             Self::Older(seed) => write!(f, "older {seed}"),
             Self::Restart(restart) => write!(f, "restart {restart}"),

@@ -1,7 +1,7 @@
 //! The note survives its process, and nothing else: not another boot, not another set, not damage.
 
 use bcached_env::{Note as _, NoteRecord};
-use bcached_uring::note::{NOTE_BYTES, NoteFile, look_after_all};
+use bcached_uring::note::{NOTE_BYTES, NoteFile, look_after_all, remove};
 use bcached_uring::{MappedNote, NoteError, NoteFound, NoteIdentity};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -306,7 +306,8 @@ fn a_note_whose_file_was_removed_is_found_again() {
     note.begin(7);
     (0..20).for_each(|index| note.append(record(index)));
     assert!(matches!(look(&path), Ok(NoteFile::There)));
-    std::fs::remove_dir_all(&folder).unwrap();
+    // What is removed file by file may have another one by then.
+    std::fs::rename(&folder, directory.path().join("away")).unwrap();
     assert!(look(&path).is_err(), "it has no folder");
     note.append(record(20));
     std::fs::create_dir(&folder).unwrap();
@@ -328,5 +329,83 @@ fn a_note_whose_file_was_removed_is_found_again() {
     std::fs::remove_file(&path).unwrap();
     assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
     drop(next);
-    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing unfinished is left");
+    // Nothing unfinished is left, once whoever looks at the moment has let go of it.
+    wait_until(|| std::fs::read_dir(&folder).unwrap().count() == 0);
+}
+
+/// Until the daemon looked, up to a second later, writes were acknowledged in a file that nobody could find.
+#[test]
+fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("notes");
+    std::fs::create_dir(&folder).unwrap();
+    let path = folder.join("note");
+    let mut note = open(&path);
+    note.begin(7);
+    (0..20).for_each(|index| note.append(record(index)));
+    for moved in [false, true] {
+        assert!(note.is_kept());
+        if moved {
+            std::fs::rename(&path, folder.join("elsewhere")).unwrap();
+        } else {
+            std::fs::remove_file(&path).unwrap();
+        }
+        wait_until(|| !note.is_kept());
+        wait_until(|| folder.join("note.new").exists());
+        // The first record after the other file is whole puts that in place.
+        wait_until(|| {
+            note.forget_through(0);
+            note.is_kept()
+        });
+        assert!(matches!(look(&path), Ok(NoteFile::WasReplaced)), "it is told once");
+        assert!(matches!(look(&path), Ok(NoteFile::There)));
+    }
+    // With its folder it is gone until there is one again.
+    std::fs::rename(&folder, directory.path().join("other")).unwrap();
+    wait_until(|| !note.is_kept());
+    note.append(record(20));
+    assert!(!note.is_kept());
+    std::fs::create_dir(&folder).unwrap();
+    assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
+    note.append(record(21));
+    assert!(note.is_kept());
+    // The new folder is watched as the first one was.
+    std::fs::rename(&folder, directory.path().join("last")).unwrap();
+    wait_until(|| !note.is_kept());
+}
+
+/// An orderly stop leaves no note: none takes the place of one that we have removed ourselves.
+#[test]
+fn a_note_that_is_removed_at_a_stop_is_not_missed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let files = || std::fs::read_dir(directory.path()).unwrap().count();
+    let mut note = open(&path);
+    note.begin(7);
+    remove(&path);
+    assert_eq!(files(), 0);
+    // Whatever the kernel tells of it has come when it tells of another.
+    let other = MappedNote::open(&directory.path().join("other"), &here(), SMALL).unwrap();
+    std::fs::remove_file(directory.path().join("other")).unwrap();
+    wait_until(|| !other.is_kept());
+    assert!(note.is_kept() && matches!(look(&path), Ok(NoteFile::There)));
+    note.append(record(0));
+    drop((note, other));
+    // Whoever looks at the moment lets go of it last.
+    wait_until(|| files() == 0);
+    // One with an offer leaves that no more.
+    let note = open(&path);
+    std::fs::remove_file(&path).unwrap();
+    wait_until(|| directory.path().join("note.new").exists());
+    remove(&path);
+    assert_eq!(files(), 0);
+    drop(note);
+}
+
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed().as_secs() < 60, "it never was");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
 }

@@ -51,13 +51,7 @@ impl Bound {
     /// # Errors
     /// A daemon answers there already, or the system refuses.
     pub fn bind(path: &Path, mode: Mode) -> Result<Self, Failure> {
-        let cannot = |error: &io::Error| {
-            let kind =
-                if error.kind() == io::ErrorKind::PermissionDenied { Kind::Permission } else { Kind::Io };
-            Failure::new(kind, format!("cannot listen on {}", path.display()))
-                .why(error.to_string())
-                .next("name another socket with --control")
-        };
+        let cannot = |error: &io::Error| Self::cannot(path, error);
         // Before anything is made for one that no socket can have.
         SocketAddrUnix::new(path).map_err(|error| cannot(&error.into()))?;
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -72,6 +66,28 @@ impl Bound {
         }
         remove_stale(path)?;
         Self::listen(path, mode).map_err(|error| cannot(&error))
+    }
+
+    /// Why nobody listens on `path`.
+    pub fn cannot(path: &Path, error: &io::Error) -> Failure {
+        let kind = if error.kind() == io::ErrorKind::PermissionDenied { Kind::Permission } else { Kind::Io };
+        Failure::new(kind, format!("cannot listen on {}", path.display()))
+            .why(error.to_string())
+            .next("name another socket with --control")
+    }
+
+    /// Another one in its place, whose file somebody has removed.
+    ///
+    /// # Errors
+    /// As of [`Bound::bind`], and if somebody else had bound it.
+    pub fn again(&self, mode: Mode) -> Result<Self, Failure> {
+        if self.file.is_somebody_elses() {
+            let failure = Failure::new(Kind::Usage, format!("cannot listen on {}", self.path().display()));
+            return Err(failure
+                .why("another process has bound this socket, such as systemd")
+                .next("restart it there"));
+        }
+        Self::bind(self.path(), mode)
     }
 
     /// For who listens there next, and who has bound it: the file stays.

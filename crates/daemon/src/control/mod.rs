@@ -34,6 +34,7 @@ pub mod explain;
 mod few;
 pub mod hardware;
 pub mod jobs;
+mod lasting;
 mod metrics;
 pub mod numbers;
 pub mod options;

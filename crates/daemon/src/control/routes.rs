@@ -5,6 +5,7 @@ use super::differences::Differences;
 use super::events::Events;
 use super::explain::Explained;
 use super::jobs::{Begin, Job, Jobs};
+use super::lasting::Lasting;
 use super::metrics;
 use super::options::{Change, Changed, Options};
 use super::server::Handlers;
@@ -29,7 +30,6 @@ use axum::{Json, Router};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
-use tokio::net::UnixListener;
 
 /// What was sent, or why it could not be taken.
 type Sent = Result<Bytes, BytesRejection>;
@@ -41,8 +41,8 @@ pub struct Peer {
     pub uid: Option<u32>,
 }
 
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
+impl Connected<IncomingStream<'_, Lasting>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Lasting>) -> Self {
         Self { uid: stream.io().peer_cred().ok().map(|peer| peer.uid()) }
     }
 }

@@ -7,6 +7,7 @@ use super::events::Events;
 use super::explain::Explained;
 use super::few::{self, Few};
 use super::jobs::{Begin, Job, Jobs};
+use super::lasting::{Lasting, Sockets};
 use super::metrics::Listener;
 use super::options::{Change, Changed, Options};
 use super::routes::{self, Peer};
@@ -26,7 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 /// How long a thread stays that has nothing to do.
 const KEPT: Duration = Duration::from_secs(60);
@@ -113,6 +114,13 @@ pub struct Handlers {
     pub taken_over: AskTakenOver,
 }
 
+/// Who may connect to the control socket, and to the one for who may only look.
+const FOR_OWNER: Mode = Mode::RUSR.union(Mode::WUSR);
+const FOR_GROUP: Mode = FOR_OWNER.union(Mode::RGRP).union(Mode::WGRP);
+
+/// Where another socket goes, for whoever accepts.
+type Again = mpsc::UnboundedSender<UnixListener>;
+
 /// What the daemon can be asked on.
 pub struct Control {
     /// For its owner only: everything.
@@ -120,6 +128,8 @@ pub struct Control {
     /// For its group, too: to look, and to change nothing.
     monitor: Option<Bound>,
     metrics: Option<Listener>,
+    /// Where those who accept hear of another socket: for the owner, and for who may only look.
+    again: Option<(Again, Again)>,
     /// Nobody is accepted any more when it is true.
     ends: watch::Sender<bool>,
 }
@@ -131,14 +141,13 @@ impl Control {
     /// # Errors
     /// A daemon answers there already, or the system refuses.
     pub fn bind(path: &Path, owner: Option<Passed>, monitor: Option<Passed>) -> Result<Self, Failure> {
-        let for_owner = Mode::RUSR | Mode::WUSR;
-        let owner = owner.map_or_else(|| Bound::bind(path, for_owner), |passed| Ok(Bound::passed(passed)))?;
-        let beside = || Bound::bind(&monitor_beside(path), for_owner | Mode::RGRP | Mode::WGRP);
+        let owner = owner.map_or_else(|| Bound::bind(path, FOR_OWNER), |passed| Ok(Bound::passed(passed)))?;
+        let beside = || Bound::bind(&monitor_beside(path), FOR_GROUP);
         let monitor = monitor.map_or_else(beside, |passed| Ok(Bound::passed(passed)));
         if let Err(failure) = &monitor {
             tracing::warn!(event = "monitor-failed", "nobody can look only: {failure}");
         }
-        Ok(Self { owner, monitor: monitor.ok(), metrics: None, ends: watch::channel(false).0 })
+        Ok(Self { owner, monitor: monitor.ok(), metrics: None, again: None, ends: watch::channel(false).0 })
     }
 
     /// Where commands are taken.
@@ -160,7 +169,7 @@ impl Control {
     ///
     /// # Errors
     /// No thread or descriptor to be had.
-    pub fn start(&self, handlers: Arc<Handlers>) -> io::Result<()> {
+    pub fn start(&mut self, handlers: Arc<Handlers>) -> io::Result<()> {
         let owner = self.owner.listener.try_clone()?;
         let monitor = self.monitor.as_ref().map(|monitor| monitor.listener.try_clone()).transpose()?;
         let metrics = self.metrics.as_ref().map(Listener::try_clone).transpose()?;
@@ -171,24 +180,47 @@ impl Control {
             tokio::runtime::Builder::new_current_thread().thread_keep_alive(KEPT).enable_all().build()?;
         runtime.spawn(keep_a_thread());
         let ends = self.ends.subscribe();
+        let (owner_again, next_owner) = mpsc::unbounded_channel();
+        let (monitor_again, next_monitor) = mpsc::unbounded_channel();
+        self.again = Some((owner_again, monitor_again));
         thread::Builder::new().name("control".to_owned()).spawn(move || {
             if let Some(metrics) = metrics {
                 runtime.spawn(metrics.serve(Arc::clone(&handlers), end_of(ends.clone())));
             }
             if let Some(monitor) = monitor {
-                runtime.spawn(look(monitor, Arc::clone(&handlers), end_of(ends.clone())));
+                runtime.spawn(look((monitor, next_monitor), Arc::clone(&handlers), end_of(ends.clone())));
             }
-            runtime.block_on(answer(owner, handlers, end_of(ends)));
+            runtime.block_on(answer((owner, next_owner), handlers, end_of(ends)));
             // What somebody has asked may wait for a device.
             runtime.shutdown_background();
         })?;
         Ok(())
     }
 
+    /// Listens anew on one of its sockets, whose file somebody has removed. Connections go on.
+    ///
+    /// # Errors
+    /// The system refuses, somebody else listens there now, or somebody else had bound it.
+    pub fn bind_again(&mut self, path: &Path) -> Result<(), Failure> {
+        let Self { owner, monitor, again, .. } = self;
+        let Some((to_owner, to_monitor)) = again else { return Ok(()) };
+        let (bound, to, mode) = match monitor {
+            Some(monitor) if monitor.path() == path => (monitor, to_monitor, FOR_GROUP),
+            _ if owner.path() == path => (owner, to_owner, FOR_OWNER),
+            _ => return Err(Bound::cannot(path, &io::ErrorKind::NotFound.into())),
+        };
+        let next = bound.again(mode)?;
+        let listener = next.listener.try_clone().map_err(|error| Bound::cannot(path, &error))?;
+        *bound = next;
+        // Who accepts nobody any more wants none.
+        let _or_it_ends = to.send(listener);
+        Ok(())
+    }
+
     /// Accepts nobody any more, and leaves its sockets to who does next.
     #[must_use]
     pub fn leave(self) -> LeftSockets {
-        let Self { owner, monitor, metrics, ends } = self;
+        let Self { owner, monitor, metrics, ends, .. } = self;
         ends.send_replace(true);
         LeftSockets {
             owner: owner.leave(),
@@ -229,14 +261,10 @@ pub(super) fn spare_descriptors() -> io::Result<()> {
     taken.map(drop)
 }
 
-async fn answer(
-    listener: UnixListener,
-    handlers: Arc<Handlers>,
-    end: impl Future<Output = ()> + Send + 'static,
-) {
+async fn answer(sockets: Sockets, handlers: Arc<Handlers>, end: impl Future<Output = ()> + Send + 'static) {
     let served = async {
         let service = routes::router(handlers).into_make_service_with_connect_info::<Peer>();
-        let listener = tokio::net::UnixListener::from_std(listener)?;
+        let listener = Lasting::new(sockets)?;
         axum::serve(listener, service).with_graceful_shutdown(end).await
     };
     if let Err(error) = served.await {
@@ -247,13 +275,9 @@ async fn answer(
 /// Connections of those who may only look: descriptors are for volumes first.
 const LOOKING_MAX: usize = 16;
 
-async fn look(
-    listener: UnixListener,
-    handlers: Arc<Handlers>,
-    end: impl Future<Output = ()> + Send + 'static,
-) {
+async fn look(sockets: Sockets, handlers: Arc<Handlers>, end: impl Future<Output = ()> + Send + 'static) {
     let served = async {
-        let listener = tokio::net::UnixListener::from_std(listener)?;
+        let listener = Lasting::new(sockets)?;
         let served = axum::serve(Few::new(listener, LOOKING_MAX, few::LIMITS), routes::to_look(handlers));
         served.with_graceful_shutdown(end).await
     };

@@ -129,7 +129,8 @@ fn whole() -> (tempfile::TempDir, PathBuf) {
         runtime.block_on(async {
             let routes = routes::router(Arc::new(gated(&Arc::default())));
             let service = routes.into_make_service_with_connect_info::<routes::Peer>();
-            axum::serve(tokio::net::UnixListener::from_std(listener).unwrap(), service).await.unwrap();
+            let (_again, next) = tokio::sync::mpsc::unbounded_channel();
+            axum::serve(lasting::Lasting::new((listener, next)).unwrap(), service).await.unwrap();
         });
     });
     (folder, path)

@@ -349,7 +349,7 @@ fn open_note(place: &Path, set: Uuid) -> Result<(Box<dyn Note>, LeftNote), NoteE
 /// now: whoever looks must not take it for that of a process that was killed. The device is still ours, so nobody else has opened it.
 fn take_back_note(place: &Path, found: &NoteFound) {
     if !matches!(found, NoteFound::Records(_) | NoteFound::Damaged { .. }) {
-        let _left_behind = std::fs::remove_file(place);
+        bcached_uring::note::remove(place);
     }
 }
 

@@ -218,7 +218,9 @@ impl Pump {
         let _all_answered = self.workers.desk().room.acquire(IN_FLIGHT_MAX).await;
         if outcome.is_ok() {
             // Empty now, and of no use to anybody; the device is still ours, so nobody else has opened it.
-            let _left_behind = self.keeper.inner().recipe.note.as_ref().map(std::fs::remove_file);
+            if let Some(note) = &self.keeper.inner().recipe.note {
+                bcached_uring::note::remove(note);
+            }
         }
         answer(Stopped { outcome, volumes: self.keeper.status().volumes });
     }

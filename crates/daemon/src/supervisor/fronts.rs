@@ -21,7 +21,7 @@ use crate::failure::{Failure, Kind};
 use crate::sysfs;
 use bcached_front_dev::Rung;
 use bcached_front_fuse::{self as fuse, FuseServer};
-use bcached_front_nbd::{self as nbd, Endpoint, ListenError, NbdServer, Place};
+use bcached_front_nbd::{self as nbd, Bound, Endpoint, ListenError, NbdServer, Place};
 use bcached_front_ublk::{DeviceState, Features, Served, Transfer, UblkServer};
 use bcached_front_vhost::{self as vhost, VhostServer};
 use bcached_port::socket::{Passed, SocketError};
@@ -29,6 +29,7 @@ use bcached_port::{Claim, ExportTable, Peer, Pool, Uuid, Way, Ways};
 use bcached_uring::Guests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -409,6 +410,15 @@ impl Fronts {
         let running = self.lock();
         let bound = running.nbd.iter().flat_map(|server| server.bound().iter().map(ToString::to_string));
         bound.collect()
+    }
+
+    /// Listens anew for NBD at `path`, whose file is gone; `None` if that is no socket of NBD.
+    pub fn bind_nbd_again(&self, path: &Path) -> Option<Result<(), ListenError>> {
+        let running = self.lock();
+        let is_at = |server: &&NbdServer| {
+            server.bound().iter().any(|bound| matches!(bound, Bound::Unix(at) if at == path))
+        };
+        running.nbd.as_ref().filter(is_at).map(|server| server.bind_again(path))
     }
 
     /// Ends all of them. What is due goes out, up to `limit` for all together; each has a little time at least.

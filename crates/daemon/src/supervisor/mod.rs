@@ -342,7 +342,7 @@ fn no_thread(error: &std::io::Error) -> Failure {
 fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, Failure> {
     let (owner, monitor) = (start.taken.passed.control.take(), start.taken.passed.monitor.take());
     let config = &start.config;
-    let control = Control::bind(&config.control, owner, monitor)?.with_metrics(config.metrics)?;
+    let mut control = Control::bind(&config.control, owner, monitor)?.with_metrics(config.metrics)?;
     // Whoever asks another one asks in vain.
     tracing::info!(event = "control-listening", "commands on {}", control.path().display());
     let supervisor = Supervisor::new(line, start);
@@ -431,8 +431,8 @@ impl Supervisor {
     }
 
     /// Whatever can be refused without an engine comes before the first engine starts, because an engine writes.
-    fn run(mut self, control: Control) -> Life {
-        let outcome = self.begin().and_then(|()| self.serve_events());
+    fn run(mut self, mut control: Control) -> Life {
+        let outcome = self.begin().and_then(|()| self.serve_events(&mut control));
         match (outcome, self.predecessor.take()) {
             (Ok(End::HandsOver(successor)), _) => self.hand_over(control, *successor),
             (Err(failure), Some(predecessor)) if !predecessor.has_died() => {
@@ -468,7 +468,7 @@ impl Supervisor {
     }
 
     /// Until a signal, or until a device of the command line is refused.
-    fn serve_events(&mut self) -> Result<End, Failure> {
+    fn serve_events(&mut self, control: &mut Control) -> Result<End, Failure> {
         loop {
             self.announce_if_ready()?;
             if self.shared().phase == Phase::Starting {
@@ -478,7 +478,7 @@ impl Supervisor {
             self.tell_waits(self.started.elapsed());
             self.look_after_all();
             self.tell_absent();
-            self.look_after_what_may_go();
+            self.look_after_what_may_go(control);
             let pending = {
                 let shared = self.shared();
                 let is_busy = !shared.moves.is_empty()

@@ -1,15 +1,16 @@
 //! What a daemon needs and somebody may take away while it runs: the files of its notes, its sockets, its configuration, the reader of its log.
-//! Each is noticed within seconds. A note is made anew; of the rest the log and `status` say what does not work any more.
+//! Each is noticed within seconds. Notes and sockets are made anew; of the rest the log and `status` say what
+//! does not work any more.
 
 use super::Supervisor;
-use crate::control::beside_for_looking;
+use crate::control::{Control, beside_for_looking};
 use crate::log;
 use crate::notes;
 use bcached_uring::note::{NoteFile, look_after_all};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How often it is looked, at most.
@@ -32,14 +33,14 @@ pub struct TakenAway {
 
 impl Supervisor {
     /// Looks, if it is time.
-    pub(super) fn look_after_what_may_go(&mut self) {
+    pub(super) fn look_after_what_may_go(&mut self, control: &mut Control) {
         if self.taken_away.looked.is_some_and(|looked| looked.elapsed() < EACH) {
             return;
         }
         self.taken_away.looked = Some(Instant::now());
         let mut gone = BTreeMap::new();
         self.look_after_notes(&mut gone);
-        self.look_for_sockets(&mut gone);
+        self.look_after_sockets(control, &mut gone);
         self.look_for_configuration(&mut gone);
         if log::condition().stuck.is_some() {
             let told = "nobody reads the log: lines are dropped when 1 MiB of them waits";
@@ -73,6 +74,10 @@ impl Supervisor {
             let name = path.display().to_string();
             match found {
                 Ok(NoteFile::There) => {}
+                Ok(NoteFile::WasReplaced) => tracing::error!(
+                    event = "note-gone",
+                    "{name}: somebody has removed this note: another has taken its place"
+                ),
                 Ok(NoteFile::Replaced) => {
                     let told = format!(
                         "{name}: somebody has removed this note: another takes its place with the next write"
@@ -89,27 +94,45 @@ impl Supervisor {
         }
     }
 
-    /// A socket whose file is gone is not found by anybody who comes.
-    fn look_for_sockets(&mut self, gone: &mut BTreeMap<String, (&'static str, String)>) {
-        let control = self.config.control.clone();
+    /// A socket whose file is gone is found by nobody who comes: another one takes its place.
+    fn look_after_sockets(
+        &mut self,
+        control: &mut Control,
+        gone: &mut BTreeMap<String, (&'static str, String)>,
+    ) {
+        let configured = self.config.control.clone();
         let nbd = self.fronts.nbd_places().into_iter().map(PathBuf::from).filter(|place| place.is_absolute());
-        let all: Vec<_> = [beside_for_looking(&control), control].into_iter().chain(nbd).collect();
+        let all: Vec<_> = [beside_for_looking(&configured), configured].into_iter().chain(nbd).collect();
         self.taken_away.sockets.retain(|path, _| all.contains(path));
         for path in all {
-            let now = fs::symlink_metadata(&path).ok().filter(|found| found.file_type().is_socket());
-            let now = now.map(|found| (found.dev(), found.ino()));
+            let now = socket_at(&path);
             let before = self.taken_away.sockets.get(&path).copied();
-            match (before, now) {
-                (None, Some(now)) => drop(self.taken_away.sockets.insert(path, now)),
-                (Some(before), now) if now != Some(before) => {
-                    let name = path.display().to_string();
-                    let what = if now.is_some() { "is another one now" } else { "is gone" };
+            let Some(before) = before else {
+                self.taken_away.sockets.extend(now.map(|now| (path, now)));
+                continue;
+            };
+            if now == Some(before) {
+                continue;
+            }
+            let name = path.display().to_string();
+            let what = if now.is_some() { "is another one now" } else { "is gone" };
+            let again =
+                self.fronts.bind_nbd_again(&path).map(|again| again.map_err(|error| error.to_string()));
+            match again.unwrap_or_else(|| control.bind_again(&path).map_err(|failure| failure.to_string())) {
+                Ok(()) => {
+                    self.taken_away.sockets.remove(&path);
+                    self.taken_away.sockets.extend(socket_at(&path).map(|now| (path, now)));
+                    tracing::error!(
+                        event = "socket-gone",
+                        "{name}: the file of this socket {what}: bcached listens on another one there. Connected clients go on"
+                    );
+                }
+                Err(why) => {
                     let told = format!(
-                        "{name}: the file of this socket {what}: nobody who comes reaches the daemon there. Clients that are connected go on; restart bcached for the others"
+                        "{name}: the file of this socket {what}: connected clients go on, and nobody else reaches the daemon there. It is tried again each second. {why}"
                     );
                     gone.insert(name, ("socket-gone", told));
                 }
-                _ => {}
             }
         }
     }
@@ -128,4 +151,10 @@ impl Supervisor {
             gone.insert(name, ("configuration-gone", told));
         }
     }
+}
+
+/// Device and inode of the socket there.
+fn socket_at(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
+    Some((found.dev(), found.ino()))
 }

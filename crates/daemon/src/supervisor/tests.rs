@@ -10,8 +10,8 @@ use super::caches::Openings;
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Start, Supervisor, report};
 use crate::config::{Cache, CommandLine, Config, FrontPlaces, Volume};
-use crate::control::Signal;
 use crate::control::status::{Dirty, Progress, Volume as VolumeStatus, VolumeFacts};
+use crate::control::{Control, Signal};
 use crate::engine_thread::{self, Engine};
 use crate::options::layers::Configured;
 use bcached_engine::{Error, UnreadableNode, VolumeId, ZeroingInfo};
@@ -86,7 +86,10 @@ fn a_recovery_that_ends_without_a_word_is_a_failure() {
     supervisor.shared().table.set_cache(0, opening(thread));
     supervisor.sender.send(Event::Signal(Signal::Stop)).expect("open");
 
-    supervisor.serve_events().expect("one cache that cannot be opened is no reason to end");
+    let folder = tempfile::tempdir().expect("a folder");
+    let bound = Control::bind(&folder.path().join("control.sock"), None, None);
+    let Ok(mut control) = bound else { panic!("nobody listens there") };
+    supervisor.serve_events(&mut control).expect("one cache that cannot be opened is no reason to end");
     let shared = supervisor.shared();
     let CacheState::Failed(failure) = &shared.table.caches[0].state else { panic!("not failed") };
     assert!(failure.to_string().contains("ended unexpectedly"), "{failure}");

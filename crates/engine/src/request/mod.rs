@@ -37,6 +37,7 @@ pub mod write;
 pub mod zeroes;
 
 use crate::error::Error;
+use crate::journal::writer;
 use crate::latency::Path;
 use crate::policy::Client;
 use crate::set::CacheSet;
@@ -242,6 +243,9 @@ impl CacheSet {
             _ => {}
         }
         let (mut reply, unproven) = self.dispatch(&target, request).await;
+        if changes && reply.result.is_ok() {
+            reply.result = self.outlast_process(&target).await;
+        }
         reply.result = self.with(|s| match changes {
             true => s.end_change(&target, (asked, unproven), place, reply.result, began),
             false => {
@@ -251,6 +255,19 @@ impl CacheSet {
         });
         self.signals().ranges.notify_all();
         reply
+    }
+
+    /// Before a change is answered: waits until its keys outlive the process. The note sees to that by
+    /// itself; while it is gone only the journal does. Without a number no keys were made.
+    async fn outlast_process(&self, target: &Target) -> Result<(), Error> {
+        if target.inode.is_none() || self.with(|s| s.note.is_kept()) {
+            return Ok(());
+        }
+        or_uncached(self, target, async |target| match target.inode {
+            Some(_) => writer::commit(self).await,
+            None => Ok(()),
+        })
+        .await
     }
 
     /// The reply, and the oldest stamp of what was put on the backing device and is not proven durable.

@@ -65,7 +65,7 @@ impl State {
     fn put_at_once(&mut self, target: &Target, range: Range, request: &Request) -> Option<(Put, Payload)> {
         let Request::Write { payload, fua: false, .. } = request else { return None };
         let inode = target.inode?;
-        if self.failed.is_some() || target.blocks_around(range) != Some(range) {
+        if self.failed.is_some() || !self.note.is_kept() || target.blocks_around(range) != Some(range) {
             return None;
         }
         let volume = self.volumes.get(target.id)?;
@@ -114,8 +114,8 @@ impl State {
         let key = chunk.key(target.inode.expect("only attached volumes are cached"), true);
         let volume = self.volumes.get(target.id).filter(|volume| volume.may_cache(target.inode));
         let is_ready = volume.is_some_and(|volume| volume.dirty_marked);
-        // A failed write is never indexed.
-        if written.is_err() || !is_ready || self.failed.is_some() {
+        // A failed write is never indexed. Without a note the answer waits for the journal.
+        if written.is_err() || !is_ready || self.failed.is_some() || !self.note.is_kept() {
             return Ended::Without(key);
         }
         match self.insert_in(Some(*leaf), &key, Record::Journal) {
@@ -219,7 +219,7 @@ impl CacheSet {
             self.with(|s| s.stats.write_bytes += range.sectors() * 512);
         }
         let (result, unproven) = match written {
-            Ok(unproven) => (Ok(()), unproven),
+            Ok(unproven) => (self.outlast_process(&target).await, unproven),
             Err(error) => (Err(error), None),
         };
         let result = self.with(|s| s.end_change(&target, (asked, unproven), Some(range), result, began));

@@ -48,6 +48,12 @@ impl OwnFile {
         Self { path, whose: Whose::SomebodyElses, former_group: None }
     }
 
+    /// Whether somebody else has bound it.
+    #[must_use]
+    pub const fn is_somebody_elses(&self) -> bool {
+        matches!(self.whose, Whose::SomebodyElses)
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {

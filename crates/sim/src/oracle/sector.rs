@@ -62,6 +62,8 @@ pub(super) struct Version {
     in_flight: bool,
     /// It surely took effect: acknowledged, or seen by a read.
     happened: bool,
+    /// It was acknowledged, and has not been in doubt since.
+    acknowledged: bool,
     /// A flush that begins later makes it durable.
     promised: u64,
     /// A flush that was asked for later and fails is about it: when the operation was over, however it went.
@@ -91,6 +93,7 @@ impl Version {
             by: NEVER,
             in_flight: true,
             happened: false,
+            acknowledged: false,
             promised: NEVER,
             ended: NEVER,
             durable: false,
@@ -182,6 +185,7 @@ impl Sector {
             // A discard promises nothing in particular: what it left is fixed, and promised, by the first read.
             if matches!(version.content, Content::Value(_)) {
                 version.happened = true;
+                version.acknowledged = true;
                 version.promised = version.promised.min(now);
                 version.durable |= fua;
             }
@@ -406,6 +410,18 @@ impl Sector {
         if self.versions.iter().any(stands) {
             self.forget_untold();
         } else {
+            self.drop_lost(0);
+            self.forget_order(now, false, true, |_| true);
+        }
+    }
+
+    /// The process has died, and with it its note, whose file went at `gone`. What is not durable
+    /// may have gone back, whatever was read since, unless something was asked for later and
+    /// acknowledged.
+    pub(super) fn lose_note(&mut self, now: u64, gone: u64) {
+        let mut since = self.versions.iter().filter(|version| version.happened && version.start > gone);
+        let stands = since.clone().next().is_some() && since.all(|version| version.acknowledged);
+        if !stands {
             self.drop_lost(0);
             self.forget_order(now, false, true, |_| true);
         }

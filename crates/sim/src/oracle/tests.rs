@@ -1,7 +1,7 @@
 //! For each rule a run that must pass and a run that must be caught.
 
 mod discards;
-
+mod notes;
 use super::*;
 
 /// One volume, sectors of stamped first content; `op` numbers are the stamps.

@@ -88,6 +88,7 @@ impl Birth {
             unit: u64::from(self.geometry.block_sectors),
             block: u64::from(self.geometry.set_block_sectors),
             env: self.env,
+            note: self.note,
             running,
             shapes,
             world: self.world,
@@ -109,6 +110,7 @@ impl Birth {
 
 struct Shared {
     env: Env,
+    note: MemoryNote,
     running: Rc<dyn Running>,
     shapes: Vec<VolumeShape>,
     sizes: RefCell<Vec<Size>>,
@@ -160,6 +162,10 @@ impl Client {
             Step::Settle => self.settle().await,
             Step::Restart(_) | Step::Table(_) | Step::Older(_) => {
                 unreachable!("the rig restarts, and works on devices in between")
+            }
+            Step::Note { is_there } => {
+                self.shared.note.set_there(is_there);
+                self.shared.oracle.borrow_mut().note_is(is_there);
             }
             Step::Trouble { device, rule } => {
                 self.shared.world.borrow_mut().devices[device].faults.add(rule);

@@ -162,7 +162,9 @@ fn no_failure_of_a_device_leaves_anybody_waiting() {
         let fault = DiskFault::Fail(Landed::Part);
         stage.device(device).faults.add(Rule { on, sectors: ANYWHERE, skip, count, fault });
         let steps = Shape::named("points").expect("a shape").with_steps(120).draw(seed).steps;
-        let is_request = |step: &Step| !matches!(step, Step::Pause(_) | Step::Settle | Step::Trouble { .. });
+        let is_request = |step: &Step| {
+            !matches!(step, Step::Pause(_) | Step::Settle | Step::Trouble { .. } | Step::Note { .. })
+        };
         let requests = steps.into_iter().filter(is_request);
         let ended = stage.attempt(requests.collect()).map(|_| ()).and_then(|()| stage.stop());
         let is_allowed = matches!(ended, Ok(()) | Err(Fault::Stop(_)));

@@ -35,6 +35,7 @@ super::scenarios! {
     a_brand_new_set_starts_wherever_its_first_start_was_cut,
     a_note_that_comes_back_after_others_ran_the_set_is_void,
     the_note_of_a_copy_is_not_believed_by_the_original,
+    what_is_acknowledged_while_the_note_is_gone_outlives_the_process,
     acknowledged_writes_are_durable_after_the_journal_delay,
 }
 
@@ -400,6 +401,27 @@ fn the_note_of_a_copy_is_not_believed_by_the_original() {
     stage.start().unwrap();
     stage.verify().unwrap();
     stage.stop().unwrap();
+}
+
+/// A cleaner removes the file of the note, and the daemon is killed. What was acknowledged since then is
+/// there, and so is all else once another file has taken its place.
+fn what_is_acknowledged_while_the_note_is_gone_outlives_the_process() {
+    for is_replaced in [false, true] {
+        let mut stage = stage();
+        keep(&mut stage, 0..64);
+        stage.ask(write(0..32)).unwrap();
+        stage.ask(Step::Note { is_there: false }).unwrap();
+        stage.ask(write(16..64)).unwrap();
+        if is_replaced {
+            stage.ask(write(64..72)).unwrap();
+            stage.ask(Step::Note { is_there: true }).unwrap();
+            stage.ask(write(0..8)).unwrap();
+        }
+        stage.crash(Crash::ProcessDeath, Survivors::Everything);
+        stage.start().unwrap();
+        stage.verify().unwrap();
+        stage.stop().unwrap();
+    }
 }
 
 /// Nobody asks for durability, and the power goes a while later: the keys have been in the journal since the time was

@@ -367,6 +367,8 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
         ["pause", milliseconds, "ms"] => Step::Pause(number("pause", milliseconds, 0..=PAUSE_MS_MAX)?),
         ["settle"] => Step::Settle,
         ["older", seed] => Step::Older(seed.parse().map_err(|_| wrong())?),
+        ["note", "gone"] => Step::Note { is_there: false },
+        ["note", "there"] => Step::Note { is_there: true },
         ["table", seed] => Step::Table(seed.parse().map_err(|_| wrong())?),
         ["restart", restart] => Step::Restart(restart_of(restart).ok_or_else(wrong)?),
         ["trouble", rest @ ..] => trouble(rest, workload, wrong)?,

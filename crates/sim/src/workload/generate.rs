@@ -165,6 +165,7 @@ impl<'a> Painter<'a> {
                 let mode = modes[usize::try_from(self.rng.below(5)).expect("below five")];
                 Step::Mode { volume: self.volume(), mode }
             }
+            6 if self.rng.one_in(8) => self.note_gone(),
             6 => Step::Pause(1 << self.rng.below(8)),
             7 => Step::Settle,
             8 => self.restart(),
@@ -207,6 +208,21 @@ impl<'a> Painter<'a> {
         }
         self.next.push_back(restart);
         Step::Table(self.rng.next())
+    }
+
+    /// The note is gone while some writes are answered. Mostly another takes its place soon, else the next
+    /// process makes one.
+    fn note_gone(&mut self) -> Step {
+        for _ in 0..1 + self.rng.below(4) {
+            let (volume, sectors) = self.place();
+            self.remember(volume, &sectors);
+            self.next.push_back(Step::Write { volume, sectors, fua: false });
+        }
+        self.next.push_back(Step::Pause(1 << self.rng.below(8)));
+        if !self.rng.one_in(4) {
+            self.next.push_back(Step::Note { is_there: true });
+        }
+        Step::Note { is_there: false }
     }
 
     /// Long work on a volume, which is perhaps given up soon, while it waits for a request that its device takes its time for.

@@ -1,8 +1,13 @@
 //! A note whose file somebody has removed: nothing finds it after a kill. Another file takes its place.
 //!
-//! One thread looks ([`look_after_all`]) and makes the file, whose space is reserved then; the engine's thread, which alone stores to a note,
-//! copies what there is into it with the next record, before that is stored, and puts it in place by renaming. So no record is acknowledged in
-//! the old file once the new one is offered, and a kill at any instruction leaves a whole note in place, or none.
+//! The kernel tells a thread of ours as soon as something in the note's folder goes ([`watching`]), and the
+//! daemon looks now and then, too ([`look_after_all`]). Whoever looks first says that the note is gone: from
+//! then on the engine answers no change before the journal holds it. Then he makes the file, whose space is
+//! reserved. The engine's thread, which alone stores to a note, copies what there is into it with the next
+//! record, before that is stored, and puts it in place by renaming. So no record is acknowledged in the old
+//! file once it is known to be gone, and a kill at any instruction leaves a whole note in place, or none.
+
+mod watching;
 
 use super::mapping::Mapping;
 use super::{NoteError, io_error};
@@ -14,6 +19,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+/// What the name of a file ends with that is to take the place of a note's.
+const UNFINISHED: &str = ".new";
+
 /// The notes that this process keeps.
 static KEPT: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
 
@@ -22,6 +30,8 @@ static KEPT: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
 pub enum NoteFile {
     /// It is where it was made.
     There,
+    /// It is there, and another one than at the last look: somebody had removed that.
+    WasReplaced,
     /// It is not: another one takes its place with the next record.
     Replaced,
 }
@@ -33,6 +43,8 @@ pub(super) struct Watched {
     bytes: u64,
     /// Whether there is an offer: all that each record costs.
     is_offered: AtomicBool,
+    /// It is not where it was made: nothing that it holds outlives the process.
+    is_gone: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -41,6 +53,10 @@ struct State {
     /// Device and inode of the file in use.
     file: Option<(u64, u64)>,
     offer: Option<Replacement>,
+    /// It was gone, and [`look_after_all`] has not said so.
+    is_untold: bool,
+    /// We have removed it ourselves: it is not looked after any more.
+    is_over: bool,
 }
 
 /// A file that is to take the place of a note's.
@@ -53,11 +69,12 @@ pub(super) struct Replacement {
 impl Watched {
     /// Of the note in `file` at `path`, which has so many bytes.
     pub(super) fn of(path: &Path, file: &File, bytes: u64) -> Arc<Self> {
-        let state = State { file: identity(file).ok(), offer: None };
+        let state = State { file: identity(file).ok(), ..State::default() };
         let watched = Arc::new(Self {
             path: path.to_owned(),
             bytes,
             is_offered: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
             state: Mutex::new(state),
         });
         // One that a killed process has left.
@@ -65,7 +82,14 @@ impl Watched {
         let mut kept = kept();
         kept.retain(|one| one.strong_count() > 0);
         kept.push(Arc::downgrade(&watched));
+        drop(kept);
+        watching::watch(path);
         watched
+    }
+
+    /// Whether what the note holds outlives the process, as far as anybody has noticed.
+    pub(super) fn is_there(&self) -> bool {
+        !self.is_gone.load(Ordering::Acquire)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -74,18 +98,38 @@ impl Watched {
 
     fn unfinished(&self) -> PathBuf {
         let mut path = self.path.clone().into_os_string();
-        path.push(".new");
+        path.push(UNFINISHED);
         path.into()
     }
 
-    /// Looks, and makes what is missing.
+    /// Looks for whoever tells people, and makes what is missing.
     fn look(&self) -> Result<NoteFile, NoteError> {
         let mut state = self.state();
+        let found = self.look_in(&mut state);
+        let was_untold = std::mem::take(&mut state.is_untold);
+        match found {
+            Ok(NoteFile::There) if was_untold => Ok(NoteFile::WasReplaced),
+            found => found,
+        }
+    }
+
+    fn look_in(&self, state: &mut State) -> Result<NoteFile, NoteError> {
+        if state.is_over {
+            return Ok(NoteFile::There);
+        }
         let there = rustix::fs::lstat(&self.path);
         match there {
-            Ok(there) if Some((there.st_dev, there.st_ino)) == state.file => return Ok(NoteFile::There),
-            Ok(_) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(io_error(&self.path, "look at")(errno)),
+            Ok(there) if Some((there.st_dev, there.st_ino)) == state.file => {
+                self.is_gone.store(false, Ordering::Release);
+                // Its folder may be another one than it was.
+                watching::watch(&self.path);
+                return Ok(NoteFile::There);
+            }
+            Ok(_) | Err(Errno::NOENT) => self.is_missed(state),
+            Err(errno) => {
+                self.is_missed(state);
+                return Err(io_error(&self.path, "look at")(errno));
+            }
         }
         let is_whole = state.offer.as_ref().is_some_and(|offer| {
             let unfinished = rustix::fs::lstat(self.unfinished());
@@ -100,6 +144,20 @@ impl Watched {
         Ok(NoteFile::Replaced)
     }
 
+    /// Nobody needs it any more.
+    fn ends(&self) {
+        let mut state = self.state();
+        state.is_over = true;
+        self.is_offered.store(false, Ordering::Relaxed);
+        if state.offer.take().is_some() {
+            let _never_used = rustix::fs::unlink(self.unfinished());
+        }
+    }
+
+    fn is_missed(&self, state: &mut State) {
+        state.is_untold |= !self.is_gone.swap(true, Ordering::AcqRel);
+    }
+
     fn make(&self) -> Result<Replacement, NoteError> {
         let path = self.unfinished();
         let failed = |doing| io_error(&self.path, doing);
@@ -107,6 +165,8 @@ impl Watched {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
         let file: File = opened.map_err(failed("replace"))?.into();
+        // The folder may be another one, too.
+        watching::watch(&self.path);
         let made = crate::ioctl::lock(&file, Lock::Exclusive, Part::All)
             .map_err(failed("lock"))
             .and_then(|()| {
@@ -136,6 +196,7 @@ impl Watched {
         // Whoever looks next sees that it is still missing.
         rustix::fs::rename(self.unfinished(), &self.path).ok()?;
         state.file = identity(&offer.file).ok();
+        self.is_gone.store(false, Ordering::Release);
         Some(offer)
     }
 }
@@ -156,8 +217,24 @@ fn kept() -> MutexGuard<'static, Vec<Weak<Watched>>> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Looks at them, and leaves it to [`look_after_all`] to tell.
+fn look_at_all() {
+    let all: Vec<_> = kept().iter().filter_map(Weak::upgrade).collect();
+    for watched in all {
+        let _told_later = watched.look_in(&mut watched.state());
+    }
+}
+
 /// Looks at the files of all notes that this process keeps, and makes those anew that are gone. May wait for the file system that they are on.
 pub fn look_after_all() -> Vec<(PathBuf, Result<NoteFile, NoteError>)> {
     let all: Vec<_> = kept().iter().filter_map(Weak::upgrade).collect();
     all.iter().map(|watched| (watched.path.clone(), watched.look())).collect()
+}
+
+/// Removes the file of the note at `path`, which holds nothing that anybody needs; no other takes its place.
+/// Where there is none, nothing happens.
+pub fn remove(path: &Path) {
+    let all: Vec<_> = kept().iter().filter_map(Weak::upgrade).collect();
+    all.iter().filter(|watched| watched.path == path).for_each(|watched| watched.ends());
+    let _left_behind = rustix::fs::unlink(path);
 }

@@ -24,7 +24,7 @@ mod missing;
 use crate::ioctl::{Lock, Part};
 use bcached_env::{Note, NoteRecord};
 use mapping::Mapping;
-pub use missing::{NoteFile, look_after_all};
+pub use missing::{NoteFile, look_after_all, remove};
 use missing::{Replacement, Watched};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -415,6 +415,10 @@ impl MappedNote {
 impl Note for MappedNote {
     fn room(&self) -> usize {
         usize::try_from(self.capacity - (self.appended - self.forgotten)).expect("at most 2^24 records")
+    }
+
+    fn is_kept(&self) -> bool {
+        self.watched.is_there()
     }
 
     fn append(&mut self, record: NoteRecord) {

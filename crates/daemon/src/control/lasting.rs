@@ -1,0 +1,100 @@
+//! A socket that is listened on, also when somebody has removed its file: another one takes its place.
+
+use std::future::poll_fn;
+use std::io;
+use std::os::unix::net;
+use std::pin::pin;
+use std::task::Poll;
+use tokio::net::unix::SocketAddr;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// A socket, and where others come from that take its place.
+pub(super) type Sockets = (net::UnixListener, UnboundedReceiver<net::UnixListener>);
+
+/// Accepts from the last of them. Connections outlive the socket that they came in by.
+pub(super) struct Lasting {
+    now: UnixListener,
+    next: UnboundedReceiver<net::UnixListener>,
+}
+
+impl Lasting {
+    /// Begins with the socket that there is.
+    ///
+    /// # Errors
+    /// The system takes no more descriptors into its waiting.
+    pub(super) fn new((now, next): Sockets) -> io::Result<Self> {
+        Ok(Self { now: UnixListener::from_std(now)?, next })
+    }
+
+    /// A connection, or the next socket.
+    async fn either(&mut self) -> Result<(UnixStream, SocketAddr), net::UnixListener> {
+        let mut accepted = pin!(axum::serve::Listener::accept(&mut self.now));
+        let mut next = pin!(self.next.recv());
+        poll_fn(|context| match next.as_mut().poll(context) {
+            Poll::Ready(Some(next)) => Poll::Ready(Err(next)),
+            // `None`: no other comes any more.
+            Poll::Ready(None) | Poll::Pending => accepted.as_mut().poll(context).map(Ok),
+        })
+        .await
+    }
+}
+
+impl axum::serve::Listener for Lasting {
+    type Io = UnixStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (UnixStream, SocketAddr) {
+        loop {
+            match self.either().await {
+                Ok(accepted) => return accepted,
+                Err(next) => match UnixListener::from_std(next) {
+                    Ok(next) => self.now = next,
+                    Err(error) => tracing::error!(
+                        event = "control-failed",
+                        "a socket that was bound again cannot be used: {error}"
+                    ),
+                },
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.now.local_addr()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::serve::Listener as _;
+    use std::os::unix::net::UnixStream as Client;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    #[test]
+    fn another_socket_takes_the_place_of_one_whose_file_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let bind = || {
+            let listener = net::UnixListener::bind(&path).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            listener
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (again, next) = unbounded_channel();
+            let mut lasting = Lasting::new((bind(), next)).unwrap();
+            let _first = Client::connect(&path).unwrap();
+            let (first, _) = lasting.accept().await;
+            std::fs::remove_file(&path).unwrap();
+            again.send(bind()).unwrap();
+            let _second = Client::connect(&path).unwrap();
+            let _accepted = lasting.accept().await;
+            assert!(first.peer_cred().is_ok(), "the first connection goes on");
+            // Whoever renews it goes, and it is served on.
+            drop(again);
+            let _third = Client::connect(&path).unwrap();
+            let _accepted = lasting.accept().await;
+        });
+    }
+}

@@ -1,0 +1,41 @@
+//! A unix socket whose file somebody has removed: another one takes its place, and connections go on.
+
+use super::{NbdServer, Shared};
+use crate::endpoint::{Bound, ListenError, Listening};
+use std::path::Path;
+use std::sync::{MutexGuard, PoisonError};
+
+impl NbdServer {
+    /// Listens anew on the unix socket at `path`, whose file somebody has removed. Connections go on.
+    ///
+    /// # Errors
+    /// The system refuses, somebody else listens there now, or somebody else had bound it.
+    pub fn bind_again(&self, path: &Path) -> Result<(), ListenError> {
+        let (endpoints, encrypted) = &self.endpoints;
+        let ours = self
+            .bound
+            .iter()
+            .zip(endpoints)
+            .find(|(bound, _)| matches!(bound, Bound::Unix(at) if at == path));
+        let endpoint = ours.map(|(_, endpoint)| endpoint).filter(|endpoint| endpoint.is_ours());
+        let listening = endpoint.ok_or(ListenError::SomebodyElses)?.listen(*encrypted)?;
+        self.shared.again().push(listening);
+        self.shared.wake();
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn again(&self) -> MutexGuard<'_, Vec<Listening>> {
+        self.again.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sockets that were bound again take the places of those whose files have gone.
+    pub(super) fn replace_gone(&self, listening: &mut [Listening]) {
+        for again in std::mem::take(&mut *self.again()) {
+            if let Some(gone) = listening.iter_mut().find(|gone| gone.bound == again.bound) {
+                *gone = again;
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! A note whose file somebody has removed.
+
+use super::Bench;
+
+#[test]
+fn rule_10_what_was_asked_for_after_the_note_was_gone_and_acknowledged_is_there() {
+    let mut bench = Bench::new();
+    let before = bench.write();
+    bench.oracle.note_is(false);
+    assert!(bench.reads(before));
+    let mut early = Bench { oracle: bench.oracle.clone() };
+    early.oracle.process_death();
+    assert_eq!(early.may_be(9), [0, before], "it may have gone with the note");
+    let after = bench.write();
+    let mut back = Bench { oracle: bench.oracle.clone() };
+    bench.oracle.process_death();
+    assert_eq!(bench.may_be(9), [after]);
+    back.oracle.note_is(true);
+    let last = back.write();
+    back.oracle.process_death();
+    assert_eq!(back.may_be(9), [last], "another note has taken its place");
+}
+
+#[test]
+fn rule_10_what_a_read_has_shown_and_nobody_was_told_goes_with_the_note() {
+    let mut bench = Bench::new();
+    bench.oracle.note_is(false);
+    let id = bench.begin();
+    assert!(bench.reads(id.number()));
+    bench.oracle.process_death();
+    assert_eq!(bench.may_be(9), [0, id.number()]);
+    assert!(bench.reads(0));
+    assert!(!bench.reads(id.number()), "once read, it stays");
+    let last = bench.write();
+    bench.oracle.process_death();
+    assert_eq!(bench.may_be(9), [last], "the next process has a note");
+}
