@@ -6,17 +6,15 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use bcached_tests::failure::{Context as _, Failure, Outcome};
-use bcached_tests::guest::{Job, Machine};
+use bcached_tests::guest::{self, Job, Machine};
 use bcached_tests::requires;
 use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Daemon, Ours};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::{Random, Target as _};
 
-const LIMIT: Duration = Duration::from_secs(600);
 /// What our side writes back at a time.
 const BLOCK_BYTES: usize = 4096;
 
@@ -40,7 +38,7 @@ fn kernel_turn(uml: &Uml, set: &CacheSet, turn: u32, from_us: &str, crash: bool)
     let end = if crash { "sync; echo now; sleep 600" } else { "umount /run/fs; stop_everything" };
     let script = format!("turn={turn} from_us='{from_us}'\nregister {devices}\n{MOUNT}{end}\n");
     let crash_at = crash.then_some("now");
-    let report = uml.run(&Job { images: &set.images(), script: &script, crash_at, limit: LIMIT })?;
+    let report = uml.run(&Job { images: &set.images(), script: &script, crash_at, limit: guest::LIMIT })?;
     report.expect_allowed_log()?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use bcached_sim::models::bed::{BACKING, Bed, CACHE, DATA_START, Setting};
 use bcached_sim::models::load::{Load, Places, Until};
 use bcached_sim::models::ssd;
 use bcached_tests::failure::{Context as _, Outcome};
-use bcached_tests::guest::{Job, Machine as _};
+use bcached_tests::guest::{self, Job, Machine as _};
 use bcached_tests::offline::examine_structure;
 use bcached_tests::scope;
 use bcached_tests::set::{CacheMode, CacheSet, Geometry};
@@ -24,8 +24,6 @@ use bcached_tests::uml::Uml;
 /// Dirty extents, of a block each, if nobody asks for more.
 const EXTENTS: u64 = 250_000;
 const BLOCK_SECTORS: u64 = 8;
-const LIMIT: Duration = Duration::from_secs(300);
-
 /// A set with room for `room` extents, of which `extents` are in it, and a crash. No two lie side by side, or they would be one. They are written by the engine
 /// on modelled devices, which hold what is not zero, so that the images do.
 fn crashed(room: u64, extents: u64) -> Outcome<CacheSet> {
@@ -87,7 +85,7 @@ fn start(uml: &Uml, ours: &Ours, set: &CacheSet, extents: u64) -> Outcome<Took> 
         uml.device(0),
         uml.device(1)
     );
-    let job = Job { images: &set.images(), script: &script, crash_at: Some("served"), limit: LIMIT };
+    let job = Job { images: &set.images(), script: &script, crash_at: Some("served"), limit: guest::LIMIT };
     let report = uml.run(&job)?;
     report.expect_allowed_log()?;
     let dirty = extents * BLOCK_SECTORS * 512;

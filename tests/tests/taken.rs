@@ -2,13 +2,10 @@
 //! with its dirty data and gives it back.
 
 use bcached_tests::failure::Outcome;
-use bcached_tests::guest::{Job, Machine as _};
+use bcached_tests::guest::{self, Job, Machine as _};
 use bcached_tests::requires;
 use bcached_tests::side::Ours;
 use bcached_tests::uml::Uml;
-use std::time::Duration;
-
-const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
 fn a_set_goes_from_the_kernel_to_us_and_back_with_its_dirty_data() -> Outcome {
@@ -56,7 +53,7 @@ fn a_set_goes_from_the_kernel_to_us_and_back_with_its_dirty_data() -> Outcome {
         bcached = ours.program().display()
     );
     let images = [images[0].path(), images[1].path()];
-    let report = uml.run(&Job { images: &images, script: &script, crash_at: None, limit: LIMIT })?;
+    let report = uml.run(&Job { images: &images, script: &script, crash_at: None, limit: guest::LIMIT })?;
     let expected =
         ["dirty", "refused 3", "1", "volume tank served", "same here", "dirty", "same there", "ended 0"];
     assert_eq!(report.output, expected, "{report:?}");

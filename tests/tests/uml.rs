@@ -3,15 +3,14 @@
 use std::error::Error;
 use std::time::Duration;
 
-use bcached_tests::guest::{GuestError, Job, Machine as _};
+use bcached_tests::guest::{self, GuestError, Job, Machine as _};
 use bcached_tests::uml::Uml;
-
-const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
 fn a_job_runs_as_root_and_its_output_and_status_come_back() -> Result<(), Box<dyn Error>> {
     let Some(uml) = Uml::find() else { return Ok(()) };
-    let job = Job { images: &[], script: "id -u; echo $(ls /sys/fs/bcache)", crash_at: None, limit: LIMIT };
+    let job =
+        Job { images: &[], script: "id -u; echo $(ls /sys/fs/bcache)", crash_at: None, limit: guest::LIMIT };
     let report = uml.run(&job)?;
     assert_eq!(report.output, ["0", "pendings_cleanup register register_quiet"], "{report:?}");
 
@@ -41,7 +40,7 @@ fn a_crash_keeps_what_was_synced_and_loses_what_the_guest_had_not_written() -> R
         uml.device(0)
     );
     let images = [image.path()];
-    uml.run(&Job { images: &images, script: &script, crash_at: Some("now"), limit: LIMIT })?;
+    uml.run(&Job { images: &images, script: &script, crash_at: Some("now"), limit: guest::LIMIT })?;
     let bytes = std::fs::read(image.path())?;
     assert_eq!(&bytes[..5], b"kept\n");
     Ok(())
@@ -51,7 +50,7 @@ fn a_crash_keeps_what_was_synced_and_loses_what_the_guest_had_not_written() -> R
 fn what_the_kernel_logs_comes_back_and_the_job_s_words_are_not_in_it() -> Result<(), Box<dyn Error>> {
     let Some(uml) = Uml::find() else { return Ok(()) };
     let script = "echo something odd > /dev/kmsg; echo job";
-    let report = uml.run(&Job { images: &[], script, crash_at: None, limit: LIMIT })?;
+    let report = uml.run(&Job { images: &[], script, crash_at: None, limit: guest::LIMIT })?;
     assert_eq!(report.output, ["job"]);
     assert_eq!(report.kernel_log.unexpected(&[]), ["something odd"]);
     Ok(())

@@ -17,6 +17,9 @@ use std::time::Duration;
 pub(crate) use console::Console;
 pub use kernel_log::KernelLog;
 
+/// The limit of a job that is expected to end. It is many times what the longest takes on an idle machine: a busy
+/// machine must not meet it, and a guest that hangs is seen all the same.
+pub const LIMIT: Duration = Duration::from_secs(1200);
 /// Starts a line of the kernel's log on the console.
 const LOG_PREFIX: &str = "kernel> ";
 /// The line before the job's own.

@@ -6,17 +6,13 @@
 mod scenario;
 
 use std::io;
-use std::time::Duration;
 
 pub use scenario::{Scenario, base_workload};
 
-use crate::guest::{GuestError, Job, Machine, Report};
+use crate::guest::{self, GuestError, Job, Machine, Report};
 use crate::offline;
 use crate::set::{CacheSet, Geometry, Maker};
 use crate::workload::{Fate, Model};
-
-/// A guest that takes longer than this for one image is stuck; most need two seconds.
-const LIMIT: Duration = Duration::from_secs(600);
 
 /// A set that a kernel brought into a state.
 #[derive(Debug)]
@@ -40,7 +36,7 @@ pub fn kernel_image(
         .map_err(GuestError::host("make the images"))?;
     let plan = scenario.plan(machine, &geometry);
     let crash_at = plan.crash_at.as_deref();
-    let job = Job { images: &set.images(), script: &plan.script, crash_at, limit: LIMIT };
+    let job = Job { images: &set.images(), script: &plan.script, crash_at, limit: guest::LIMIT };
     let report = machine.run(&job)?;
     report.expect_allowed_log()?;
 

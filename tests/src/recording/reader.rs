@@ -5,16 +5,13 @@
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::Duration;
 
 use super::writer::Writer;
-use crate::guest::{GuestError, Job, Machine as _};
+use crate::guest::{self, GuestError, Job, Machine as _};
 use crate::set::CacheSet;
 use crate::side::{Daemon, LegError, Ours};
 use crate::uml::Uml;
 
-/// Starts and readings that take longer have hung.
-const LIMIT: Duration = Duration::from_secs(400);
 /// What the job says when it has read the set whose number follows.
 const READ: &str = "read set ";
 
@@ -83,7 +80,7 @@ fn read_by_kernel(uml: &Uml, sets: &[CacheSet]) -> Result<Vec<Reading>, GuestErr
     let own = sets.iter().flat_map(CacheSet::images);
     let images: Vec<&Path> = own.chain([content.as_path()]).collect();
     let script = script(uml, sets.len(), volume_bytes >> 20);
-    let said = match uml.run(&Job { images: &images, script: &script, crash_at: None, limit: LIMIT }) {
+    let said = match uml.run(&Job { images: &images, script: &script, crash_at: None, limit: guest::LIMIT }) {
         Ok(report) => report.to_string(),
         Err(error @ (GuestError::Job { .. } | GuestError::Ended { .. } | GuestError::Limit { .. })) => {
             error.to_string()

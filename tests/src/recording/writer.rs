@@ -2,19 +2,16 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::Duration;
 
 use super::client::Plan;
 use super::cut::BACKING;
 use super::witness::{self, Event};
 use super::{Recording, RecordingError};
-use crate::guest::{GuestError, Job, Machine as _};
+use crate::guest::{self, GuestError, Job, Machine as _};
 use crate::set::{CacheSet, Geometry, Maker};
 use crate::side::backing_uuid;
 use crate::uml::{Uml, built_program};
 
-/// A run that takes longer is stuck.
-const LIMIT: Duration = Duration::from_secs(600);
 /// What the job says when the run is over: from then on the guest may die.
 const FINISHED: &str = "run finished";
 /// A kernel writes a btree node this many seconds after the first change to it, if nothing presses; and a few more.
@@ -82,7 +79,7 @@ pub fn record(
     let witness = set.directory().join("witness");
     File::create(&witness)?.set_len(witness::IMAGE_BYTES)?;
     let images: Vec<&Path> = set.images().into_iter().chain([witness.as_path()]).collect();
-    let job = |script, crash_at| Job { images: &images, script, crash_at, limit: LIMIT };
+    let job = |script, crash_at| Job { images: &images, script, crash_at, limit: guest::LIMIT };
     // The mode goes into the superblock, by a start that is not recorded.
     let set_mode = format!(
         "register {} {}\nwait_for 200 test -b /dev/bcache0\n\

@@ -4,16 +4,13 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufReader, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use super::{Ending, LegError, Side};
-use crate::guest::{GuestError, Job, Machine, Report};
+use crate::guest::{self, GuestError, Job, Machine, Report};
 use crate::offline;
 use crate::set::CacheSet;
 use crate::workload::{Fate, Model, Workload};
 
-/// A leg that takes longer is stuck.
-const LIMIT: Duration = Duration::from_secs(600);
 const MIB: u64 = 1 << 20;
 
 /// The kernel of a machine.
@@ -118,7 +115,7 @@ impl Kernel<'_> {
     fn prove(&self, set: &mut CacheSet, script: &str, crash_at: Option<&str>) -> Result<Report, LegError> {
         let content = content_file(set).map_err(GuestError::host("make a file for the content"))?;
         let images: Vec<&Path> = set.images().into_iter().chain([content.as_path()]).collect();
-        let report = self.0.run(&Job { images: &images, script, crash_at, limit: LIMIT })?;
+        let report = self.0.run(&Job { images: &images, script, crash_at, limit: guest::LIMIT })?;
         let starts: Vec<u64> = content_starts(set).collect();
         for (model, start) in set.models.iter_mut().zip(starts) {
             compare(model, &content, start * MIB, self.0.name(), &report)?;

@@ -2,14 +2,12 @@
 
 use super::{Also, Vm};
 use crate::failure::Outcome;
-use crate::guest::{Job, Machine as _};
+use crate::guest::{self, Job, Machine as _};
 use crate::requires;
 use crate::uml::built_program;
 use std::io;
 use std::time::Duration;
 use tempfile::NamedTempFile;
-
-const LIMIT: Duration = Duration::from_secs(300);
 
 /// The daemon in a guest, with a configuration of its own: functions for jobs.
 pub const DAEMON: &str = include_str!("daemon.sh");
@@ -114,7 +112,7 @@ impl Disks {
     /// # Errors
     /// It failed.
     pub fn run(&self, vm: &Vm, script: &str) -> Outcome<Vec<String>> {
-        self.run_within(LIMIT, vm, script)
+        self.run_within(guest::LIMIT, vm, script)
     }
 
     /// The same with another limit.

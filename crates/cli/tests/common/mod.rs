@@ -118,6 +118,17 @@ pub fn tool(name: &str) -> Command {
 /// A folder of image files that goes away by itself.
 pub struct Images(tempfile::TempDir);
 
+impl Drop for Images {
+    /// A daemon that was killed has left its file system mounted, and then the folder cannot be removed.
+    fn drop(&mut self) {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let places = mounts.lines().rev().filter_map(|line| line.split(' ').nth(1));
+        for place in places.filter(|place| Path::new(place).starts_with(self.0.path())) {
+            let _ = tool("umount").args(["--lazy", place]).stderr(Stdio::null()).status();
+        }
+    }
+}
+
 impl Images {
     pub fn new() -> Self {
         Self(tempfile::tempdir().expect("a folder"))
