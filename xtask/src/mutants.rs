@@ -24,6 +24,10 @@ const MEDIAN_OF: u64 = 3;
 
 /// The folder of those that no hunt has found: gaps of the simulator, which are known, and are planted only by name.
 const UNFOUND: &str = "unfound";
+/// Scripts that have shown a fault once.
+const SCRIPTS: &str = "crates/sim/scripts";
+/// Starts the line of a script that names the fault it was kept of, where that is planted.
+const PLANTED: &str = "# planted: ";
 
 /// How it is built. Faults leave things unused, and are built over and over.
 const BUILD: [(&str, &str); 3] = [
@@ -86,7 +90,10 @@ pub fn run(args: &Args) -> Result<bool> {
             Some(words) => fails(mutant, words, &tree.root, &build).with_context(|| mutant.name.clone())?,
             None => {
                 let simulator = crate::build_sim(&tree.root, &build, &BUILD);
-                is_found(mutant, &simulator.with_context(|| mutant.name.clone())?, args)?
+                let simulator = simulator.with_context(|| mutant.name.clone())?;
+                // Both are printed.
+                let scripts_fail = kept_scripts_fail(mutant, &simulator, &origin.join(SCRIPTS))?;
+                is_found(mutant, &simulator, args)? && scripts_fail
             }
         };
         if !is_caught {
@@ -144,6 +151,46 @@ fn commits(origin: &Path) -> Result<usize> {
     let count = String::from_utf8_lossy(&done.stdout).trim().parse();
     // A tree that is no repository has no turn.
     Ok(count.unwrap_or(0))
+}
+
+/// Runs the kept scripts that name `mutant` ([`PLANTED`]); whether each of them fails with it. A script that passes keeps
+/// nothing any more.
+fn kept_scripts_fail(mutant: &Mutant, simulator: &Path, folder: &Path) -> Result<bool> {
+    let mut all_fail = true;
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let script = entry?.path();
+        let text = fs::read_to_string(&script).with_context(|| script.display().to_string())?;
+        if !names(&text, &mutant.name) {
+            continue;
+        }
+        let mut run = Command::new(simulator);
+        run.args(["run", "--script"]).arg(&script).stdin(Stdio::null());
+        let done = run.output().context("the simulator does not start")?;
+        let is_noticed = is_failure(&done).with_context(|| script.display().to_string())?;
+        let verdict = if is_noticed { "caught" } else { "NOT CAUGHT" };
+        let script = script.file_name().unwrap_or_default().display();
+        println!("{:<44} {verdict}: by {script}", mutant.name);
+        all_fail &= is_noticed;
+    }
+    Ok(all_fail)
+}
+
+/// Whether a script says that it was kept of this fault.
+fn names(script: &str, fault: &str) -> bool {
+    script.lines().any(|line| line.strip_prefix(PLANTED).is_some_and(|named| named.trim() == fault))
+}
+
+/// Whether `sim run` has shown a failure, or died of one. What it could not run at all shows nothing.
+fn is_failure(done: &Output) -> Result<bool> {
+    const PANIC: i32 = 101;
+    match done.status.code() {
+        Some(0) => Ok(false),
+        Some(1 | PANIC) | None => Ok(true),
+        Some(_) => {
+            let complaint = String::from_utf8_lossy(&done.stderr);
+            bail!("{}", complaint.trim().lines().next_back().unwrap_or("without a word"))
+        }
+    }
 }
 
 /// What the patch says above its first hunk of the tests that must fail with it.
@@ -323,6 +370,19 @@ mod tests {
     }
 
     const ABORTED: i32 = 6;
+
+    #[test]
+    fn a_script_names_its_fault_and_a_failure_is_one() {
+        let script = "sim script 1\n# A hole was lost.\n# planted: hole-lost\nworkload points\n";
+        assert!(names(script, "hole-lost") && !names(script, "hole"));
+        let run = |wait| {
+            let status = ExitStatus::from_raw(wait);
+            is_failure(&Output { status, stdout: Vec::new(), stderr: b"sim: no such file\n".to_vec() })
+        };
+        assert!(run(exited(1)).unwrap() && run(exited(101)).unwrap() && run(ABORTED).unwrap());
+        assert!(!run(exited(0)).unwrap());
+        assert_eq!(run(exited(2)).unwrap_err().to_string(), "sim: no such file");
+    }
 
     #[test]
     fn only_a_finding_is_a_finding() {
