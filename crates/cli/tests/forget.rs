@@ -267,6 +267,37 @@ fn a_clean_volume_is_forgotten_without_a_question() {
     site.check();
 }
 
+/// The cache is an older copy. When it has forgotten what it holds of the volume, that is attached anew, as the refusal has said.
+#[test]
+fn a_volume_that_an_older_cache_has_forgotten_is_attached_anew() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let older = site.images.path("older");
+    let daemon = site.start();
+    site.write(&daemon, "media", 1);
+    assert_eq!(daemon.stop().0, 0);
+    std::fs::copy(&site.fast, &older).unwrap();
+    let daemon = site.start();
+    let newer = site.write(&daemon, "media", 2);
+    done(&daemon, &["flush", "media"]);
+    assert_eq!(daemon.stop().0, 0);
+    std::fs::copy(&older, &site.fast).unwrap();
+    let daemon = site.start();
+    let state = |status: &serde_json::Value| status["volumes"][0]["state"].as_str().map(str::to_owned);
+    daemon.wait_for("it is refused", |status| state(status).as_deref() == Some("failed"));
+    let uuid = site.uuid();
+    let told = done(&daemon, &["forget", &uuid, "--accept-loss", "2M"]);
+    assert!(told.contains("media is attached anew") && !told.contains("take that out"), "{told}");
+    daemon.wait_for("it is served", |status| {
+        !matches!(state(status).as_deref(), Some("failed" | "waiting") | None)
+    });
+    site.expect(&daemon, "media", &newer);
+    assert_eq!(daemon.stop().0, 0);
+    site.check();
+}
+
 /// A volume in the cache alone: made, kept over a kill and a stop, removed for good, served again, deleted.
 #[test]
 fn a_volume_lives_in_the_cache_alone() {

@@ -31,6 +31,7 @@ mod gc;
 mod given_up;
 mod journal;
 mod latency;
+mod note;
 mod open;
 mod opening;
 mod options;

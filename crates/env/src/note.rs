@@ -33,6 +33,9 @@ pub trait Note {
         true
     }
 
+    /// Where its file is gone and another one has been made, that takes its place with all that it holds.
+    fn keep(&mut self) {}
+
     /// Adds a record; the caller has checked `room`.
     fn append(&mut self, record: NoteRecord);
 

@@ -25,7 +25,8 @@
 //!    rest of the block.
 //! 9. An orderly stop is a flush.
 //! 10. A process that dies while the file of its note is gone may take along what was acknowledged before
-//!     that file went and is not durable. What was asked for later and acknowledged is there.
+//!     that file went and is not durable, until it has seen to that. What was asked for later and
+//!     acknowledged is there.
 //!
 //! A flush covers what was acknowledged before it was *asked for*. Time is a count of events; no clock is involved.
 
@@ -296,11 +297,21 @@ impl Oracle {
         }
     }
 
-    /// The file of the note is removed, or another one takes its place.
-    pub fn note_is(&mut self, is_there: bool) {
+    /// The file of the note is removed, or another one takes its place. Since when it is gone.
+    pub fn note_is(&mut self, is_there: bool) -> Option<u64> {
         let now = self.tick();
         // Of one that is gone already nothing more is promised.
         self.note_gone = if is_there { None } else { self.note_gone.or(Some(now)) };
+        self.note_gone
+    }
+
+    /// The system has seen to what was acknowledged before the file went, as [`Oracle::note_is`] says: that
+    /// is there, too.
+    pub fn note_is_made_up_for(&mut self, gone: u64) {
+        // Another file that has gone since is another matter.
+        if self.note_gone == Some(gone) {
+            self.note_gone = Some(0);
+        }
     }
 
     /// Nothing is in flight any more.

@@ -289,6 +289,11 @@ pub trait Running {
         Box::pin(async { Ok(false) })
     }
 
+    /// Is told that the file of the note is gone. True: what was acknowledged outlives the process all the same.
+    fn keep_note(&self) -> Soon<bool> {
+        Box::pin(async { false })
+    }
+
     /// Where a volume has its data now.
     fn standing(&self, _volume: u32) -> Standing {
         Standing::Detached

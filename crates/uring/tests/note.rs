@@ -5,6 +5,8 @@ use bcached_uring::note::{NOTE_BYTES, NoteFile, look_after_all, remove};
 use bcached_uring::{MappedNote, NoteError, NoteFound, NoteIdentity};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The session of a new note.
 const SESSION: u64 = 0;
@@ -291,6 +293,9 @@ fn counters_that_cannot_be_counted_on_from_are_damage() {
 }
 
 /// How it is with the file of the note at `path`, of those that the tests of this process keep.
+/// Whoever looks at one note looks at all of this process, and is told of each once.
+static LOOKING: Mutex<()> = Mutex::new(());
+
 fn look(path: &Path) -> Result<NoteFile, NoteError> {
     look_after_all().into_iter().find(|(kept, _)| kept == path).expect("it is kept").1
 }
@@ -298,6 +303,7 @@ fn look(path: &Path) -> Result<NoteFile, NoteError> {
 /// `/run/bcached` was cleaned, and the next process found none of the writes that had been acknowledged since.
 #[test]
 fn a_note_whose_file_was_removed_is_found_again() {
+    let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     let folder = directory.path().join("notes");
     std::fs::create_dir(&folder).unwrap();
@@ -336,6 +342,7 @@ fn a_note_whose_file_was_removed_is_found_again() {
 /// Until the daemon looked, up to a second later, writes were acknowledged in a file that nobody could find.
 #[test]
 fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
+    let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     let folder = directory.path().join("notes");
     std::fs::create_dir(&folder).unwrap();
@@ -374,9 +381,47 @@ fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
     wait_until(|| !note.is_kept());
 }
 
+/// Where another file cannot take the note's place, it is said why, as long as that lasts.
+#[test]
+fn what_cannot_be_replaced_is_told_of_until_it_is() {
+    let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let mut note = open(&path);
+    note.begin(7);
+    note.append(record(0));
+    let told = Arc::new(AtomicUsize::new(0));
+    let tell = Arc::clone(&told);
+    note.tell_when_gone(move || {
+        tell.fetch_add(1, Ordering::AcqRel);
+    });
+    std::fs::rename(&path, directory.path().join("away")).unwrap();
+    std::fs::create_dir_all(path.join("inside")).unwrap();
+    // Once that it is gone, and once of the file that is to take its place.
+    wait_until(|| told.load(Ordering::Acquire) >= 2);
+    note.keep();
+    assert!(!note.is_kept());
+    for _ in 0..2 {
+        let refused = look(&path).unwrap_err().to_string();
+        assert!(refused.contains("cannot replace the note"), "{refused}");
+        note.keep();
+    }
+    std::fs::remove_dir_all(&path).unwrap();
+    wait_until(|| {
+        let _made_by_whoever_looks_first = look(&path);
+        note.keep();
+        note.is_kept()
+    });
+    assert!(matches!(look(&path), Ok(NoteFile::There | NoteFile::WasReplaced)));
+    assert!(told.load(Ordering::Acquire) >= 3);
+    drop(note);
+    assert_eq!(open(&path).recovered(7), [record(0)]);
+}
+
 /// An orderly stop leaves no note: none takes the place of one that we have removed ourselves.
 #[test]
 fn a_note_that_is_removed_at_a_stop_is_not_missed() {
+    let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("note");
     let files = || std::fs::read_dir(directory.path()).unwrap().count();

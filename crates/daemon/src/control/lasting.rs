@@ -31,10 +31,17 @@ impl Lasting {
     async fn either(&mut self) -> Result<(UnixStream, SocketAddr), net::UnixListener> {
         let mut accepted = pin!(axum::serve::Listener::accept(&mut self.now));
         let mut next = pin!(self.next.recv());
-        poll_fn(|context| match next.as_mut().poll(context) {
-            Poll::Ready(Some(next)) => Poll::Ready(Err(next)),
-            // `None`: no other comes any more.
-            Poll::Ready(None) | Poll::Pending => accepted.as_mut().poll(context).map(Ok),
+        // Whoever renews it has gone at a stop. What has said so must not be asked again.
+        let mut is_last = false;
+        poll_fn(|context| {
+            if !is_last {
+                match next.as_mut().poll(context) {
+                    Poll::Ready(Some(next)) => return Poll::Ready(Err(next)),
+                    Poll::Ready(None) => is_last = true,
+                    Poll::Pending => {}
+                }
+            }
+            accepted.as_mut().poll(context).map(Ok)
         })
         .await
     }
@@ -93,8 +100,11 @@ mod tests {
             assert!(first.peer_cred().is_ok(), "the first connection goes on");
             // Whoever renews it goes, and it is served on.
             drop(again);
-            let _third = Client::connect(&path).unwrap();
+            // It waits already, when the third comes.
+            let third = path.clone();
+            let third = tokio::spawn(async move { Client::connect(third) });
             let _accepted = lasting.accept().await;
+            assert!(third.await.unwrap().is_ok());
         });
     }
 }

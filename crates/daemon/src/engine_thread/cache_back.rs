@@ -84,7 +84,7 @@ fn void_note(keeper: &Keeper) -> Result<(), Error> {
     let recipe = &keeper.inner().recipe;
     let mut note: Box<dyn Note> = match &recipe.note {
         Some(place) => {
-            let opened = open_note(place, recipe.set_uuid);
+            let opened = open_note(place, recipe.set_uuid, &recipe.note_gone);
             opened.map_err(|error| Keeper::refused(&engine_failure::of_note(None, &error)))?.0
         }
         None => Box::new(NoNote),

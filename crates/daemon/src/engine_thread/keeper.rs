@@ -26,6 +26,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
+
+/// Has the engine's thread see to a note whose file is gone; whoever has noticed that calls it.
+pub type NoteGone = Arc<dyn Fn() + Send + Sync>;
 
 /// What the set is opened with, each time.
 pub struct Recipe {
@@ -35,6 +39,8 @@ pub struct Recipe {
     pub set_uuid: Uuid,
     /// Where the note lies; `None`: nothing is ever written that would have to be noted.
     pub note: Option<PathBuf>,
+    /// Called when somebody has removed the note's file.
+    pub note_gone: NoteGone,
     /// The engine's options.
     pub options: RefCell<Options>,
 }

@@ -42,7 +42,7 @@ use bcached_uring::note::NoteError;
 use bcached_uring::{
     Backend, Bell, Device, DriverOptions, Guests, MappedNote, NoteFate, NoteFound, NoteIdentity, open_driver,
 };
-use keeper::{Keeper, Recipe};
+use keeper::{Keeper, NoteGone, Recipe};
 use pump::Pump;
 use resize::Under;
 pub use returned::NotTaken;
@@ -283,8 +283,11 @@ impl EngineThread {
         let (device, table) = (start.device.path().to_owned(), start.bucket_memory);
         let cache = driver.disks.add(start.device);
         let place = start.note;
+        let (commands, receiver) = mpsc::channel();
+        let (told, bell) = (commands.clone(), driver.bell.clone());
+        let note_gone: NoteGone = Arc::new(move || keep_note(&told, &bell));
         let (note, found) = match &place {
-            Some(place) => open_note(place, start.set_uuid)
+            Some(place) => open_note(place, start.set_uuid, &note_gone)
                 .map_err(|error| engine_failure::of_note(Some(&device), &error))?,
             None => (Box::new(NoNote) as Box<dyn Note>, (NoteFound::Nothing, NoteFate::default())),
         };
@@ -294,6 +297,7 @@ impl EngineThread {
             cache: cache.into(),
             set_uuid: start.set_uuid,
             note: place,
+            note_gone,
             options: start.options.clone().into(),
         };
         let opening = CacheSet::open(executor.env(), cache, note, start.options);
@@ -305,7 +309,6 @@ impl EngineThread {
             take_back_note(place, &found.0);
         }
         let set = opened?;
-        let (commands, receiver) = mpsc::channel();
         let ring = driver.bell.clone();
         let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));
         let engine = Engine { connector, guests: driver.guests, commands, bell: driver.bell };
@@ -338,11 +341,26 @@ impl Drop for EngineThread {
     }
 }
 
-fn open_note(place: &Path, set: Uuid) -> Result<(Box<dyn Note>, LeftNote), NoteError> {
+fn open_note(place: &Path, set: Uuid, gone: &NoteGone) -> Result<(Box<dyn Note>, LeftNote), NoteError> {
     let identity = NoteIdentity::of_this_boot(set.0)?;
     let note = MappedNote::open(place, &identity, bcached_uring::note::NOTE_BYTES)?;
+    let gone = Arc::clone(gone);
+    note.tell_when_gone(move || gone());
     let found = (note.found().clone(), note.fate());
     Ok((Box::new(note), found))
+}
+
+/// Has the set see to it that nothing depends on the note's file, which is gone.
+fn keep_note(commands: &mpsc::Sender<Command>, bell: &Bell) {
+    let keep = |set: CacheSet, env: &bcached_env::Env| {
+        env.spawn(async move {
+            // A set that cannot write its journal has failed, which is told of by itself.
+            let _until_the_next_file = set.keep_note().await;
+        });
+    };
+    if commands.send(Command::Do(Box::new(keep))).is_ok() {
+        bell.ring();
+    }
 }
 
 /// No request has been carried out, so a note that held nothing when it was opened, and tells of nothing that was given up, holds nothing

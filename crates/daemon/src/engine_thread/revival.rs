@@ -210,7 +210,7 @@ pub(super) async fn open_again(keeper: &Keeper) -> Result<(), Error> {
     let note: Box<dyn Note> = match &inner.recipe.note {
         Some(place) => {
             let refused = |error: NoteError| Keeper::refused(&engine_failure::of_note(None, &error));
-            open_note(place, inner.recipe.set_uuid).map_err(refused)?.0
+            open_note(place, inner.recipe.set_uuid, &inner.recipe.note_gone).map_err(refused)?.0
         }
         None => Box::new(NoNote),
     };
@@ -375,7 +375,13 @@ pub mod tests {
         let mut executor = Executor::new(wrap(driver.driver), Order::Fifo, 1);
         let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
         let set = executor.block_on(opening).expect("a driver").expect("it is whole");
-        let recipe = Recipe { cache: disk.into(), set_uuid, note: None, options: options.into() };
+        let recipe = Recipe {
+            cache: disk.into(),
+            set_uuid,
+            note: None,
+            note_gone: std::sync::Arc::new(|| {}),
+            options: options.into(),
+        };
         let keeper = Keeper::new(executor.env(), driver.disks, recipe, set);
         let id = added(&mut executor, &keeper, file);
         (executor, keeper, id)

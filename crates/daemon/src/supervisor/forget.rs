@@ -87,6 +87,9 @@ impl Supervisor {
                 // One without a device nobody has written down.
                 VolumeState::Removed | VolumeState::Releasing => {}
                 _ if entry.backing.is_none() => {}
+                VolumeState::Failed(why) if why.kind == Kind::WrongSet => {
+                    notes.push(format!("{called} is attached anew as soon as it is forgotten"));
+                }
                 VolumeState::Waiting(_) | VolumeState::Failed(_) | VolumeState::Stopped => notes.push(format!(
                     "the configuration still names it, as {called}: take that out, or `bcached remove {called}`"
                 )),
@@ -215,6 +218,7 @@ impl Supervisor {
     pub(super) fn forgotten(&mut self, number: u64, uuid: Uuid, outcome: Result<(), Failure>) {
         if outcome.is_ok() {
             self.drop_flash(uuid);
+            self.shared().table.volume_is_forgotten(uuid);
         }
         self.end_job(number, outcome);
     }

@@ -5,7 +5,7 @@ use super::{reasons, without};
 use crate::config;
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
-use bcached_format::BackingSuperblock;
+use bcached_format::{BackingSuperblock, Uuid};
 
 /// What a volume needs next.
 pub enum Step {
@@ -80,6 +80,15 @@ impl Table {
             let said = self.cache_said(entry.wanted_cache.as_deref());
             if is_refused && said.is_none_or(|said| said == cache) {
                 self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens());
+            }
+        }
+    }
+
+    /// No cache knows the volume any more. If it was refused for what one knew of it, it is tried again.
+    pub fn volume_is_forgotten(&mut self, uuid: Uuid) {
+        for entry in self.volumes.iter_mut().filter(|entry| entry.uuid == Some(uuid)) {
+            if matches!(&entry.state, VolumeState::Failed(failure) if failure.kind == Kind::WrongSet) {
+                entry.state = VolumeState::Waiting(reasons::its_cache_opens());
             }
         }
     }

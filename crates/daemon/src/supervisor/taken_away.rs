@@ -62,7 +62,7 @@ impl Supervisor {
         self.taken_away.told = gone;
     }
 
-    /// Of a note that is gone nobody finds after a kill what was acknowledged since the last flush.
+    /// After a kill nobody finds a note that is gone.
     fn look_after_notes(&self, gone: &mut BTreeMap<String, (&'static str, String)>) {
         let mut found = look_after_all();
         if found.iter().any(|(_, found)| found.is_err()) {
@@ -79,14 +79,14 @@ impl Supervisor {
                     "{name}: somebody has removed this note: another has taken its place"
                 ),
                 Ok(NoteFile::Replaced) => {
-                    let told = format!(
-                        "{name}: somebody has removed this note: another takes its place with the next write"
-                    );
+                    let told =
+                        format!("{name}: somebody has removed this note: another is to take its place");
                     gone.insert(name, ("note-gone", told));
                 }
                 Err(error) => {
                     let told = format!(
-                        "{name}: somebody has removed this note, and there is no other: a kill of bcached loses what nobody has flushed by then. {error}"
+                        "{name}: somebody has removed this note, and there is no other: each write waits for the journal. \
+                         {error}"
                     );
                     gone.insert(name, ("note-not-replaced", told));
                 }
@@ -129,7 +129,7 @@ impl Supervisor {
                 }
                 Err(why) => {
                     let told = format!(
-                        "{name}: the file of this socket {what}: connected clients go on, and nobody else reaches the daemon there. It is tried again each second. {why}"
+                        "{name}: the file of this socket {what}: connected clients go on, and nobody else reaches the daemon there. It is tried again every few seconds. {why}"
                     );
                     gone.insert(name, ("socket-gone", told));
                 }

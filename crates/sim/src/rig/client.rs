@@ -165,7 +165,10 @@ impl Client {
             }
             Step::Note { is_there } => {
                 self.shared.note.set_there(is_there);
-                self.shared.oracle.borrow_mut().note_is(is_there);
+                let gone = self.shared.oracle.borrow_mut().note_is(is_there);
+                if let Some(gone) = gone {
+                    self.make_up_for_note(gone);
+                }
             }
             Step::Trouble { device, rule } => {
                 self.shared.world.borrow_mut().devices[device].faults.add(rule);
@@ -179,6 +182,16 @@ impl Client {
                 });
             }
         }
+    }
+
+    /// The system hears that the note is gone since then, as a daemon does of its kernel.
+    fn make_up_for_note(&self, gone: u64) {
+        let shared = Rc::clone(&self.shared);
+        self.shared.env.spawn(async move {
+            if shared.running.keep_note().await {
+                shared.oracle.borrow_mut().note_is_made_up_for(gone);
+            }
+        });
     }
 
     /// Does `steps`, and waits until all of them have been answered.

@@ -36,6 +36,7 @@ super::scenarios! {
     a_note_that_comes_back_after_others_ran_the_set_is_void,
     the_note_of_a_copy_is_not_believed_by_the_original,
     what_is_acknowledged_while_the_note_is_gone_outlives_the_process,
+    what_was_acknowledged_before_the_note_went_outlives_the_process,
     acknowledged_writes_are_durable_after_the_journal_delay,
 }
 
@@ -422,6 +423,19 @@ fn what_is_acknowledged_while_the_note_is_gone_outlives_the_process() {
         stage.verify().unwrap();
         stage.stop().unwrap();
     }
+}
+
+/// The same, and nobody writes after the note is gone: what was acknowledged before outlives the process long before the
+/// journal's own delay is over.
+fn what_was_acknowledged_before_the_note_went_outlives_the_process() {
+    let mut stage = stage();
+    stage.ask(write(0..32)).unwrap();
+    stage.ask(Step::Note { is_there: false }).unwrap();
+    pause(&mut stage, 2).unwrap();
+    stage.crash(Crash::ProcessDeath, Survivors::Everything);
+    stage.start().unwrap();
+    stage.verify().unwrap();
+    stage.stop().unwrap();
 }
 
 /// Nobody asks for durability, and the power goes a while later: the keys have been in the journal since the time was

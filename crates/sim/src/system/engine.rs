@@ -455,6 +455,16 @@ impl Running for Open {
         })
     }
 
+    fn keep_note(&self) -> Soon<bool> {
+        let berth = Rc::clone(&self.berth);
+        Box::pin(async move {
+            match berth.set() {
+                Some(set) => set.keep_note().await.is_ok(),
+                None => false,
+            }
+        })
+    }
+
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
         self.with(volume, move |set, id| set_mode(set, id, wanted))
     }

@@ -3,9 +3,10 @@
 //! The kernel tells a thread of ours as soon as something in the note's folder goes ([`watching`]), and the
 //! daemon looks now and then, too ([`look_after_all`]). Whoever looks first says that the note is gone: from
 //! then on the engine answers no change before the journal holds it. Then he makes the file, whose space is
-//! reserved. The engine's thread, which alone stores to a note, copies what there is into it with the next
-//! record, before that is stored, and puts it in place by renaming. So no record is acknowledged in the old
-//! file once it is known to be gone, and a kill at any instruction leaves a whole note in place, or none.
+//! reserved. Each time the engine's thread is told, which alone stores to a note: it copies what there is into
+//! the file and puts that in place by renaming, and as long as it cannot, it writes the journal. So nothing
+//! that was acknowledged depends on the old file once it is known to be gone, and a kill at any instruction
+//! leaves a whole note in place, or none.
 
 mod watching;
 
@@ -17,7 +18,7 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// What the name of a file ends with that is to take the place of a note's.
 const UNFINISHED: &str = ".new";
@@ -32,7 +33,7 @@ pub enum NoteFile {
     There,
     /// It is there, and another one than at the last look: somebody had removed that.
     WasReplaced,
-    /// It is not: another one takes its place with the next record.
+    /// It is not: another one has been made, and takes its place as soon as the engine's thread hears of it.
     Replaced,
 }
 
@@ -45,6 +46,7 @@ pub(super) struct Watched {
     is_offered: AtomicBool,
     /// It is not where it was made: nothing that it holds outlives the process.
     is_gone: AtomicBool,
+    tell: OnceLock<Tell>,
     state: Mutex<State>,
 }
 
@@ -55,8 +57,19 @@ struct State {
     offer: Option<Replacement>,
     /// It was gone, and [`look_after_all`] has not said so.
     is_untold: bool,
+    /// Why the last offer could not be put in place.
+    refused: Option<Errno>,
     /// We have removed it ourselves: it is not looked after any more.
     is_over: bool,
+}
+
+/// Who stores to the note, told that its file is gone, and of each file that is to take its place.
+struct Tell(Box<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Tell {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Tell")
+    }
 }
 
 /// A file that is to take the place of a note's.
@@ -75,6 +88,7 @@ impl Watched {
             bytes,
             is_offered: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
+            tell: OnceLock::new(),
             state: Mutex::new(state),
         });
         // One that a killed process has left.
@@ -85,6 +99,18 @@ impl Watched {
         drop(kept);
         watching::watch(path);
         watched
+    }
+
+    /// From now on `tell` is called when the file is gone, and for each file that is to take its place. It must not wait.
+    pub(super) fn tells(&self, tell: impl Fn() + Send + Sync + 'static) {
+        // Who asks twice is told as the first one was.
+        let _first = self.tell.set(Tell(Box::new(tell)));
+    }
+
+    fn told(&self) {
+        if let Some(Tell(tell)) = self.tell.get() {
+            tell();
+        }
     }
 
     /// Whether what the note holds outlives the process, as far as anybody has noticed.
@@ -121,6 +147,7 @@ impl Watched {
         match there {
             Ok(there) if Some((there.st_dev, there.st_ino)) == state.file => {
                 self.is_gone.store(false, Ordering::Release);
+                state.refused = None;
                 // Its folder may be another one than it was.
                 watching::watch(&self.path);
                 return Ok(NoteFile::There);
@@ -140,8 +167,12 @@ impl Watched {
             state.offer = None;
             state.offer = Some(self.make()?);
             self.is_offered.store(true, Ordering::Release);
+            self.told();
         }
-        Ok(NoteFile::Replaced)
+        match state.refused {
+            None => Ok(NoteFile::Replaced),
+            Some(errno) => Err(io_error(&self.path, "replace")(errno)),
+        }
     }
 
     /// Nobody needs it any more.
@@ -155,7 +186,10 @@ impl Watched {
     }
 
     fn is_missed(&self, state: &mut State) {
-        state.is_untold |= !self.is_gone.swap(true, Ordering::AcqRel);
+        if !self.is_gone.swap(true, Ordering::AcqRel) {
+            state.is_untold = true;
+            self.told();
+        }
     }
 
     fn make(&self) -> Result<Replacement, NoteError> {
@@ -193,8 +227,12 @@ impl Watched {
         self.is_offered.store(false, Ordering::Relaxed);
         let offer = state.offer.take()?;
         fill(&offer.mapping);
-        // Whoever looks next sees that it is still missing.
-        rustix::fs::rename(self.unfinished(), &self.path).ok()?;
+        // Whoever looks next sees that it is still missing, and why.
+        state.refused = rustix::fs::rename(self.unfinished(), &self.path).err();
+        if state.refused.is_some() {
+            let _never_used = rustix::fs::unlink(self.unfinished());
+            return None;
+        }
         state.file = identity(&offer.file).ok();
         self.is_gone.store(false, Ordering::Release);
         Some(offer)

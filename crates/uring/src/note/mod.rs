@@ -296,6 +296,12 @@ impl MappedNote {
         &self.found
     }
 
+    /// From now on `tell` is called, by any thread, when somebody has removed the file, and again when another one has been
+    /// made: [`Note::keep`] puts that in its place. It must not wait.
+    pub fn tell_when_gone(&self, tell: impl Fn() + Send + Sync + 'static) {
+        self.watched.tells(tell);
+    }
+
     /// What becomes of that.
     #[must_use]
     pub fn fate(&self) -> NoteFate {
@@ -419,6 +425,10 @@ impl Note for MappedNote {
 
     fn is_kept(&self) -> bool {
         self.watched.is_there()
+    }
+
+    fn keep(&mut self) {
+        self.stay_findable();
     }
 
     fn append(&mut self, record: NoteRecord) {

@@ -35,3 +35,17 @@ fn rule_10_what_a_read_has_shown_and_nobody_was_told_goes_with_the_note() {
     bench.oracle.process_death();
     assert_eq!(bench.may_be(9), [last], "the next process has a note");
 }
+
+#[test]
+fn rule_10_what_was_acknowledged_before_the_note_went_is_there_once_that_was_seen_to() {
+    let mut bench = Bench::new();
+    let before = bench.write();
+    let gone = bench.oracle.note_is(false).expect("it is gone");
+    bench.oracle.note_is_made_up_for(gone + 1);
+    let mut early = Bench { oracle: bench.oracle.clone() };
+    early.oracle.process_death();
+    assert_eq!(early.may_be(9), [0, before], "that was another file");
+    bench.oracle.note_is_made_up_for(gone);
+    bench.oracle.process_death();
+    assert_eq!(bench.may_be(9), [before]);
+}
