@@ -289,7 +289,7 @@ fn a_volume_that_an_older_cache_has_forgotten_is_attached_anew() {
     daemon.wait_for("it is refused", |status| state(status).as_deref() == Some("failed"));
     let uuid = site.uuid();
     let told = done(&daemon, &["forget", &uuid, "--accept-loss", "2M"]);
-    assert!(told.contains("media is attached anew") && !told.contains("take that out"), "{told}");
+    assert!(told.contains("bcached tries media again") && !told.contains("take that out"), "{told}");
     daemon.wait_for("it is served", |status| {
         !matches!(state(status).as_deref(), Some("failed" | "waiting") | None)
     });

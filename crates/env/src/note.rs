@@ -33,7 +33,8 @@ pub trait Note {
         true
     }
 
-    /// Where its file is gone and another one has been made, that takes its place with all that it holds.
+    /// Puts the file that was made in the place of one that is gone, with all that the note holds. Nothing happens
+    /// if there is none.
     fn keep(&mut self) {}
 
     /// Adds a record; the caller has checked `room`.

@@ -292,10 +292,10 @@ fn counters_that_cannot_be_counted_on_from_are_damage() {
     }
 }
 
-/// How it is with the file of the note at `path`, of those that the tests of this process keep.
 /// Whoever looks at one note looks at all of this process, and is told of each once.
 static LOOKING: Mutex<()> = Mutex::new(());
 
+/// How it is with the file of the note at `path`, of those that the tests of this process keep.
 fn look(path: &Path) -> Result<NoteFile, NoteError> {
     look_after_all().into_iter().find(|(kept, _)| kept == path).expect("it is kept").1
 }
@@ -379,6 +379,20 @@ fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
     // The new folder is watched as the first one was.
     std::fs::rename(&folder, directory.path().join("last")).unwrap();
     wait_until(|| !note.is_kept());
+}
+
+/// It may have gone before anybody asked to be told.
+#[test]
+fn who_asks_late_is_told_that_the_note_is_gone() {
+    let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("note");
+    let note = open(&path);
+    std::fs::remove_file(&path).unwrap();
+    wait_until(|| !note.is_kept() && directory.path().join("note.new").exists());
+    let (tell, told) = std::sync::mpsc::channel();
+    note.tell_when_gone(move || tell.send(()).unwrap());
+    told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
 }
 
 /// Where another file cannot take the note's place, it is said why, as long as that lasts.

@@ -54,6 +54,8 @@ pub async fn let_go(keeper: &Keeper) -> bool {
     }
     // That it has failed is known.
     let _failed = set.stop().await;
+    // Nobody has told this set since it was let go of. The next one reads the note by its path.
+    let _or_it_is_lost = set.renew_note();
     leave(keeper, &set);
     while !set.is_last_handle() {
         env.sleep(LOOK).await;

@@ -219,7 +219,9 @@ pub(super) async fn open_again(keeper: &Keeper) -> Result<(), Error> {
     let options =
         Options { opening: fresh.opening, phases: fresh.phases, ..inner.recipe.options.borrow().clone() };
     let set = CacheSet::open(inner.env.clone(), inner.recipe.cache.get(), note, options).await?;
-    keeper.is_open_again(set);
+    keeper.is_open_again(set.clone());
+    // The note may have gone while there was no set to be told.
+    let _until_the_next_file = set.keep_note().await;
     Ok(())
 }
 

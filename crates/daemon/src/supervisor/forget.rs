@@ -88,7 +88,7 @@ impl Supervisor {
                 VolumeState::Removed | VolumeState::Releasing => {}
                 _ if entry.backing.is_none() => {}
                 VolumeState::Failed(why) if why.kind == Kind::WrongSet => {
-                    notes.push(format!("{called} is attached anew as soon as it is forgotten"));
+                    notes.push(format!("bcached tries {called} again as soon as it is forgotten"));
                 }
                 VolumeState::Waiting(_) | VolumeState::Failed(_) | VolumeState::Stopped => notes.push(format!(
                     "the configuration still names it, as {called}: take that out, or `bcached remove {called}`"

@@ -75,19 +75,17 @@ impl Table {
     pub fn set_has_come(&mut self, cache: usize) {
         for index in 0..self.volumes.len() {
             let entry = &self.volumes[index];
-            let is_refused =
-                matches!(&entry.state, VolumeState::Failed(failure) if failure.kind == Kind::WrongSet);
             let said = self.cache_said(entry.wanted_cache.as_deref());
-            if is_refused && said.is_none_or(|said| said == cache) {
+            if is_refused(entry) && said.is_none_or(|said| said == cache) {
                 self.volumes[index].state = VolumeState::Waiting(reasons::its_cache_opens());
             }
         }
     }
 
-    /// No cache knows the volume any more. If it was refused for what one knew of it, it is tried again.
+    /// A cache has forgotten the volume. If it was refused because of a set, it is tried again.
     pub fn volume_is_forgotten(&mut self, uuid: Uuid) {
         for entry in self.volumes.iter_mut().filter(|entry| entry.uuid == Some(uuid)) {
-            if matches!(&entry.state, VolumeState::Failed(failure) if failure.kind == Kind::WrongSet) {
+            if is_refused(entry) {
                 entry.state = VolumeState::Waiting(reasons::its_cache_opens());
             }
         }
@@ -179,4 +177,9 @@ impl Table {
         let next = "say which with `cache = \"NAME\"` in its section, or serve that set too";
         Err(Unserved::Failed(failure.next(next)))
     }
+}
+
+/// It was refused because of the set that its device belongs to.
+fn is_refused(entry: &VolumeEntry) -> bool {
+    matches!(&entry.state, VolumeState::Failed(failure) if failure.kind == Kind::WrongSet)
 }

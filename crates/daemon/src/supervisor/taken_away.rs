@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How often it is looked, at most.
+/// The shortest time between two looks.
 const EACH: Duration = Duration::from_secs(1);
 
 /// What the log is called among it.
@@ -68,15 +68,18 @@ impl Supervisor {
         if found.iter().any(|(_, found)| found.is_err()) {
             // Its folder may have gone with it.
             let _or_told_below = notes::directory();
-            found = look_after_all();
+            let again = look_after_all();
+            // These are told of once.
+            found.retain(|(_, found)| matches!(found, Ok(NoteFile::WasReplaced)));
+            found.extend(again);
         }
         for (path, found) in found {
             let name = path.display().to_string();
             match found {
                 Ok(NoteFile::There) => {}
-                Ok(NoteFile::WasReplaced) => tracing::error!(
+                Ok(NoteFile::WasReplaced) => tracing::warn!(
                     event = "note-gone",
-                    "{name}: somebody has removed this note: another has taken its place"
+                    "{name}: somebody removed this note. It is in its place again, and nothing is lost"
                 ),
                 Ok(NoteFile::Replaced) => {
                     let told =
@@ -122,7 +125,7 @@ impl Supervisor {
                 Ok(()) => {
                     self.taken_away.sockets.remove(&path);
                     self.taken_away.sockets.extend(socket_at(&path).map(|now| (path, now)));
-                    tracing::error!(
+                    tracing::warn!(
                         event = "socket-gone",
                         "{name}: the file of this socket {what}: bcached listens on another one there. Connected clients go on"
                     );

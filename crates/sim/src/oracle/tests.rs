@@ -2,6 +2,7 @@
 
 mod discards;
 mod notes;
+
 use super::*;
 
 /// One volume, sectors of stamped first content; `op` numbers are the stamps.

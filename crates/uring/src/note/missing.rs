@@ -2,8 +2,8 @@
 //!
 //! The kernel tells a thread of ours as soon as something in the note's folder goes ([`watching`]), and the
 //! daemon looks now and then, too ([`look_after_all`]). Whoever looks first says that the note is gone: from
-//! then on the engine answers no change before the journal holds it. Then he makes the file, whose space is
-//! reserved. Each time the engine's thread is told, which alone stores to a note: it copies what there is into
+//! then on the engine answers no change before the journal holds it. Then it makes the file and reserves its
+//! space. Each time it tells the engine's thread, which alone stores to a note: that copies what there is into
 //! the file and puts that in place by renaming, and as long as it cannot, it writes the journal. So nothing
 //! that was acknowledged depends on the old file once it is known to be gone, and a kill at any instruction
 //! leaves a whole note in place, or none.
@@ -31,7 +31,7 @@ static KEPT: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
 pub enum NoteFile {
     /// It is where it was made.
     There,
-    /// It is there, and another one than at the last look: somebody had removed that.
+    /// It is there, and was not since the last look: it came back, or another one has taken its place.
     WasReplaced,
     /// It is not: another one has been made, and takes its place as soon as the engine's thread hears of it.
     Replaced,
@@ -103,11 +103,15 @@ impl Watched {
 
     /// From now on `tell` is called when the file is gone, and for each file that is to take its place. It must not wait.
     pub(super) fn tells(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _state = self.state();
         // Who asks twice is told as the first one was.
         let _first = self.tell.set(Tell(Box::new(tell)));
+        if !self.is_there() {
+            self.tell_engine();
+        }
     }
 
-    fn told(&self) {
+    fn tell_engine(&self) {
         if let Some(Tell(tell)) = self.tell.get() {
             tell();
         }
@@ -152,9 +156,9 @@ impl Watched {
                 watching::watch(&self.path);
                 return Ok(NoteFile::There);
             }
-            Ok(_) | Err(Errno::NOENT) => self.is_missed(state),
+            Ok(_) | Err(Errno::NOENT) => self.miss(state),
             Err(errno) => {
-                self.is_missed(state);
+                self.miss(state);
                 return Err(io_error(&self.path, "look at")(errno));
             }
         }
@@ -167,7 +171,7 @@ impl Watched {
             state.offer = None;
             state.offer = Some(self.make()?);
             self.is_offered.store(true, Ordering::Release);
-            self.told();
+            self.tell_engine();
         }
         match state.refused {
             None => Ok(NoteFile::Replaced),
@@ -185,10 +189,10 @@ impl Watched {
         }
     }
 
-    fn is_missed(&self, state: &mut State) {
+    fn miss(&self, state: &mut State) {
         if !self.is_gone.swap(true, Ordering::AcqRel) {
             state.is_untold = true;
-            self.told();
+            self.tell_engine();
         }
     }
 

@@ -1,6 +1,6 @@
 //! The kernel tells as soon as something goes from a folder of notes. One thread of the process hears it and
 //! looks. Where the kernel does not tell (no inotify left, a folder above is moved) the daemon's own look
-//! finds it within a second.
+//! finds it within seconds.
 
 use super::{UNFINISHED, look_at_all};
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// How often it is tried again to hear from a kernel that has refused.
+/// How long the thread rests after the kernel has refused a read.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// What the kernel tells of; `None` if it tells nothing.
