@@ -393,6 +393,9 @@ fn who_asks_late_is_told_that_the_note_is_gone() {
     let (tell, told) = std::sync::mpsc::channel();
     note.tell_when_gone(move || tell.send(()).unwrap());
     told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    drop(note);
+    // Whoever looks at the moment lets go of it last.
+    wait_until(|| std::fs::read_dir(directory.path()).unwrap().count() == 0);
 }
 
 /// Where another file cannot take the note's place, it is said why, as long as that lasts.
