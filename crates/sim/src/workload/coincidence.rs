@@ -94,7 +94,7 @@ impl Painter<'_> {
         let on = if self.rng.one_in(4) { OpKind::Read } else { OpKind::Write };
         let late = Fault::Late(1 << (24 + self.rng.below(LATE_BITS - 23)));
         let count = 1 + u32::try_from(self.rng.below(3)).expect("few");
-        let rule = Rule { on, sectors: 0..u64::MAX, skip: 0, count, fault: late };
+        let rule = Rule::next(on, count, late);
         self.next.push_back(Step::Trouble { device, rule });
         for sectors in [first.clone(), long.clone()] {
             let request = self.request(volume, sectors);
@@ -127,7 +127,7 @@ impl Painter<'_> {
         let device = if is_lodger { 0 } else { 1 + volume as usize };
         let late = Fault::Late(1 << (21 + self.rng.below(5)));
         let count = 4 << self.rng.below(3);
-        let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count, fault: late };
+        let rule = Rule::next(OpKind::Write, count, late);
         self.next.push_back(Step::Trouble { device, rule });
         let long = self.widened(volume, &near);
         let request = self.change(volume, long.clone());
@@ -176,13 +176,13 @@ impl Painter<'_> {
                     2 => Fault::Fail(Landed::Part),
                     _ => Fault::Unreachable,
                 };
-                let rule = Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip: 0, count: 1, fault };
+                let rule = Rule::next(OpKind::Flush, 1, fault);
                 self.next.push_back(Step::Trouble { device, rule });
             }
             if self.rng.one_in(2) {
                 let late = Fault::Late(1 << (20 + self.rng.below(8)));
                 let other = if device == 0 { of_volume } else { 0 };
-                let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count: 2, fault: late };
+                let rule = Rule::next(OpKind::Write, 2, late);
                 self.next.push_back(Step::Trouble { device: other, rule });
             }
             if self.rng.one_in(2) {
@@ -226,7 +226,7 @@ impl Painter<'_> {
         let pause = Step::Pause(1 << self.rng.below(7));
         self.next.extend([pause, Step::Flush { volume }, Step::Settle]);
         let dropped = Fault::Fail(Landed::Nothing);
-        let flush = Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip: 0, count: 1, fault: dropped };
+        let flush = Rule::next(OpKind::Flush, 1, dropped);
         self.next.extend([Step::Read { volume, sectors: other }, Step::Settle]);
         let early = self.rng.one_in(2);
         let write = Step::Write { volume, sectors: dirty, fua: self.rng.one_in(2) };
@@ -269,7 +269,7 @@ impl Painter<'_> {
             return self.flushes_that_fail();
         }
         let fails = |fault| {
-            let rule = Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip: 0, count: 1, fault };
+            let rule = Rule::next(OpKind::Flush, 1, fault);
             Step::Trouble { device, rule }
         };
         let change = if self.rng.one_in(2) {
@@ -295,7 +295,7 @@ impl Painter<'_> {
         self.next.push_back(Step::Settle);
         let late = Fault::Late(1 << (24 + self.rng.below(5)));
         let count = 1 + u32::try_from(self.rng.below(3)).expect("few");
-        let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count, fault: late };
+        let rule = Rule::next(OpKind::Write, count, late);
         self.next.push_back(Step::Trouble { device: 0, rule });
         self.next.push_back(if self.rng.one_in(4) {
             Step::Write { volume, sectors: other, fua: false }
