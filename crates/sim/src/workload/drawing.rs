@@ -35,6 +35,7 @@ const DRAWINGS: &[u64] = &[
     0x4418_9ebd_3adc_1a8d,
     0xc0ce_e81e_80b3_21be,
     0x1345_dbf6_69f2_215f,
+    0x1ede_afa4_a3b6_2642,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices
