@@ -36,6 +36,7 @@ const DRAWINGS: &[u64] = &[
     0xc0ce_e81e_80b3_21be,
     0x1345_dbf6_69f2_215f,
     0x1ede_afa4_a3b6_2642,
+    0xe027_9a9b_be33_81dc,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

@@ -5,6 +5,7 @@ use super::{Origin, Restart, Step, Workload};
 use crate::digest::mix;
 use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::growth::{self, Brink};
+use crate::system::tuning::DeviceTuning;
 use crate::system::{Geometry, Knob, Mode, Tuning};
 use bcached_env::rng::Rng;
 use bcached_format::SUPERBLOCK_SECTOR;
@@ -103,6 +104,7 @@ pub(super) struct Painter<'a> {
     pub(super) unit: u64,
     /// Sizes of all volumes.
     spans: Vec<u64>,
+    devices: DeviceTuning,
     /// Size of the cache device.
     pub(super) cache_sectors: u64,
     recent: Vec<(u32, Range<u64>)>,
@@ -124,7 +126,8 @@ impl<'a> Painter<'a> {
         let unit = u64::from(geometry.block_sectors);
         let cache_sectors = geometry.cache_sectors();
         let spans = (0..geometry.count()).map(|volume| geometry.sectors_of(volume)).collect();
-        Self { shape, rng, unit, spans, cache_sectors, recent: Vec::new(), next: VecDeque::new() }
+        let devices = geometry.tuning.devices;
+        Self { shape, rng, unit, spans, devices, cache_sectors, recent: Vec::new(), next: VecDeque::new() }
     }
 
     fn step(&mut self) -> Step {
@@ -452,6 +455,11 @@ impl<'a> Painter<'a> {
     /// The size of a volume.
     pub(super) fn span(&self, volume: u32) -> u64 {
         self.spans[volume as usize]
+    }
+
+    /// The mode that a volume begins in.
+    pub(super) const fn first_mode(&self, volume: u32) -> Mode {
+        self.devices.first_mode(volume as u64)
     }
 
     /// All of a volume that lives in the cache alone is written, one piece after the other.
