@@ -29,6 +29,9 @@ const SCRIPTS: &str = "crates/sim/scripts";
 /// Starts the line of a script that names the fault it was kept of, where that is planted.
 const PLANTED: &str = "# planted: ";
 
+/// The exit status of a Rust program that panicked.
+const PANIC: i32 = 101;
+
 /// How it is built. Faults leave things unused, and are built over and over.
 const BUILD: [(&str, &str); 3] = [
     ("RUSTFLAGS", "--allow warnings"),
@@ -182,15 +185,19 @@ fn names(script: &str, fault: &str) -> bool {
 
 /// Whether `sim run` has shown a failure, or died of one. What it could not run at all shows nothing.
 fn is_failure(done: &Output) -> Result<bool> {
-    const PANIC: i32 = 101;
     match done.status.code() {
         Some(0) => Ok(false),
         Some(1 | PANIC) | None => Ok(true),
         Some(_) => {
-            let complaint = String::from_utf8_lossy(&done.stderr);
-            bail!("{}", complaint.trim().lines().next_back().unwrap_or("without a word"))
+            bail!("{}", last_words(done))
         }
     }
+}
+
+/// The last that a program has complained of.
+fn last_words(done: &Output) -> String {
+    let complaint = String::from_utf8_lossy(&done.stderr);
+    complaint.trim().lines().next_back().unwrap_or("without a word").to_owned()
 }
 
 /// What the patch says above its first hunk of the tests that must fail with it.
@@ -211,8 +218,7 @@ fn fails(mutant: &Mutant, words: &[String], tree: &Path, target: &Path) -> Resul
     };
     let built = tests(&["--no-run"])?;
     if !built.status.success() {
-        let complaint = String::from_utf8_lossy(&built.stderr);
-        bail!("its tests do not build: {}", complaint.trim().lines().next_back().unwrap_or("without a word"));
+        bail!("its tests do not build: {}", last_words(&built));
     }
     let began = Instant::now();
     let verdict = Verdict::of(&tests(&[])?)?;
@@ -242,9 +248,7 @@ impl Verdict {
             Some(0) if told.lines().any(ran) => Ok(Self::Passed),
             Some(0) => bail!("the patch names no test that there is"),
             _ => {
-                let complaint = String::from_utf8_lossy(&done.stderr);
-                let last = complaint.trim().lines().next_back().unwrap_or("without a word");
-                bail!("the tests ended with {} and told of no failure: {last}", done.status)
+                bail!("the tests ended with {} and told of no failure: {}", done.status, last_words(done))
             }
         }
     }
@@ -320,7 +324,6 @@ impl Ending {
     /// What the hunt has told. A simulator that could not hunt has caught nothing, and neither has one that nobody
     /// understands.
     fn of(done: &Output) -> Result<Self> {
-        const PANIC: i32 = 101;
         let told = String::from_utf8_lossy(&done.stdout);
         match done.status.code() {
             Some(0) if told.lines().any(|line| line.ends_with(" rounds, nothing found")) => {
@@ -335,9 +338,7 @@ impl Ending {
             None | Some(PANIC) if is_inside_a_round(&told) => return Ok(Self::Died),
             _ => {}
         }
-        let complaint = String::from_utf8_lossy(&done.stderr);
-        let last = complaint.trim().lines().next_back().unwrap_or("without a word");
-        bail!("the hunt ended with {} and told of no finding: {last}", done.status)
+        bail!("the hunt ended with {} and told of no finding: {}", done.status, last_words(done))
     }
 }
 

@@ -300,17 +300,23 @@ fn look(path: &Path) -> Result<NoteFile, NoteError> {
     look_after_all().into_iter().find(|(kept, _)| kept == path).expect("it is kept").1
 }
 
+/// A note with records, in a folder of its own that may be taken away.
+fn noted() -> (tempfile::TempDir, std::path::PathBuf, MappedNote) {
+    let directory = tempfile::tempdir().expect("a folder");
+    let folder = directory.path().join("notes");
+    std::fs::create_dir(&folder).expect("a folder in it");
+    let mut note = open(&folder.join("note"));
+    note.begin(7);
+    (0..20).for_each(|index| note.append(record(index)));
+    (directory, folder, note)
+}
+
 /// `/run/bcached` was cleaned, and the next process found none of the writes that had been acknowledged since.
 #[test]
 fn a_note_whose_file_was_removed_is_found_again() {
     let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
-    let directory = tempfile::tempdir().unwrap();
-    let folder = directory.path().join("notes");
-    std::fs::create_dir(&folder).unwrap();
+    let (directory, folder, mut note) = noted();
     let path = folder.join("note");
-    let mut note = open(&path);
-    note.begin(7);
-    (0..20).for_each(|index| note.append(record(index)));
     assert!(matches!(look(&path), Ok(NoteFile::There)));
     // What is removed file by file may have another one by then.
     std::fs::rename(&folder, directory.path().join("away")).unwrap();
@@ -343,13 +349,8 @@ fn a_note_whose_file_was_removed_is_found_again() {
 #[test]
 fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
     let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
-    let directory = tempfile::tempdir().unwrap();
-    let folder = directory.path().join("notes");
-    std::fs::create_dir(&folder).unwrap();
+    let (directory, folder, mut note) = noted();
     let path = folder.join("note");
-    let mut note = open(&path);
-    note.begin(7);
-    (0..20).for_each(|index| note.append(record(index)));
     for moved in [false, true] {
         assert!(note.is_kept());
         if moved {
