@@ -25,6 +25,8 @@
 //!
 //! **Failed flushes.** A flush that fails has dropped what it covered: reads give the older content again, and the next
 //! flush succeeds as if nothing had happened. Linux does exactly this to page cache and drives do it to their own.
+//! Of each write that was in flight when it was submitted, and that is not durable by itself, it may have dropped what
+//! has landed: half of them it does. Such a write still ends well, without what was dropped of it.
 //!
 //! **FUA by flush.** Many devices have no FUA: whoever drives them carries such a write out as a write and a flush. When it
 //! fails, that flush is what has failed: it has dropped what every other write had left in the volatile cache.
@@ -62,6 +64,7 @@ pub use fault::{Fault, Faults, Landed, OpKind, Rule};
 pub use store::{Background, Store};
 pub use version::Content;
 
+use crate::digest::mix;
 use crate::stamp::SECTOR;
 use bcached_env::{DiskInfo, IoErrorKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -333,11 +336,14 @@ impl Device {
         self.harden(0..=u64::MAX, |number| flush.covers(number));
     }
 
-    /// Ends a flush with a failure: all that it covers is lost. The sectors that lost something.
+    /// Ends a flush with a failure: all that it covers is lost, and some of what it need not have covered. The sectors
+    /// that lost something.
     pub fn fail_flush(&mut self, flush: &Flush) -> BTreeSet<u64> {
+        let beside = self.dropped_beside(flush);
         let mut dropped = BTreeSet::new();
+        let is_lost = |number| flush.covers(number) || beside.contains(&number);
         for (page, versions) in &mut self.volatile {
-            for version in versions.extract_if(.., |version| flush.covers(version.number)) {
+            for version in versions.extract_if(.., |version| is_lost(version.number)) {
                 dropped.extend(version.sectors(*page));
             }
             self.view.copy_page(*page * PAGE_SECTORS, &self.medium);
@@ -347,6 +353,17 @@ impl Device {
         }
         self.volatile.retain(|_, versions| !versions.is_empty());
         dropped
+    }
+
+    /// Which of the writes that were in flight when a flush was submitted lose what has landed of them, as it fails. None
+    /// that is durable by itself when it ends: nothing would tell that it is not.
+    fn dropped_beside(&self, flush: &Flush) -> BTreeSet<u64> {
+        if !self.model.volatile_cache {
+            return BTreeSet::new();
+        }
+        let is_durable = |number: &u64| self.in_flight.get(number).is_some_and(|write| write.fua);
+        let is_struck = |number: &u64| mix(&[self.next, *number]).is_multiple_of(2);
+        flush.open.iter().filter(|number| is_struck(number) && !is_durable(number)).copied().collect()
     }
 
     /// Reads what is there now.

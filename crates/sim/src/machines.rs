@@ -268,7 +268,7 @@ impl Machines {
             Event::HalfMirror => {
                 for on in [OpKind::Read, OpKind::Write, OpKind::Flush] {
                     let fault = DiskFault::Late(LATE_NS);
-                    let rule = Rule { on, sectors: 0..u64::MAX, skip: 0, count: LATE_COUNT, fault };
+                    let rule = Rule::next(on, LATE_COUNT, fault);
                     self.stage.device(0).faults.add(rule);
                 }
                 self.stage.together(steps)?;

@@ -192,7 +192,7 @@ fn failing(rng: &mut Rng) -> Rule {
     let on = [OpKind::Read, OpKind::Write, OpKind::Flush][pick(3)];
     let landed = [Landed::Nothing, Landed::Part, Landed::Everything][pick(3)];
     let skip = u32::try_from(pick(24) >> pick(4)).expect("few");
-    Rule { on, sectors: 0..u64::MAX, skip, count: 1 << pick(4), fault: disk::Fault::Fail(landed) }
+    Rule { skip, ..Rule::next(on, 1 << pick(4), disk::Fault::Fail(landed)) }
 }
 
 /// A quarter of the seeds stand for each of the extremes.
@@ -276,13 +276,7 @@ fn refused_life(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
         client.go_through(steps).await;
         for device in &mut client.world().borrow_mut().devices[1..] {
             let fault = disk::Fault::Fail(Landed::Nothing);
-            device.faults.add(Rule {
-                on: OpKind::Write,
-                sectors: 0..u64::MAX,
-                skip: 0,
-                count: REFUSED,
-                fault,
-            });
+            device.faults.add(Rule::next(OpKind::Write, REFUSED, fault));
         }
         client.written_back().await
     })?;

@@ -283,8 +283,7 @@ mod tests {
     #[test]
     fn who_hangs_before_the_crash_has_not_crashed() {
         let mut stage = stage();
-        let never =
-            Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count: 1, fault: DiskFault::Never };
+        let never = Rule::next(OpKind::Write, 1, DiskFault::Never);
         stage.device(1).faults.add(never);
         let steps = vec![WRITE, Step::Settle, FLUSH];
         let done = stage.crash_at(steps, flush, Crash::PowerCut, Survivors::Nothing);

@@ -59,6 +59,14 @@ pub struct Rule {
     pub fault: Fault,
 }
 
+impl Rule {
+    /// For the next `count` operations of this kind, wherever they are.
+    #[must_use]
+    pub const fn next(on: OpKind, count: u32, fault: Fault) -> Self {
+        Self { on, sectors: 0..u64::MAX, skip: 0, count, fault }
+    }
+}
+
 /// The rules of one device, the first that matches decides.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {

@@ -116,6 +116,39 @@ fn a_failed_flush_drops_and_the_next_one_succeeds() {
     assert_eq!((read(&nothing, 0), read(&nothing, 2)), (Value::Written(0), Value::Written(2)));
 }
 
+/// What is dropped stays so when the write ends; a durable one loses nothing, nor does one that came later.
+#[test]
+fn a_failed_flush_drops_some_of_what_was_in_flight() {
+    let mut device = device(1);
+    let open: Vec<u64> =
+        (0..32).map(|at| device.take(at..at + 1, content(1, &(at..at + 1)), false)).collect();
+    let durable = device.take(64..128, content(1, &(64..128)), true);
+    open.iter().chain([&durable]).for_each(|number| device.land(*number, u64::MAX));
+    let flush = device.take_flush();
+    let later = device.take(32..64, content(1, &(32..64)), false);
+    device.land(later, u64::MAX);
+    let dropped = device.fail_flush(&flush);
+    open.iter().chain([&durable, &later]).for_each(|number| device.complete(*number));
+    assert!(dropped.len() > 4 && dropped.len() < 28, "{dropped:?}");
+    for sector in 0..128 {
+        let is = Value::Written(u64::from(!dropped.contains(&sector)));
+        assert_eq!(read(&device, sector), is, "{sector}");
+    }
+    assert!(dropped.iter().all(|sector| *sector < 32), "{dropped:?}");
+}
+
+/// There what has ended is durable, so nothing of what has landed can be lost.
+#[test]
+fn without_a_volatile_cache_a_failed_flush_drops_nothing() {
+    let mut device = device(1);
+    device.model.volatile_cache = false;
+    let open: Vec<u64> =
+        (0..32).map(|at| device.take(at..at + 1, content(1, &(at..at + 1)), false)).collect();
+    open.iter().for_each(|number| device.land(*number, u64::MAX));
+    let flush = device.take_flush();
+    assert!(device.fail_flush(&flush).is_empty());
+}
+
 #[test]
 fn a_failed_write_lands_as_told() {
     for (landed, first, last) in [(Landed::Nothing, 0, 0), (Landed::Part, 1, 0), (Landed::Everything, 1, 1)] {

@@ -83,8 +83,11 @@ impl World {
                 self.refuse(token, &done, IoErrorKind::Io, Some(buffer));
             }
             Some(Fault::Late(_)) | None => {
-                let end = self.now + latency + self.delay(fault);
-                let sample = self.now + self.rng.below(latency + 1);
+                let late = self.delay(fault);
+                let end = self.now + latency + late;
+                // Some devices are late to answer, others to begin: what these give may be of a late moment.
+                let span = if late > 0 && self.rng.one_in(2) { latency + late } else { latency };
+                let sample = self.now + self.rng.below(span + 1);
                 self.schedule(sample, Due::Sample { disk: index, token, sector, buffer, end });
             }
         }

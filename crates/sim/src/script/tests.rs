@@ -21,7 +21,7 @@ fn short() -> Script {
     let mut workload = Shape::named("trouble").unwrap().with_steps(60).draw(5);
     // Whatever was drawn, there are these.
     let fault = Fault::Fail(Landed::Nothing);
-    let rule = Rule { on: OpKind::Read, sectors: 0..u64::MAX, skip: 3, count: 4, fault };
+    let rule = Rule { skip: 3, ..Rule::next(OpKind::Read, 4, fault) };
     workload.steps.push(Step::Trouble { device: 2, rule });
     workload.steps.push(Step::Turn { volume: 1, knob: Knob::Quiet, value: 1 });
     Script::of(&workload, &cuts())

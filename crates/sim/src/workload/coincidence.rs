@@ -19,12 +19,14 @@ impl Painter<'_> {
             self.brought_back();
             return self.next.pop_front().expect("several steps");
         }
-        match self.rng.below(if is_troubled { 9 } else { 3 }) {
+        match self.rng.below(if is_troubled { 13 } else { 3 }) {
             0 => self.promised(),
             1 => self.queued(),
             2 => self.pieces(),
             3 | 4 => self.flush_in_the_journal(),
             5 | 6 => self.written_out(),
+            7 | 8 => self.read_across_a_failed_flush(),
+            9 | 10 => self.unreadable_copy(),
             _ => self.flushes_that_fail(),
         };
         self.next.pop_front().expect("several steps")
@@ -94,7 +96,7 @@ impl Painter<'_> {
         let on = if self.rng.one_in(4) { OpKind::Read } else { OpKind::Write };
         let late = Fault::Late(1 << (24 + self.rng.below(LATE_BITS - 23)));
         let count = 1 + u32::try_from(self.rng.below(3)).expect("few");
-        let rule = Rule { on, sectors: 0..u64::MAX, skip: 0, count, fault: late };
+        let rule = Rule::next(on, count, late);
         self.next.push_back(Step::Trouble { device, rule });
         for sectors in [first.clone(), long.clone()] {
             let request = self.request(volume, sectors);
@@ -127,7 +129,7 @@ impl Painter<'_> {
         let device = if is_lodger { 0 } else { 1 + volume as usize };
         let late = Fault::Late(1 << (21 + self.rng.below(5)));
         let count = 4 << self.rng.below(3);
-        let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count, fault: late };
+        let rule = Rule::next(OpKind::Write, count, late);
         self.next.push_back(Step::Trouble { device, rule });
         let long = self.widened(volume, &near);
         let request = self.change(volume, long.clone());
@@ -176,13 +178,13 @@ impl Painter<'_> {
                     2 => Fault::Fail(Landed::Part),
                     _ => Fault::Unreachable,
                 };
-                let rule = Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip: 0, count: 1, fault };
+                let rule = Rule::next(OpKind::Flush, 1, fault);
                 self.next.push_back(Step::Trouble { device, rule });
             }
             if self.rng.one_in(2) {
                 let late = Fault::Late(1 << (20 + self.rng.below(8)));
                 let other = if device == 0 { of_volume } else { 0 };
-                let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count: 2, fault: late };
+                let rule = Rule::next(OpKind::Write, 2, late);
                 self.next.push_back(Step::Trouble { device: other, rule });
             }
             if self.rng.one_in(2) {
@@ -226,7 +228,7 @@ impl Painter<'_> {
         let pause = Step::Pause(1 << self.rng.below(7));
         self.next.extend([pause, Step::Flush { volume }, Step::Settle]);
         let dropped = Fault::Fail(Landed::Nothing);
-        let flush = Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip: 0, count: 1, fault: dropped };
+        let flush = Rule::next(OpKind::Flush, 1, dropped);
         self.next.extend([Step::Read { volume, sectors: other }, Step::Settle]);
         let early = self.rng.one_in(2);
         let write = Step::Write { volume, sectors: dirty, fua: self.rng.one_in(2) };
@@ -259,6 +261,62 @@ impl Painter<'_> {
         self.next.push_back(Step::Read { volume, sectors: copied });
     }
 
+    /// What was written past the cache is read, and a flush that fails drops it before that read has ended: what it gives
+    /// may be older than what it began with, or newer than what is there, and no copy of it may stay. Then a good flush
+    /// proves nothing of it.
+    fn read_across_a_failed_flush(&mut self) {
+        let (volume, near) = self.place();
+        let device = 1 + volume as usize;
+        if volume as usize >= self.shape.volumes || !self.is_failing(device) {
+            return self.flushes_that_fail();
+        }
+        let read = || Step::Read { volume, sectors: near.clone() };
+        let late = Rule::next(OpKind::Read, 1, Fault::Late(1 << (20 + self.rng.below(8))));
+        let fails = Rule::next(OpKind::Flush, 1, Fault::Fail(Landed::Nothing));
+        self.next.extend([Step::Mode { volume, mode: Mode::Writearound }, Step::Settle]);
+        self.next.extend([Step::Write { volume, sectors: near.clone(), fua: false }, Step::Settle]);
+        self.next.extend([Step::Trouble { device, rule: late }, read()]);
+        self.next.extend([Step::Trouble { device, rule: fails }, Step::Flush { volume }, Step::Settle]);
+        self.next.extend([Step::Flush { volume }, Step::Settle]);
+        self.next.extend([Step::Pause(1 << self.rng.below(8)), read(), Step::Settle]);
+        self.cut_off();
+        self.next.push_back(read());
+        self.next.push_back(Step::Mode { volume, mode: self.first_mode(volume) });
+    }
+
+    /// A clean copy cannot be read, and the backing device is slow to give what it has in its place. Meanwhile the same
+    /// becomes dirty, and then is written past the cache, which refuses it.
+    fn unreadable_copy(&mut self) {
+        let (volume, near) = self.place();
+        let device = 1 + volume as usize;
+        if volume as usize >= self.shape.volumes || !self.is_failing(0) {
+            return self.flushes_that_fail();
+        }
+        let read = || Step::Read { volume, sectors: near.clone() };
+        let write = || Step::Write { volume, sectors: near.clone(), fua: false };
+        let of_cache = |on, count| {
+            let sectors = self.cache_sectors / 64..u64::MAX;
+            Rule { sectors, ..Rule::next(on, count, Fault::Fail(Landed::Nothing)) }
+        };
+        let (unread, refused) = (of_cache(OpKind::Read, 1), of_cache(OpKind::Write, 1 << self.rng.below(2)));
+        let slow_read = Rule::next(OpKind::Read, 1, Fault::Late(1 << (22 + self.rng.below(6))));
+        let slow_write = Rule::next(OpKind::Write, 1, Fault::Late(1 << (23 + self.rng.below(5))));
+        self.next.extend([Step::Mode { volume, mode: Mode::Writeback }, Step::Settle, read(), Step::Settle]);
+        // The copy is in its leaf, and nothing else is under way.
+        self.next.extend([Step::Pause(64), Step::Flush { volume }, Step::Settle, Step::Pause(8)]);
+        self.next
+            .extend([Step::Trouble { device: 0, rule: unread }, Step::Trouble { device, rule: slow_read }]);
+        self.next.extend([read(), Step::Pause(1 << self.rng.below(3))]);
+        self.next.extend([write(), Step::Pause(1 << self.rng.below(4))]);
+        self.next
+            .extend([Step::Trouble { device: 0, rule: refused }, Step::Trouble { device, rule: slow_write }]);
+        self.next.push_back(write());
+        for _ in 0..4 {
+            self.next.extend([Step::Pause(1 << self.rng.below(5)), read()]);
+        }
+        self.next.extend([Step::Settle, Step::Mode { volume, mode: self.first_mode(volume) }]);
+    }
+
     /// A client's flush waits for the journal while another one of its backing device, which nobody
     /// asked for, fails. What that drops was put there before a failure that the client has been
     /// told of, and which had dropped nothing.
@@ -269,7 +327,7 @@ impl Painter<'_> {
             return self.flushes_that_fail();
         }
         let fails = |fault| {
-            let rule = Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip: 0, count: 1, fault };
+            let rule = Rule::next(OpKind::Flush, 1, fault);
             Step::Trouble { device, rule }
         };
         let change = if self.rng.one_in(2) {
@@ -295,7 +353,7 @@ impl Painter<'_> {
         self.next.push_back(Step::Settle);
         let late = Fault::Late(1 << (24 + self.rng.below(5)));
         let count = 1 + u32::try_from(self.rng.below(3)).expect("few");
-        let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count, fault: late };
+        let rule = Rule::next(OpKind::Write, count, late);
         self.next.push_back(Step::Trouble { device: 0, rule });
         self.next.push_back(if self.rng.one_in(4) {
             Step::Write { volume, sectors: other, fua: false }

@@ -5,6 +5,7 @@ use super::{Origin, Restart, Step, Workload};
 use crate::digest::mix;
 use crate::disk::{Fault, Landed, OpKind, Rule};
 use crate::growth::{self, Brink};
+use crate::system::tuning::DeviceTuning;
 use crate::system::{Geometry, Knob, Mode, Tuning};
 use bcached_env::rng::Rng;
 use bcached_format::SUPERBLOCK_SECTOR;
@@ -103,6 +104,7 @@ pub(super) struct Painter<'a> {
     pub(super) unit: u64,
     /// Sizes of all volumes.
     spans: Vec<u64>,
+    devices: DeviceTuning,
     /// Size of the cache device.
     pub(super) cache_sectors: u64,
     recent: Vec<(u32, Range<u64>)>,
@@ -124,7 +126,8 @@ impl<'a> Painter<'a> {
         let unit = u64::from(geometry.block_sectors);
         let cache_sectors = geometry.cache_sectors();
         let spans = (0..geometry.count()).map(|volume| geometry.sectors_of(volume)).collect();
-        Self { shape, rng, unit, spans, cache_sectors, recent: Vec::new(), next: VecDeque::new() }
+        let devices = geometry.tuning.devices;
+        Self { shape, rng, unit, spans, devices, cache_sectors, recent: Vec::new(), next: VecDeque::new() }
     }
 
     fn step(&mut self) -> Step {
@@ -238,7 +241,7 @@ impl<'a> Painter<'a> {
         self.next.extend([work, pause, Step::Cancel { volume }]);
         let is_cache = volume as usize >= self.shape.volumes || self.rng.one_in(2);
         let fault = Fault::Late(1 << (23 + self.rng.below(6)));
-        let rule = Rule { on: OpKind::Write, sectors: 0..u64::MAX, skip: 0, count: 1, fault };
+        let rule = Rule::next(OpKind::Write, 1, fault);
         Step::Trouble { device: if is_cache { 0 } else { 1 + volume as usize }, rule }
     }
 
@@ -276,7 +279,7 @@ impl<'a> Painter<'a> {
         let skip = u32::try_from(self.rng.below(12)).expect("few");
         let fault = Fault::Late(1 << (20 + self.rng.below(9)));
         let count = 1 << self.rng.below(4);
-        Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
+        Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, fault) } }
     }
 
     /// A read of a backing device, of what is not in the cache, takes so long that this is written twice meanwhile, the second
@@ -287,7 +290,7 @@ impl<'a> Painter<'a> {
         let read = || Step::Read { volume, sectors: sectors.clone() };
         let write = || Step::Write { volume, sectors: sectors.clone(), fua: false };
         let fault = Fault::Late(1 << (23 + self.rng.below(5)));
-        let rule = Rule { on: OpKind::Read, sectors: 0..u64::MAX, skip: 0, count: 1, fault };
+        let rule = Rule::next(OpKind::Read, 1, fault);
         self.next.extend([Step::Trouble { device: 1 + volume as usize, rule }, read()]);
         self.next.extend([pause(&mut self.rng), write(), Step::Detach { volume }, write()]);
         for _ in 0..4 {
@@ -336,7 +339,7 @@ impl<'a> Painter<'a> {
         };
         let skip = u32::try_from(self.rng.below(12)).expect("few");
         let count = 1 << self.rng.below(4);
-        Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault } }
+        Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, fault) } }
     }
 
     /// A volume that lives in the cache alone is made, later than others; then the journal cannot be written, and the set is opened again.
@@ -360,14 +363,14 @@ impl<'a> Painter<'a> {
     /// One of the next flushes drops what it covers.
     pub(super) fn failing_flush(&mut self) -> Rule {
         let skip = u32::try_from(self.rng.below(3)).expect("few");
-        Rule { on: OpKind::Flush, sectors: 0..u64::MAX, skip, count: 1, fault: Fault::Fail(Landed::Nothing) }
+        Rule { skip, ..Rule::next(OpKind::Flush, 1, Fault::Fail(Landed::Nothing)) }
     }
 
     /// A device that cannot be reached for some time, and then can, with all that it had. (Only discards reach it meanwhile.)
     fn vanishing(&mut self, device: usize) -> Step {
         let count = 4 << self.rng.below(5);
         let unreachable = |on| {
-            let rule = Rule { on, sectors: 0..u64::MAX, skip: 0, count, fault: Fault::Unreachable };
+            let rule = Rule::next(on, count, Fault::Unreachable);
             Step::Trouble { device, rule }
         };
         self.next.extend([unreachable(OpKind::Write), unreachable(OpKind::Flush)]);
@@ -378,8 +381,7 @@ impl<'a> Painter<'a> {
     fn stalling(&mut self, device: usize) -> Step {
         let count = 4 << self.rng.below(3);
         let fault = Fault::Late(1 << (28 + self.rng.below(4)));
-        let late =
-            |on| Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip: 0, count, fault } };
+        let late = |on| Step::Trouble { device, rule: Rule::next(on, count, fault) };
         self.next.extend([late(OpKind::Write), late(OpKind::Flush)]);
         late(OpKind::Read)
     }
@@ -388,7 +390,7 @@ impl<'a> Painter<'a> {
     fn decaying(&mut self, device: usize) -> Step {
         let skip = u32::try_from(self.rng.below(8)).expect("few");
         let (on, count) = (OpKind::Read, 1 << self.rng.below(3));
-        Step::Trouble { device, rule: Rule { on, sectors: 0..u64::MAX, skip, count, fault: Fault::Decayed } }
+        Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, Fault::Decayed) } }
     }
 
     /// The next change of what a backing device says of itself fails.
@@ -453,6 +455,11 @@ impl<'a> Painter<'a> {
     /// The size of a volume.
     pub(super) fn span(&self, volume: u32) -> u64 {
         self.spans[volume as usize]
+    }
+
+    /// The mode that a volume begins in.
+    pub(super) const fn first_mode(&self, volume: u32) -> Mode {
+        self.devices.first_mode(volume as u64)
     }
 
     /// All of a volume that lives in the cache alone is written, one piece after the other.
