@@ -29,26 +29,23 @@ struct Failures {
 }
 
 /// As [`serve`], but no flush overrules another's failure: not for what was durable only with both, nor for what was
-/// acknowledged before.
+/// acknowledged before, nor for what was under way meanwhile and is acknowledged afterwards.
 async fn serve_durably(disk: Disk, request: Request, failures: Rc<Failures>) -> Reply {
     let is_flush = matches!(request, Request::Flush);
-    let is_durable =
-        matches!(request, Request::Write { fua: true, .. } | Request::WriteZeroes { fua: true, .. });
+    let is_read = matches!(request, Request::Read { .. });
     let begun = failures.count.get();
     let known = if is_flush { failures.told.get() } else { begun };
     let mut reply = serve(disk, request).await;
-    if !is_flush && !is_durable {
+    if is_read {
         return reply;
     }
-    let own = u64::from(reply.result.is_err());
-    failures.count.update(|count| count + own);
-    let count = failures.count.get();
-    if count > known && reply.result.is_ok() {
+    failures.count.update(|count| count + u64::from(reply.result.is_err()));
+    if failures.count.get() > known && reply.result.is_ok() {
         reply.result = Err(Refusal("a flush has failed that may have dropped what was written".to_owned()));
     }
     if is_flush {
-        // What else fails meanwhile may have dropped what was acknowledged meanwhile, for which this flush does not answer.
-        failures.told.set(failures.told.get().max(begun + own));
+        // A failure during this flush, its own too, may have dropped what was acknowledged during it: the next one tells.
+        failures.told.set(failures.told.get().max(begun));
     }
     reply
 }
