@@ -135,8 +135,9 @@ pub struct Piece {
     pub content: Content,
 }
 
-/// Most parts of a range that one attempt replaces.
-const PARTS_MAX: usize = 16;
+/// Most parts of a range that one attempt replaces. So few that an extent of a small bucket can have
+/// more: what several attempts do is then nothing rare.
+const PARTS_MAX: usize = 4;
 
 /// How an insert is recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -19,14 +19,16 @@ impl Painter<'_> {
             self.brought_back();
             return self.next.pop_front().expect("several steps");
         }
-        match self.rng.below(if is_troubled { 13 } else { 3 }) {
+        match self.rng.below(if is_troubled { 15 } else { 5 }) {
             0 => self.promised(),
             1 => self.queued(),
             2 => self.pieces(),
-            3 | 4 => self.flush_in_the_journal(),
-            5 | 6 => self.written_out(),
-            7 | 8 => self.read_across_a_failed_flush(),
-            9 | 10 => self.unreadable_copy(),
+            3 => self.discarded_while_written_back(),
+            4 => self.grown_together(),
+            5 | 6 => self.flush_in_the_journal(),
+            7 | 8 => self.written_out(),
+            9 | 10 => self.read_across_a_failed_flush(),
+            11 | 12 => self.unreadable_copy(),
             _ => self.flushes_that_fail(),
         };
         self.next.pop_front().expect("several steps")
@@ -118,6 +120,56 @@ impl Painter<'_> {
             self.next.extend([pause, Step::Read { volume, sectors }]);
         }
         self.next.extend([Step::Settle, Step::Read { volume, sectors: long }]);
+    }
+
+    /// What write-back is about to read from the cache, which takes its time, is discarded, and so
+    /// much is written elsewhere meanwhile that the bucket may be had again.
+    fn discarded_while_written_back(&mut self) {
+        let (volume, near) = self.place();
+        if volume as usize >= self.shape.volumes {
+            return self.grown_together();
+        }
+        let sectors = self.widened(volume, &near);
+        self.next.extend([Step::Mode { volume, mode: Mode::Writeback }, Step::Settle]);
+        self.next.extend([Step::Write { volume, sectors: sectors.clone(), fua: false }, Step::Settle]);
+        let late = Fault::Late(1 << (25 + self.rng.below(LATE_BITS - 24)));
+        let rule = Rule::next(OpKind::Read, 1 << self.rng.below(3), late);
+        self.next.extend([Step::Trouble { device: 0, rule }, Step::Clean { volume }]);
+        let pause = Step::Pause(1 << self.rng.below(5));
+        let pieces = if self.rng.one_in(2) { sectors.clone() } else { self.beside(volume, &sectors) };
+        self.next.extend([pause, Step::Discard { volume, sectors: pieces }]);
+        let longest = self.shape.longest;
+        for _ in 0..self.rng.below(64) {
+            let (other, place) = self.place();
+            let end = (place.start + longest).min(self.span(other));
+            self.next.push_back(Step::Write { volume: other, sectors: place.start..end, fua: false });
+            if self.rng.one_in(4) {
+                self.next.push_back(Step::Pause(1));
+            }
+        }
+        self.next.extend([Step::Settle, Step::Read { volume, sectors }]);
+        self.next.push_back(Step::Mode { volume, mode: self.first_mode(volume) });
+    }
+
+    /// Two volumes that live in the cache alone become larger at the same time, and then are
+    /// written from end to end: perhaps there is room for one of them only.
+    fn grown_together(&mut self) {
+        let first = u32::try_from(self.shape.volumes).expect("few volumes");
+        if self.shape.lodgers.len() < 2 || self.shape.weights.grow == 0 {
+            return self.promised();
+        }
+        let both = [first, first + 1];
+        for volume in both {
+            let sectors = (self.span(volume) / 8).div_ceil(1 + self.rng.below(4)) * 8;
+            self.next.extend([Step::Create { volume }, Step::Settle, Step::Shrink { volume, sectors }]);
+            self.next.push_back(Step::Settle);
+        }
+        self.next.extend(both.map(|volume| Step::Grow { volume, sectors: self.span(volume) }));
+        self.next.push_back(Step::Settle);
+        for volume in both {
+            self.filled(volume);
+        }
+        self.next.push_back(Step::Settle);
     }
 
     /// Requests of many pieces to a slow device, with a flush and a short request beside each; a

@@ -153,14 +153,15 @@ impl<'a> Painter<'a> {
             }
             2 => Step::Flush { volume: self.any() },
             3 => {
-                let (volume, sectors) = self.discarded();
+                let (volume, sectors) = self.emptied();
                 Step::Discard { volume, sectors }
             }
             4 => {
-                let (volume, sectors) = self.place();
+                let may_unmap = self.rng.one_in(2);
+                let (volume, sectors) = if may_unmap { self.emptied() } else { self.place() };
                 self.remember(volume, &sectors);
                 let fua = self.rng.one_in(self.shape.fua_one_in);
-                Step::Zero { volume, sectors, fua, may_unmap: self.rng.one_in(2) }
+                Step::Zero { volume, sectors, fua, may_unmap }
             }
             5 => {
                 let modes =
@@ -462,14 +463,19 @@ impl<'a> Painter<'a> {
         self.devices.first_mode(volume as u64)
     }
 
-    /// All of a volume that lives in the cache alone is written, one piece after the other.
+    /// A volume that lives in the cache alone is made and written from end to end.
     fn filling(&mut self) -> Step {
         let volume = self.lodger();
+        self.filled(volume);
+        Step::Create { volume }
+    }
+
+    /// All of a volume is written, one piece after the other.
+    pub(super) fn filled(&mut self, volume: u32) {
         let (span, longest) = (self.span(volume), self.shape.longest);
         let pieces =
             (0..span.div_ceil(longest)).map(|piece| piece * longest..span.min((piece + 1) * longest));
         self.next.extend(pieces.map(|sectors| Step::Write { volume, sectors, fua: false }));
-        Step::Create { volume }
     }
 
     /// Half of the time at or near a recent write, else anywhere or, seldom, at the end; lengths lean to the short.
@@ -498,17 +504,22 @@ impl<'a> Painter<'a> {
         (other, first * self.unit..(first + length) * self.unit)
     }
 
-    /// Where requests are small against the volume, much of it goes at once now and then: a tree of many keys would never
-    /// become sparse otherwise.
-    fn discarded(&mut self) -> (u32, Range<u64>) {
-        let has_many_keys = self.shape.longest * 1000 < self.shape.span;
+    /// Where requests are small against the volume, much of it goes at once now and then, since a tree of many keys would
+    /// never become sparse otherwise; or so much that a key of it reaches over the ends of leaves.
+    fn emptied(&mut self) -> (u32, Range<u64>) {
+        let has_many_keys = self.shape.longest * 256 <= self.shape.span;
         if !has_many_keys || !self.rng.one_in(4) {
             return self.place();
         }
-        let quarter = self.shape.span / self.unit / 4;
-        let length = quarter + self.rng.below(2 * quarter);
-        let first = self.rng.below(4 * quarter - length);
-        (self.volume(), first * self.unit..(first + length) * self.unit)
+        let volume = self.volume();
+        let blocks = self.span(volume) / self.unit;
+        let length = if self.rng.one_in(2) {
+            blocks / 4 + self.rng.below(blocks / 2)
+        } else {
+            (64 << self.rng.below(4)) / self.unit
+        };
+        let first = self.rng.below(blocks - length);
+        (volume, first * self.unit..(first + length) * self.unit)
     }
 
     fn remember(&mut self, volume: u32, sectors: &Range<u64>) {

@@ -260,7 +260,7 @@ const SHAPES: [Shape; 23] = [
     // More data than the cache holds, over and over: buckets are reused, trees split.
     Shape {
         name: "turnover",
-        weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, ..STAYING },
+        weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, coincidence: 1, ..STAYING },
         steps: 2700,
         depth: 16,
         span: 32 * 1024,
@@ -323,7 +323,7 @@ const SHAPES: [Shape; 23] = [
     // would write it all back, and then there would be room.
     Shape {
         name: "scarce",
-        weights: Weights { write: 70, read: 14, restart: 0, discard: 3, ..STAYING },
+        weights: Weights { write: 70, read: 14, restart: 0, discard: 3, coincidence: 1, ..STAYING },
         steps: 1200,
         depth: 12,
         span: 10 * 1024,
@@ -409,11 +409,11 @@ const SHAPES: [Shape; 23] = [
     // The same with nearly as much as they can be promised, while another makes dirty what room there is.
     Shape {
         name: "promised",
-        weights: Weights { write: 70, create: 3, fill: 1, ..STAYING },
+        weights: Weights { write: 70, create: 3, fill: 1, grow: 1, coincidence: 1, ..STAYING },
         steps: 700,
         depth: 12,
-        // The second has no room, unless the engine promises too much.
-        lodgers: &[1792, 4096],
+        // The second has room beside a part of the first, the third has none, unless the engine promises too much.
+        lodgers: &[1792, 1024, 4096],
         span: 4096,
         longest: 64,
         fua_one_in: 16,
