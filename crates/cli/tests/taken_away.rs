@@ -12,7 +12,7 @@ const BACKING_BYTES: u64 = 16 << 20;
 
 fn site() -> (Images, Daemon) {
     let images = Images::new();
-    images.configure_pair(64 << 20, BACKING_BYTES, "");
+    images.configure_pair(64 << 20, BACKING_BYTES, "export = [\"nbd\", \"vhost-user\"]\n");
     let daemon = Daemon::configured(&images);
     (images, daemon)
 }
@@ -57,7 +57,8 @@ fn a_note_that_was_removed_is_replaced_at_once() {
 #[test]
 fn sockets_that_were_removed_are_bound_again_and_connections_go_on() {
     let (images, daemon) = site();
-    let sockets = ["run/nbd.sock", "run/control.sock", "run/monitor.sock"].map(|name| images.path(name));
+    let names = ["run/nbd.sock", "run/control.sock", "run/monitor.sock", "run/vhost-user/tank.sock"];
+    let sockets = names.map(|name| images.path(name));
     for (removed, socket) in sockets.iter().enumerate() {
         let connected = (removed == 0).then(|| UnixStream::connect(socket).unwrap());
         std::fs::remove_file(socket).unwrap_or_else(|error| panic!("{}: {error}", socket.display()));

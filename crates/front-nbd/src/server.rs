@@ -219,7 +219,7 @@ impl NbdServer {
         let accepting = shared.spawn("nbd-accept".to_owned(), move || {
             let mut listening = listening;
             accepting.accept(&mut listening);
-            accepting.replace_gone(&mut listening);
+            let _whoever_waits_there_comes_again = accepting.replace_gone(&mut listening);
             listening
         })?;
         let endpoints = (options.endpoints, encrypted);
@@ -425,10 +425,12 @@ impl Shared {
         let mut pause = false;
         while !self.is_stopping() {
             self.reap();
-            self.replace_gone(listening);
             let full = self.lock().live.len() >= self.limits.connections + LEAVING_MAX;
             let waits = pause || full || self.closed.load(Ordering::SeqCst);
-            let sockets = if waits { &[] } else { &*listening };
+            if !waits {
+                pause = self.replace_gone(listening).is_err();
+            }
+            let sockets = if waits || pause { &[] } else { &*listening };
             let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
             fds.extend(sockets.iter().map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
             match poll(&mut fds, pause.then_some(&ACCEPT_PAUSE)) {
@@ -462,14 +464,15 @@ impl Shared {
         }
     }
 
-    /// Accepts a connection, if it is still there. An error means that none can be accepted for a while.
-    fn accept_one(self: &Arc<Self>, listening: &Listening) -> Result<(), ()> {
+    /// Accepts a connection, if it is still there; false: none waits. An error means that none can be accepted for a while.
+    fn accept_one(self: &Arc<Self>, listening: &Listening) -> Result<bool, ()> {
         let (fd, address) = match self
             .spare_descriptors()
             .and_then(|()| acceptfrom_with(listening, SocketFlags::CLOEXEC))
         {
             Ok(accepted) => accepted,
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+            Err(Errno::AGAIN) => return Ok(false),
+            Err(Errno::INTR | Errno::CONNABORTED) => return Ok(true),
             Err(error) => {
                 tracing::warn!(event = "nbd-not-accepted", %error, at = %listening.bound, "could not accept an NBD connection");
                 return Err(());
@@ -479,7 +482,7 @@ impl Shared {
         let is_tcp = matches!(listening.bound, Bound::Tcp(_));
         if is_tcp && let Err(error) = socket.prepare_tcp() {
             tracing::debug!(event = "nbd-broke-off", %error, "an NBD connection was gone before it began");
-            return Ok(());
+            return Ok(true);
         }
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());
         let process = if is_tcp { None } else { socket.peer_process() };
@@ -493,7 +496,7 @@ impl Shared {
             export: None,
             left: None,
         };
-        self.begin(newcomer).map(drop).map_err(|error| {
+        self.begin(newcomer).map(|_| true).map_err(|error| {
             tracing::warn!(event = "nbd-not-accepted", %error, "could not start a thread for an NBD connection");
         })
     }

@@ -3,7 +3,9 @@
 mod support;
 
 use bcached_front_nbd::proto::wire::{flag, info, option, option_reply};
-use support::{Client, Served, TANK, TANK_SECTORS, context_question, export_question, serve, tank};
+use support::{
+    Client, Served, TANK, TANK_SECTORS, context_question, export_question, serve, serve_closed, tank,
+};
 
 const ACK: (u32, Vec<u8>) = (option_reply::ACK, Vec::new());
 
@@ -53,6 +55,21 @@ fn a_long_option_is_read_over_and_an_absurd_one_ends_it() {
     );
     client.send(&[&0x4948_4156_454f_5054_u64.to_be_bytes()[..], &[0, 0, 0, 6], &[0, 0x10, 0, 1]].concat());
     client.assert_closed();
+}
+
+/// With the socket the connection would go that nobody has accepted.
+#[test]
+fn who_has_connected_to_a_socket_that_is_bound_again_is_served() {
+    let served = serve_closed();
+    let mut early = served.unix();
+    std::fs::remove_file(&served.path).unwrap();
+    served.server().bind_again(&served.path).unwrap();
+    let mut late = served.unix();
+    served.server().open();
+    for client in [&mut early, &mut late] {
+        client.greet(3);
+        assert_eq!(client.go("tank").0, TANK_SECTORS * 512);
+    }
 }
 
 #[test]

@@ -188,6 +188,16 @@ impl VhostServer {
         Ok(())
     }
 
+    /// Listens anew on the socket at `path`, whose file somebody has removed. The VMM that is connected goes on. `None` if
+    /// no volume is served there.
+    #[must_use]
+    pub fn bind_again(&self, path: &Path) -> Option<Result<(), SocketError>> {
+        let volumes = self.lock();
+        let (_, served) = volumes.iter().find(|(name, _)| self.socket_path(name) == path)?;
+        let bound = Listening::on(path, self.options.group);
+        Some(bound.map(|bound| served.control.listen_on(bound)))
+    }
+
     /// Where the socket of a volume is.
     #[must_use]
     pub fn socket_path(&self, name: &str) -> PathBuf {

@@ -58,6 +58,8 @@ struct State {
     /// The VMM that is connected, to be cut off.
     client: Option<UnixStream>,
     is_writing: bool,
+    /// It takes the place of the one that is listened on, whose file has gone.
+    again: Option<Listening>,
     has_ended: bool,
     crowded: Quiet,
     broken: Quiet,
@@ -80,6 +82,7 @@ impl Control {
             is_changed: false,
             client: None,
             is_writing: false,
+            again: None,
             has_ended: false,
             crowded: Quiet::default(),
             broken: Quiet::default(),
@@ -140,6 +143,17 @@ impl Control {
     pub(crate) fn change(&self) {
         self.lock().is_changed = true;
         notify(&self.wake);
+    }
+
+    /// VMMs come by another socket from now on.
+    pub(crate) fn listen_on(&self, again: Listening) {
+        self.lock().again = Some(again);
+        notify(&self.wake);
+    }
+
+    /// There is one.
+    fn is_to_listen_anew(&self) -> bool {
+        self.lock().again.is_some()
     }
 
     /// The thread is to end by then.
@@ -209,7 +223,7 @@ impl Drop for Ending<'_> {
 pub(crate) fn run(control: &Control, listening: Listening) {
     let _ending = Ending(control);
     // The socket goes before the end is told: who waited for that may make it again.
-    let listening = listening;
+    let mut listening = listening;
     let mut pause = None;
     // Asked each time: a session that ends by the order has taken note of it.
     while control.order() != Order::Stop {
@@ -217,7 +231,9 @@ pub(crate) fn run(control: &Control, listening: Listening) {
         if pause.is_none() {
             fds.push(PollFd::new(&listening, PollFlags::IN));
         }
-        if let Err(error) = wait(&mut fds, pause) {
+        // Whoever waits at the former socket comes first.
+        let is_anew = control.is_to_listen_anew() && pause.is_none();
+        if !is_anew && let Err(error) = wait(&mut fds, pause) {
             let volume = &control.name;
             tracing::error!(event = "vhost-ended", volume, %error, "poll failed; the volume is served to no VMM any more");
             return;
@@ -229,7 +245,12 @@ pub(crate) fn run(control: &Control, listening: Listening) {
         }
         match accept_with(&listening, SocketFlags::CLOEXEC) {
             Ok(stream) => serve_one(control, &listening, UnixStream::from(stream)),
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            // Nobody waits there any more.
+            Err(Errno::AGAIN) => {
+                let again = control.lock().again.take();
+                listening = again.unwrap_or(listening);
+            }
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
             Err(error) => {
                 let volume = &control.name;
                 tracing::warn!(event = "vhost-not-accepted", volume, %error, "could not accept a VMM's connection");

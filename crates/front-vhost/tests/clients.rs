@@ -55,6 +55,24 @@ fn a_guest_goes_on_however_often_its_vmm_connects_again() {
     served.wait_for_clients(0);
 }
 
+/// The file of the socket is removed: the VMM that is connected goes on, and the next one comes by another.
+#[test]
+fn a_socket_that_is_bound_again_is_for_the_next_vmm() {
+    let served = serve();
+    let (mut guest, vmm) = running(&served, 1);
+    let socket = served.socket("tank");
+    for round in 0..2 {
+        fs::remove_file(&socket).expect("it is there");
+        served.server().bind_again(&socket).expect("it is one").expect("nobody else has it");
+        guest.queues[0].write(8 * round, &[5; 4096]);
+    }
+    drop(vmm);
+    let mut vmm = Vmm::connect_again(&socket);
+    vmm.run(&mut guest, USUAL);
+    assert_eq!(guest.queues[0].read(8, 4096), [5; 4096]);
+    assert!(served.server().bind_again(&socket.with_file_name("none.sock")).is_none());
+}
+
 #[test]
 fn a_second_vmm_is_turned_away_and_does_not_disturb_the_first() {
     let served = serve();

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::mem;
 use std::os::unix::net;
 use std::pin::pin;
 use std::task::Poll;
@@ -12,8 +13,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 /// A socket, and where others come from that take its place.
 pub(super) type Sockets = (net::UnixListener, UnboundedReceiver<net::UnixListener>);
 
-/// Accepts from the last of them. Connections outlive the socket that they came in by.
+/// Accepts from the last of them, and from the one before: whoever had connected there is not turned away. Connections outlive
+/// the socket that they came in by.
 pub(super) struct Lasting {
+    former: Option<UnixListener>,
     now: UnixListener,
     next: UnboundedReceiver<net::UnixListener>,
 }
@@ -24,11 +27,12 @@ impl Lasting {
     /// # Errors
     /// The system takes no more descriptors into its waiting.
     pub(super) fn new((now, next): Sockets) -> io::Result<Self> {
-        Ok(Self { now: UnixListener::from_std(now)?, next })
+        Ok(Self { former: None, now: UnixListener::from_std(now)?, next })
     }
 
     /// A connection, or the next socket.
     async fn either(&mut self) -> Result<(UnixStream, SocketAddr), net::UnixListener> {
+        let former = &self.former;
         let mut accepted = pin!(axum::serve::Listener::accept(&mut self.now));
         let mut next = pin!(self.next.recv());
         // Whoever renews it has gone at a stop. What has said so must not be asked again.
@@ -40,6 +44,10 @@ impl Lasting {
                     Poll::Ready(None) => is_last = true,
                     Poll::Pending => {}
                 }
+            }
+            if let Some(Poll::Ready(Ok(accepted))) = former.as_ref().map(|former| former.poll_accept(context))
+            {
+                return Poll::Ready(Ok(accepted));
             }
             accepted.as_mut().poll(context).map(Ok)
         })
@@ -56,7 +64,7 @@ impl axum::serve::Listener for Lasting {
             match self.either().await {
                 Ok(accepted) => return accepted,
                 Err(next) => match UnixListener::from_std(next) {
-                    Ok(next) => self.now = next,
+                    Ok(next) => self.former = Some(mem::replace(&mut self.now, next)),
                     Err(error) => tracing::error!(
                         event = "control-failed",
                         "a socket that was bound again cannot be used: {error}"
@@ -76,6 +84,7 @@ mod tests {
     use super::*;
     use axum::serve::Listener as _;
     use std::os::unix::net::UnixStream as Client;
+    use std::time::Duration;
     use tokio::sync::mpsc::unbounded_channel;
 
     #[test]
@@ -93,10 +102,15 @@ mod tests {
             let mut lasting = Lasting::new((bind(), next)).unwrap();
             let _first = Client::connect(&path).unwrap();
             let (first, _) = lasting.accept().await;
+            // Two more have connected to it, and one to the next, before anybody is accepted.
+            let mut waiting = vec![Client::connect(&path).unwrap(), Client::connect(&path).unwrap()];
             std::fs::remove_file(&path).unwrap();
             again.send(bind()).unwrap();
-            let _second = Client::connect(&path).unwrap();
-            let _accepted = lasting.accept().await;
+            waiting.push(Client::connect(&path).unwrap());
+            for _ in &waiting {
+                let accepted = tokio::time::timeout(Duration::from_secs(60), lasting.accept());
+                accepted.await.expect("nobody is turned away");
+            }
             assert!(first.peer_cred().is_ok(), "the first connection goes on");
             // Whoever renews it goes, and it is served on.
             drop(again);

@@ -47,7 +47,6 @@ pub mod stop;
 pub mod take_over;
 
 pub(crate) use asked::Work;
-pub(crate) use bound::monitor_beside as beside_for_looking;
 pub(crate) use server::{
     AskBegin, AskCancel, AskChange, AskDifferences, AskEvents, AskExplain, AskJob, AskJobs, AskOptions,
     AskStatus, AskStop, AskStopped, AskTakeOver, AskTakenOver, Control, Handlers, LeftSockets, Signal,

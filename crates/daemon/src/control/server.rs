@@ -197,6 +197,11 @@ impl Control {
         Ok(())
     }
 
+    /// Its sockets that have files.
+    pub fn sockets(&self) -> impl Iterator<Item = &Path> {
+        std::iter::once(&self.owner).chain(&self.monitor).map(Bound::path)
+    }
+
     /// Listens anew on one of its sockets, whose file somebody has removed. Connections go on.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ use bcached_port::{Claim, ExportTable, Peer, Pool, Uuid, Way, Ways};
 use bcached_uring::Guests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -412,13 +412,32 @@ impl Fronts {
         bound.collect()
     }
 
-    /// Listens anew for NBD at `path`, whose file is gone; `None` if that is no socket of NBD.
-    pub fn bind_nbd_again(&self, path: &Path) -> Option<Result<(), ListenError>> {
+    /// Sockets of NBD and vhost-user that have files.
+    pub fn sockets(&self) -> Vec<PathBuf> {
+        let running = self.lock();
+        let bound = running.nbd.iter().flat_map(|server| server.bound());
+        let nbd = bound.filter_map(|bound| match bound {
+            Bound::Unix(path) => Some(path.clone()),
+            Bound::Tcp(_) => None,
+        });
+        let vhost = running.vhost.iter().flat_map(|server| {
+            let path = |name: String| server.socket_path(&name);
+            server.served().into_iter().map(path)
+        });
+        nbd.chain(vhost).collect()
+    }
+
+    /// Listens anew on one of them, whose file is gone; `None` if it is none of them. Else perhaps why not.
+    pub fn bind_again(&self, path: &Path) -> Option<Result<(), String>> {
         let running = self.lock();
         let is_at = |server: &&NbdServer| {
             server.bound().iter().any(|bound| matches!(bound, Bound::Unix(at) if at == path))
         };
-        running.nbd.as_ref().filter(is_at).map(|server| server.bind_again(path))
+        if let Some(server) = running.nbd.as_ref().filter(is_at) {
+            return Some(server.bind_again(path).map_err(|error| sentence(&error)));
+        }
+        let bound = running.vhost.as_ref()?.bind_again(path)?;
+        Some(bound.map_err(|error| sentence(&error)))
     }
 
     /// Ends all of them. What is due goes out, up to `limit` for all together; each has a little time at least.

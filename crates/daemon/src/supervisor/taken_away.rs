@@ -3,7 +3,7 @@
 //! does not work any more.
 
 use super::Supervisor;
-use crate::control::{Control, beside_for_looking};
+use crate::control::Control;
 use crate::log;
 use crate::notes;
 use bcached_uring::note::{NoteFile, look_after_all};
@@ -103,25 +103,24 @@ impl Supervisor {
         control: &mut Control,
         gone: &mut BTreeMap<String, (&'static str, String)>,
     ) {
-        let configured = self.config.control.clone();
-        let nbd = self.fronts.nbd_places().into_iter().map(PathBuf::from).filter(|place| place.is_absolute());
-        let all: Vec<_> = [beside_for_looking(&configured), configured].into_iter().chain(nbd).collect();
+        let all: Vec<_> = control.sockets().map(Path::to_owned).chain(self.fronts.sockets()).collect();
         self.taken_away.sockets.retain(|path, _| all.contains(path));
         for path in all {
             let now = socket_at(&path);
             let before = self.taken_away.sockets.get(&path).copied();
-            let Some(before) = before else {
-                self.taken_away.sockets.extend(now.map(|now| (path, now)));
+            if before.is_none()
+                && let Some(now) = now
+            {
+                self.taken_away.sockets.insert(path, now);
                 continue;
-            };
-            if now == Some(before) {
+            }
+            if now.is_some() && now == before {
                 continue;
             }
             let name = path.display().to_string();
             let what = if now.is_some() { "is another one now" } else { "is gone" };
-            let again =
-                self.fronts.bind_nbd_again(&path).map(|again| again.map_err(|error| error.to_string()));
-            match again.unwrap_or_else(|| control.bind_again(&path).map_err(|failure| failure.to_string())) {
+            let of_control = || control.bind_again(&path).map_err(|failure| failure.to_string());
+            match self.fronts.bind_again(&path).unwrap_or_else(of_control) {
                 Ok(()) => {
                     self.taken_away.sockets.remove(&path);
                     self.taken_away.sockets.extend(socket_at(&path).map(|now| (path, now)));

@@ -3,7 +3,7 @@
 use super::{NbdServer, Shared};
 use crate::endpoint::{Bound, ListenError, Listening};
 use std::path::Path;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 impl NbdServer {
     /// Listens anew on the unix socket at `path`, whose file somebody has removed. Connections go on.
@@ -30,12 +30,23 @@ impl Shared {
         self.again.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sockets that were bound again take the places of those whose files have gone.
-    pub(super) fn replace_gone(&self, listening: &mut [Listening]) {
-        for again in std::mem::take(&mut *self.again()) {
-            if let Some(gone) = listening.iter_mut().find(|gone| gone.bound == again.bound) {
-                *gone = again;
+    /// Sockets that were bound again take the places of those whose files have gone. Whoever has connected there is
+    /// accepted first: with the socket its connection would go. An error means that none can be accepted for a while.
+    pub(super) fn replace_gone(self: &Arc<Self>, listening: &mut [Listening]) -> Result<(), ()> {
+        while let Some(again) = self.again().pop() {
+            let Some(gone) = listening.iter_mut().find(|gone| gone.bound == again.bound) else { continue };
+            loop {
+                match self.accept_one(gone) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(()) => {
+                        self.again().push(again);
+                        return Err(());
+                    }
+                }
             }
+            *gone = again;
         }
+        Ok(())
     }
 }

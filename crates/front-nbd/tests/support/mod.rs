@@ -62,6 +62,15 @@ pub fn serve_with(limits: Limits, hook: Hook) -> Served {
 
 /// The same with TLS on TCP.
 pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
+    serve_as(tls, false, (limits, hook))
+}
+
+/// The same where whoever comes waits until the server is opened.
+pub fn serve_closed() -> Served {
+    serve_as(None, true, (Limits::default(), Box::new(|_, _| Verdict::Serve)))
+}
+
+fn serve_as(tls: Option<Tls>, closed: bool, (limits, hook): (Limits, Hook)) -> Served {
     let ram = Ram::start_with(&[(TANK, TANK_SECTORS), (ARCHIVE, 2048)], 64, hook);
     let exports = ExportTable::new();
     exports.insert(tank(&ram));
@@ -75,7 +84,7 @@ pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
     for export in exports.served() {
         ring.iter().for_each(|ring: &Ring| rings.insert(export.uuid.0, ring.guests.clone()));
     }
-    let server = start(Options { endpoints, closed: false, limits, tls, rings }, &exports, Vec::new());
+    let server = start(Options { endpoints, closed, limits, tls, rings }, &exports, Vec::new());
     let Bound::Tcp(tcp) = server.bound()[1] else { unreachable!("the second is TCP") };
     Served { ram, exports, server: Some(server), path, tcp, ring, _directory: directory }
 }
