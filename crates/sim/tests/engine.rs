@@ -30,7 +30,7 @@ fn every_workload_passes() {
         // Data is moved when buckets have run out, which takes a while.
         let steps = if shape.name == "moves" { 2000 } else { 250 };
         // What is asked beside a failure is drawn more seldom.
-        let seeds = if shape.name.ends_with("-trouble") { 20 } else { 6 };
+        let seeds = if shape.name.ends_with("-trouble") { 20 } else { 8 };
         for seed in 0..seeds {
             let workload = shape.clone().with_steps(steps).draw(seed);
             match whole_of(&engine(), &workload) {

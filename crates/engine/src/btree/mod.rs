@@ -28,7 +28,6 @@ use crate::error::Error;
 use crate::space::Buckets;
 use crate::state::State;
 use crate::work::{REMOVE_MAX, VISIT_MAX};
-use alloc::vec::Vec;
 use bcached_env::NoteRecord;
 use bcached_format::{Inode, Key, Pointer, Pointers, Position};
 use bcached_node::Place;
@@ -134,10 +133,6 @@ pub struct Piece {
     /// What is there.
     pub content: Content,
 }
-
-/// Most parts of a range that one attempt replaces. So few that an extent of a small bucket can have
-/// more: what several attempts do is then nothing rare.
-const PARTS_MAX: usize = 4;
 
 /// How an insert is recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -323,8 +318,9 @@ impl State {
         Attempt::Done(part.end)
     }
 
-    /// Replaces what still equals `expected` in `[expected.start(), upto)` by the same part of `new`, within the
-    /// first leaf and as far as an attempt goes; returns where that is and how many sectors were replaced.
+    /// Replaces the first part of what still equals `expected` in `[expected.start(), upto)` by the same part of `new`, within
+    /// the first leaf; returns how far it has looked and how many sectors were replaced. Seldom are there more parts, and they
+    /// are no other case than one.
     pub(crate) fn replace(&mut self, expected: &Key, new: &Key) -> Attempt<(u64, u64)> {
         let slot = match self.leaf_to_change(expected.start_position(), new.words()) {
             Ok(slot) => slot,
@@ -332,33 +328,24 @@ impl State {
         };
         let node = self.nodes.get(slot).node();
         let position = node.position();
-        let mut upto =
-            if position.inode > new.inode { expected.end } else { expected.end.min(position.offset) };
+        let upto = if position.inode > new.inode { expected.end } else { expected.end.min(position.offset) };
         if let Err(need) = self.pending(expected.inode, expected.start(), upto) {
             return Attempt::Needs(need);
         }
-        let mut matching: Vec<(u64, u64)> = node.matching(expected, upto).take(PARTS_MAX).collect();
-        // At least one part: the leaf is not full.
-        matching.truncate(self.taken_at_once(slot, matching.len(), new.words()));
-        if let Some((_, end)) = matching.last()
-            && node.matching(expected, upto).nth(matching.len()).is_some()
-        {
-            upto = *end;
-        }
-        if !self.can_record(matching.len() * new.words(), matching.len()) {
+        let mut matching = node.matching(expected, upto);
+        let Some((start, end)) = matching.next() else { return Attempt::Done((upto, 0)) };
+        let upto = if matching.next().is_some() { end } else { upto };
+        drop(matching);
+        if !self.can_record(new.words(), 1) {
             return Attempt::Needs(Need::Journal);
         }
-        if !self.has_memory(slot, matching.len()) {
+        if !self.has_memory(slot, 1) {
             return Attempt::Needs(Need::Memory);
         }
-        let mut replaced = 0;
-        for (start, end) in matching {
-            let part = new.cut(start, end).expect("expected and new cover the same range");
-            let sequence = self.record(slot, &part, Record::Journal);
-            self.put((slot, None), &part, sequence);
-            replaced += end - start;
-        }
-        Attempt::Done((upto, replaced))
+        let part = new.cut(start, end).expect("expected and new cover the same range");
+        let sequence = self.record(slot, &part, Record::Journal);
+        self.put((slot, None), &part, sequence);
+        Attempt::Done((upto, end - start))
     }
 
     /// The leaf for `start`, in memory, with room for a key more, of `words`.
@@ -378,16 +365,6 @@ impl State {
             (true, true) => Err(Need::Split { at: start, words }),
             (true, false) => Err(Need::Gate),
         }
-    }
-
-    /// How many keys, of `words` each, the leaf in `slot` takes of so many; at least one.
-    fn taken_at_once(&self, slot: usize, keys: usize, words: usize) -> usize {
-        let cached = self.nodes.get(slot);
-        let fits = |keys: usize| match &cached.gate {
-            Gate::Closing(late) => keys <= late.room(),
-            Gate::Open | Gate::Unlinked => cached.node().fits(keys * words),
-        };
-        (1..=keys).rev().find(|keys| fits(*keys) && self.may_take(slot, *keys)).unwrap_or(1)
     }
 
     /// The leaf in `slot` cannot take a key of `words`: on the device, or in the memory that a node may take.

@@ -152,7 +152,7 @@ impl Painter<'_> {
     }
 
     /// Two volumes that live in the cache alone become larger at the same time, and then are
-    /// written from end to end: perhaps there is room for one of them only.
+    /// written from end to end, and again in small pieces: perhaps there is room for one of them only.
     fn grown_together(&mut self) {
         let first = u32::try_from(self.shape.volumes).expect("few volumes");
         if self.shape.lodgers.len() < 2 || self.shape.weights.grow == 0 {
@@ -168,6 +168,12 @@ impl Painter<'_> {
         self.next.push_back(Step::Settle);
         for volume in both {
             self.filled(volume);
+        }
+        // In pieces they take the most room.
+        for _ in 0..self.rng.below(512) {
+            let volume = both[usize::try_from(self.rng.below(2)).expect("two")];
+            let start = self.rng.below(self.span(volume) / 8) * 8;
+            self.next.push_back(Step::Write { volume, sectors: start..start + 8, fua: false });
         }
         self.next.push_back(Step::Settle);
     }
