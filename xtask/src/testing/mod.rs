@@ -27,6 +27,8 @@ use usage::{Bounds, Folders, Taken};
 
 /// More at a time would have more of memory and of each other's time than they win.
 const AT_A_TIME_MAX: usize = 4;
+/// So much memory each of them may take at a time, as a guest with what serves it: where there is less, fewer run.
+const EACH: u64 = 1536 << 20;
 /// The longest that a program may take: many times what the longest takes on a loaded machine, so what is stopped hangs.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 /// What takes longest, and begins first: what is begun last then is short, and no processor waits for it. Names that there are not
@@ -56,7 +58,7 @@ const UNTOLD: &str = "; it counts as one failed test";
 /// How they are run.
 #[derive(clap::Args)]
 pub struct Args {
-    /// How many programs run at a time; as many as there are processors, but at most four, if left out.
+    /// How many programs run at a time; as many as there are processors and 1.5 GiB of memory, but at most four, if left out.
     #[arg(long, value_name = "NUMBER")]
     at_a_time: Option<NonZeroUsize>,
     /// Only tests of this package (may be repeated).
@@ -104,21 +106,20 @@ pub fn run(args: &Args) -> Result<bool> {
         args.only.is_empty() || args.only.iter().any(|part| program.name.contains(part.as_str()))
     });
     let folders = Folders::new().context("a folder for temporary files")?;
-    has_room(usage::left(&std::env::temp_dir()))?;
+    let left = usage::left(&std::env::temp_dir());
+    has_room(left)?;
     let decoy = Decoy::lay(args.apart).context("the decoy")?;
     let (alone, mut programs): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| ALONE.contains(&&*program.name));
     // What is not named keeps its order: that of the packages.
     programs.sort_by_key(|program| LONG.iter().position(|name| *name == program.name).unwrap_or(LONG.len()));
     let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let at_a_time = args.at_a_time.map_or(processors.min(AT_A_TIME_MAX), NonZeroUsize::get);
+    let usual = at_a_time(processors, left.memory);
+    let at_a_time = args.at_a_time.map_or(usual, NonZeroUsize::get);
     let mut variables = decoy.variables();
     // As many tests at a time in each: what they take together does not rise with processors.
     let threads = std::env::var_os("RUST_TEST_THREADS");
-    variables.push((
-        "RUST_TEST_THREADS",
-        threads.unwrap_or_else(|| processors.min(AT_A_TIME_MAX).to_string().into()),
-    ));
+    variables.push(("RUST_TEST_THREADS", threads.unwrap_or_else(|| usual.to_string().into())));
     let limits = Limits { at_a_time, time: LIMIT, folders: &folders, variables: &variables };
     let mut all_well = true;
     let (mut times, mut takers) = (Vec::new(), Vec::new());
@@ -176,6 +177,12 @@ fn report(program: &Program, ended: &Ended) -> Report {
         text.extend_from_slice(format!("error: test failed: {name}: {}{untold}\n", ended.how).as_bytes());
     }
     Report { is_well, text }
+}
+
+/// How many programs, and tests in each, run at a time.
+fn at_a_time(processors: usize, memory: u64) -> usize {
+    let with_room = usize::try_from(memory / EACH).unwrap_or(usize::MAX);
+    processors.min(AT_A_TIME_MAX).min(with_room).max(1)
 }
 
 /// Sees that there is room for tests.
@@ -263,6 +270,12 @@ mod tests {
             },
         );
         (report.is_well, String::from_utf8(report.text).unwrap())
+    }
+
+    #[test]
+    fn fewer_run_where_there_is_little_memory() {
+        assert_eq!([1, 2, 8].map(|processors| at_a_time(processors, 64 << 30)), [1, 2, 4]);
+        assert_eq!([1, 2, 4, 64].map(|gib| at_a_time(8, gib << 30)), [1, 1, 2, 4]);
     }
 
     #[test]

@@ -130,11 +130,28 @@ fn too_much(taken: &[(Pid, Taken)], left: Taken, bounds: Bounds) -> Option<(Pid,
     })
 }
 
-/// What the machine has left; as much as can be where that cannot be told.
+/// What the machine has left, or the control group of this process may have; as much as can be where that cannot be told.
 pub fn left(folder: &Path) -> Taken {
     let said = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let disk = statvfs(folder).map_or(u64::MAX, |found| found.f_bavail.saturating_mul(found.f_frsize));
-    Taken { memory: field(&said, "MemAvailable:").unwrap_or(u64::MAX), disk }
+    let memory = field(&said, "MemAvailable:").unwrap_or(u64::MAX);
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Taken { memory: memory.min(group_bound(&groups, Path::new("/sys/fs/cgroup"))), disk }
+}
+
+/// The bytes that the control group of a process may have, by what it is told of its groups: of version 2, or of version 1.
+fn group_bound(groups: &str, root: &Path) -> u64 {
+    let bound = |line: &str| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let path = path.trim_start_matches('/');
+        let file = match controllers {
+            "" => root.join(path).join("memory.max"),
+            "memory" => root.join("memory").join(path).join("memory.limit_in_bytes"),
+            _ => return None,
+        };
+        fs::read_to_string(file).ok()?.trim().parse::<u64>().ok()
+    };
+    groups.lines().filter_map(bound).min().unwrap_or(u64::MAX)
 }
 
 /// Bytes of a field that is told in kB.
@@ -267,6 +284,22 @@ mod tests {
         file.sync_all().unwrap();
         let taken = disk(folder.path());
         assert!((4 * MIB..5 * MIB).contains(&taken), "{taken}");
+    }
+
+    #[test]
+    fn a_control_group_bounds_what_is_left() {
+        let root = tempfile::tempdir().expect("a folder");
+        let said =
+            [("slice/run", "memory.max", "2147483648\n"), ("memory/old", "memory.limit_in_bytes", "4096\n")];
+        for (folder, file, text) in said {
+            fs::create_dir_all(root.path().join(folder)).expect("a folder");
+            fs::write(root.path().join(folder).join(file), text).expect("a file");
+        }
+        let bound = |groups: &str| group_bound(groups, root.path());
+        assert_eq!(bound("0::/slice/run\n"), 2 << 30);
+        assert_eq!(bound("5:cpu:/old\n4:memory:/old\n0::/\n"), 4096);
+        fs::write(root.path().join("slice/run/memory.max"), "max\n").expect("a file");
+        assert_eq!((bound("0::/slice/run\n"), bound("")), (u64::MAX, u64::MAX));
     }
 
     #[test]
