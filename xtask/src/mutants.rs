@@ -1,7 +1,7 @@
 //! Deliberate faults, as patches in `crates/sim/mutants`: each is planted in a scratch copy. Those of the engine
-//! the random workloads of `sim hunt` must find. The simulator does not run the rest of the program: of a fault
-//! there the patch names the tests that must fail, with the words that `cargo test` takes
-//! (`test: -p bcached-daemon --lib offline`).
+//! the random workloads of `sim hunt` must find. The simulator does not run the rest of the program, and some
+//! coincidences are too rare for it: of such a fault the patch names the tests that must fail, with the words that
+//! `cargo test` takes (`test: -p bcached-daemon --lib offline`).
 //!
 //! A fault counts as caught by hunts when no hunt takes longer than the limit and, if enough starting numbers are tried for a median
 //! to mean something, more than half of the hunts find it within [`MEDIAN_SECONDS`].
@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> Result<bool> {
                 let simulator = crate::build_sim(&tree.root, &build, &BUILD);
                 let simulator = simulator.with_context(|| mutant.name.clone())?;
                 // Both are printed.
-                let scripts_fail = kept_scripts_fail(mutant, &simulator, &origin.join(SCRIPTS))?;
+                let scripts_fail = kept_scripts_fail(mutant, &simulator, &origin.join(SCRIPTS), args.limit)?;
                 is_found(mutant, &simulator, args)? && scripts_fail
             }
         };
@@ -156,9 +156,9 @@ fn commits(origin: &Path) -> Result<usize> {
     Ok(count.unwrap_or(0))
 }
 
-/// Runs the kept scripts that name `mutant` ([`PLANTED`]); whether each of them fails with it. A script that passes keeps
-/// nothing any more.
-fn kept_scripts_fail(mutant: &Mutant, simulator: &Path, folder: &Path) -> Result<bool> {
+/// Runs the kept scripts that name `mutant` ([`PLANTED`]), each for `limit` seconds of the processor at most; whether each of
+/// them fails with it. A script that passes keeps nothing any more.
+fn kept_scripts_fail(mutant: &Mutant, simulator: &Path, folder: &Path, limit: u64) -> Result<bool> {
     let mut all_fail = true;
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let script = entry?.path();
@@ -166,8 +166,10 @@ fn kept_scripts_fail(mutant: &Mutant, simulator: &Path, folder: &Path) -> Result
         if !names(&text, &mutant.name) {
             continue;
         }
-        let mut run = Command::new(simulator);
-        run.args(["run", "--script"]).arg(&script).stdin(Stdio::null());
+        // One that does not come to its end is stopped, and has noticed.
+        let mut run = Command::new("sh");
+        run.args(["-c", "ulimit -t \"$1\" && shift && exec \"$@\"", "sh", &limit.to_string()]);
+        run.arg(simulator).args(["run", "--script"]).arg(&script).stdin(Stdio::null());
         let done = run.output().context("the simulator does not start")?;
         let is_noticed = is_failure(&done).with_context(|| script.display().to_string())?;
         let verdict = if is_noticed { "caught" } else { "NOT CAUGHT" };

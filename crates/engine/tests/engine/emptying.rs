@@ -3,7 +3,7 @@
 use crate::memory::Mishap;
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{CacheSet, Options, Request, VolumeId, VolumeOptions};
-use bcached_env::{Env, Op};
+use bcached_env::{Buffer, Env, Op};
 use bcached_format::{SetMagic, Uuid};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -229,4 +229,66 @@ fn a_bucket_is_not_used_again_before_its_summary_is_written() {
         waiting.borrow().len()
     });
     assert!(held > 0, "no summary was written");
+}
+
+/// What an extent holds whose sectors are told apart.
+fn numbered(sector: u64) -> Request {
+    let content: Vec<u8> = (0..EXTENT).flat_map(|at| [parts(sector)[at as usize]; 512]).collect();
+    Request::Write { sector, payload: Buffer::copied_from(&content).freeze(), fua: false }
+}
+
+fn parts(sector: u64) -> [u8; LENGTH] {
+    std::array::from_fn(|at| ((sector + at as u64) % 200) as u8 + 1)
+}
+
+/// The second sector of each extent is written while the extent is moved: the others are found where they have come to, each for itself.
+#[test]
+fn an_extent_that_is_written_to_while_it_is_moved_is_moved_in_parts() {
+    const BUCKETS: u64 = 600;
+    const NEWER: u8 = 251;
+    let mut rig = Rig::new(sizes(BUCKETS), 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        let mut written = 0;
+        while set.status().buckets_available >= BUCKETS / 8 - GIVEN_BACK {
+            for _ in 0..16 {
+                ask(&set, volume, numbered(place(written, BUCKETS))).await;
+                written += 1;
+            }
+        }
+        ask(&set, volume, Request::Flush).await;
+        let range = 400..400 + 4 * EXTENTS_MAX;
+        thin_out(&set, volume, BUCKETS, range.clone()).await;
+        // What is moved is read first: all of that waits.
+        let reads = Rc::new(Cell::new(0_u64));
+        let waiting = Rc::clone(&reads);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| {
+            let is_moved =
+                disk == CACHE && matches!(op, Op::Read { buffer, .. } if buffer.len() == LENGTH * 512);
+            is_moved.then(|| {
+                waiting.set(waiting.get() + 1);
+                Mishap::Waits
+            })
+        }));
+        for _ in 0..1000 {
+            if reads.get() > 0 {
+                break;
+            }
+            env.sleep(Duration::from_millis(100)).await;
+        }
+        assert!(reads.get() > 0, "nothing is moved");
+        let kept = || range.clone().filter(|n| n % 15 == 0).map(|n| place(n, BUCKETS));
+        for sector in kept() {
+            ask(&set, volume, write(sector + 1, 1, NEWER)).await;
+        }
+        world.borrow_mut().fate = None;
+        world.borrow_mut().pass(Duration::from_secs(1));
+        assert!(moved(&env, &set).await > 0, "nothing was moved");
+        for sector in kept() {
+            let [first, _, third, fourth] = parts(sector);
+            let found = bytes(&set, volume, sector, LENGTH).await;
+            assert_eq!(found, [first, NEWER, third, fourth], "sector {sector}");
+        }
+    });
 }

@@ -166,6 +166,38 @@ fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
     });
 }
 
+/// Both have been told that there is room, and wait for the journal: the second one finds that there is none any more.
+#[test]
+fn two_that_grow_at_once_are_not_promised_the_same_room() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, |env| async move {
+        let (set, _) = open(env.clone(), options()).await.expect("sound");
+        let both = [make(&set, 4000).await, make(&set, 4000).await];
+        let larger = 4000 + (set.status().flash_room_sectors / 8 * 8 - 1024);
+        // The journal has something to say, and waits for the cache.
+        ask(&set, both[0], write(0, 8, 1)).await;
+        world.borrow_mut().fate = Some(Box::new(|disk, op| {
+            (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
+        }));
+        let growing = both.map(|volume| {
+            let set = set.clone();
+            Beside::start(&env, async move { set.grow(volume, larger, &Cancel::default()).await })
+        });
+        env.sleep(Duration::from_millis(10)).await;
+        assert!(set.status().flash_room_sectors > 1024, "nobody has been promised anything yet");
+        world.borrow_mut().fate = None;
+        let [first, second] = growing;
+        let results = [first.result(&env).await, second.result(&env).await];
+        assert!(
+            matches!(results, [Ok(()), Err(Error::NoRoom { .. })] | [Err(Error::NoRoom { .. }), Ok(())]),
+            "{results:?}"
+        );
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
 /// A write that is under way behind the new end ends as it would have ended, and is given up after that; a cancel before then takes
 /// nothing.
 #[test]
