@@ -422,7 +422,7 @@ fn a_fault_that_cannot_be_saved_is_one_all_the_same() {
     let file = folder.path().join("long.sim");
     let file = file.to_str().expect("a name");
     let long = |system: &str, more: &[&str]| {
-        let words = ["run", "--workload", "mixed", "--length", "30000", "--seed", "1", "--save", file];
+        let words = ["run", "--workload", "hot", "--length", "30000", "--seed", "1", "--save", file];
         sim(&[&words[..], &["--system", system], more].concat())
     };
     let found = long("mutant-ZeroesHalf", &[]);

@@ -26,6 +26,8 @@ struct Failures {
     count: Cell<u64>,
     /// How many of them a client's flush has told of.
     told: Cell<u64>,
+    /// Changes that were acknowledged and are not durable by themselves.
+    acknowledged: Cell<u64>,
 }
 
 /// As [`serve`], but no flush overrules another's failure: not for what was durable only with both, nor for what was
@@ -33,19 +35,23 @@ struct Failures {
 async fn serve_durably(disk: Disk, request: Request, failures: Rc<Failures>) -> Reply {
     let is_flush = matches!(request, Request::Flush);
     let is_read = matches!(request, Request::Read { .. });
-    let begun = failures.count.get();
+    let (begun, before) = (failures.count.get(), failures.acknowledged.get());
     let known = if is_flush { failures.told.get() } else { begun };
     let mut reply = serve(disk, request).await;
     if is_read {
         return reply;
     }
-    failures.count.update(|count| count + u64::from(reply.result.is_err()));
+    let own = u64::from(reply.result.is_err());
+    failures.count.update(|count| count + own);
     if failures.count.get() > known && reply.result.is_ok() {
         reply.result = Err(Refusal("a flush has failed that may have dropped what was written".to_owned()));
     }
     if is_flush {
         // A failure during this flush, its own too, may have dropped what was acknowledged during it: the next one tells.
-        failures.told.set(failures.told.get().max(begun));
+        let is_alone = failures.acknowledged.get() == before;
+        failures.told.set(failures.told.get().max(begun + if is_alone { own } else { 0 }));
+    } else {
+        failures.acknowledged.update(|count| count + u64::from(reply.result.is_ok()));
     }
     reply
 }

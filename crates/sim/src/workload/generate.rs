@@ -160,7 +160,8 @@ impl<'a> Painter<'a> {
                 let may_unmap = self.rng.one_in(2);
                 let (volume, sectors) = if may_unmap { self.emptied() } else { self.place() };
                 self.remember(volume, &sectors);
-                let fua = self.rng.one_in(self.shape.fua_one_in);
+                // There are few of them.
+                let fua = self.rng.one_in(self.shape.fua_one_in.min(3));
                 Step::Zero { volume, sectors, fua, may_unmap }
             }
             5 => {

@@ -249,7 +249,7 @@ const SHAPES: [Shape; 23] = [
     // A few blocks that everybody wants.
     Shape {
         name: "hot",
-        weights: Weights { flush: 10, discard: 6, zero: 6, ..MIXED },
+        weights: Weights { flush: 10, discard: 6, zero: 6, mode: 4, ..MIXED },
         steps: 400,
         depth: 16,
         span: 96,
