@@ -233,7 +233,7 @@ fn a_bucket_is_not_used_again_before_its_summary_is_written() {
 
 /// What an extent holds whose sectors are told apart.
 fn numbered(sector: u64) -> Request {
-    let content: Vec<u8> = (0..EXTENT).flat_map(|at| [parts(sector)[at as usize]; 512]).collect();
+    let content: Vec<u8> = parts(sector).into_iter().flat_map(|byte| [byte; 512]).collect();
     Request::Write { sector, payload: Buffer::copied_from(&content).freeze(), fua: false }
 }
 

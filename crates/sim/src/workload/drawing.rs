@@ -36,7 +36,7 @@ const DRAWINGS: &[u64] = &[
     0xc0ce_e81e_80b3_21be,
     0xca9e_c04c_5d05_c451,
     0x4df8_1cc3_fcd0_2252,
-    0x563a_7907_cc50_bfdc,
+    0xff3b_ba8e_12b7_9d14,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices

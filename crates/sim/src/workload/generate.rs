@@ -153,12 +153,12 @@ impl<'a> Painter<'a> {
             }
             2 => Step::Flush { volume: self.any() },
             3 => {
-                let (volume, sectors) = self.emptied();
+                let (volume, sectors) = self.discarded();
                 Step::Discard { volume, sectors }
             }
             4 => {
                 let may_unmap = self.rng.one_in(2);
-                let (volume, sectors) = if may_unmap { self.emptied() } else { self.place() };
+                let (volume, sectors) = if may_unmap { self.zeroed() } else { self.place() };
                 self.remember(volume, &sectors);
                 // There are few of them.
                 let fua = self.rng.one_in(self.shape.fua_one_in.min(3));
@@ -505,22 +505,36 @@ impl<'a> Painter<'a> {
         (other, first * self.unit..(first + length) * self.unit)
     }
 
-    /// Where requests are small against the volume, much of it goes at once now and then, since a tree of many keys would
-    /// never become sparse otherwise; or so much that a key of it reaches over the ends of leaves.
-    fn emptied(&mut self) -> (u32, Range<u64>) {
-        let has_many_keys = self.shape.longest * 256 <= self.shape.span;
-        if !has_many_keys || !self.rng.one_in(4) {
+    /// Where requests are small against the volume, much of it goes at once now and then: a tree of many keys would never
+    /// become sparse otherwise.
+    fn discarded(&mut self) -> (u32, Range<u64>) {
+        if !self.has_many_keys() || !self.rng.one_in(4) {
             return self.place();
         }
         let volume = self.volume();
-        let blocks = self.span(volume) / self.unit;
-        let length = if self.rng.one_in(2) {
-            blocks / 4 + self.rng.below(blocks / 2)
-        } else {
-            (64 << self.rng.below(4)) / self.unit
-        };
-        let first = self.rng.below(blocks - length);
-        (volume, first * self.unit..(first + length) * self.unit)
+        let quarter = self.span(volume) / self.unit / 4;
+        let length = quarter + self.rng.below(2 * quarter);
+        self.anywhere(volume, length * self.unit)
+    }
+
+    /// There it reaches over the ends of leaves now and then, and yet is short enough to be written as zeroes.
+    fn zeroed(&mut self) -> (u32, Range<u64>) {
+        if !self.has_many_keys() || !self.rng.one_in(4) {
+            return self.place();
+        }
+        let volume = self.volume();
+        let length = 64 << self.rng.below(4);
+        self.anywhere(volume, length)
+    }
+
+    const fn has_many_keys(&self) -> bool {
+        self.shape.longest * 256 <= self.shape.span
+    }
+
+    /// A range of that length, in sectors.
+    fn anywhere(&mut self, volume: u32, length: u64) -> (u32, Range<u64>) {
+        let first = self.rng.below((self.span(volume) - length) / self.unit) * self.unit;
+        (volume, first..first + length)
     }
 
     fn remember(&mut self, volume: u32, sectors: &Range<u64>) {
