@@ -357,7 +357,11 @@ fn report_older_copies(
     let Some(attachment) = backing.attachment().filter(|_| is_attached(backing)) else { return };
     if attachment.entry > header.seq {
         findings.error(place, DamageKind::OlderCache { entry: attachment.entry, newest: header.seq });
-    } else if table.is_ours && table.slot(number).is_some_and(|slot| slot.contradicts(number, &attachment)) {
+        return;
+    }
+    let is_dirty = backing.state() == BackingState::Dirty;
+    let contradicts = table.slot(number).is_some_and(|slot| slot.contradicts(number, &attachment, is_dirty));
+    if table.is_ours && contradicts {
         findings.error(place, DamageKind::OlderBacking);
     }
 }

@@ -198,11 +198,15 @@ impl UuidSlot {
 
     /// A backing device that says `attachment` was not used last with this slot, which has `number`: one of the
     /// two devices is an older copy. Means something only if bcached wrote both. What the device said before the
-    /// newest stamp of the slot is known, so a slot without both stamps contradicts nobody.
+    /// newest stamp of the slot is known, so a slot without both stamps contradicts nobody. A device that says what it
+    /// said before may name the number before, too, if it is not `dirty`: nothing that is under that is still wanted.
     #[must_use]
-    pub fn contradicts(&self, number: Inode, attachment: &Attachment) -> bool {
+    pub fn contradicts(&self, number: Inode, attachment: &Attachment, dirty: bool) -> bool {
+        let [former, _] = self.attachment;
         let is_known = self.attachment.iter().all(|stamp| *stamp != 0);
-        is_known && (number != attachment.number || !self.attachment.contains(&attachment.stamp))
+        let is_before = attachment.stamp == former && !dirty;
+        let is_same = number == attachment.number && self.attachment.contains(&attachment.stamp);
+        is_known && !is_before && !is_same
     }
 
     fn computed_sum(&self, set: Uuid, number: Inode) -> u64 {
@@ -310,4 +314,27 @@ fn slots(bytes: &[u8], slot: usize) -> Result<core::slice::ChunksExact<'_, u8>, 
         return Err(UuidError::NotWholeSlots { slot, found: bytes.len() });
     }
     Ok(bytes.chunks_exact(slot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_may_say_what_it_said_before() {
+        let slot = UuidSlot { attachment: [1, 2], ..UuidSlot::FREE };
+        let contradicts = |number, stamp, dirty| {
+            let attachment = Attachment { number: Inode(number), stamp, entry: 0 };
+            slot.contradicts(Inode(5), &attachment, dirty)
+        };
+        for dirty in [false, true] {
+            assert!(!contradicts(5, 1, dirty) && !contradicts(5, 2, dirty));
+            assert!(contradicts(5, 3, dirty) && contradicts(4, 2, dirty) && contradicts(4, 3, dirty));
+        }
+        assert!(!contradicts(4, 1, false), "an attach failed, and the next one took another number");
+        assert!(contradicts(4, 1, true), "its data is under that number");
+        let half_known = UuidSlot { attachment: [0, 2], ..UuidSlot::FREE };
+        let other = Attachment { number: Inode(4), stamp: 3, entry: 0 };
+        assert!(!half_known.contradicts(Inode(5), &other, true));
+    }
 }

@@ -7,7 +7,7 @@
 mod novelty;
 
 use crate::digest::mix;
-use crate::disk::{Device, Survivors};
+use crate::disk::{Device, OpKind, Survivors};
 use crate::driver::{Crash, OpView};
 use crate::failure::{Cut, Failure, Fault};
 use crate::figures::Figures;
@@ -264,11 +264,15 @@ impl Judge {
         if level == 0 {
             self.reached.set(point);
         }
-        match level {
+        let mut cuts = match level {
             _ if !self.is_judged(number, point, level, phases, view) => Vec::new(),
             0 => self.depth.cuts(number, point),
             _ => self.depth.cuts_in_recovery(number, point),
+        };
+        if is_unheard_drop(view) {
+            cuts.retain(|cut| cut.crash != Crash::ProcessDeath);
         }
+        cuts
     }
 
     /// Whether `point`, after `level` crashes that `number` tells, is judged.
@@ -288,6 +292,13 @@ impl Judge {
         };
         spent < 50 && depth.is_one_in(number, point, level) || is_novel()
     }
+}
+
+/// A flush, or what a device makes durable by one, has failed, and what that was to make durable is gone. A process that dies
+/// before it has heard of that leaves a note of what it has acknowledged, and the next one can neither know nor tell from the
+/// data: it is not asked for.
+fn is_unheard_drop(view: &OpView) -> bool {
+    view.completed && view.failed && (view.kind == OpKind::Flush || view.fua)
 }
 
 /// The seed of the world after `cuts`.

@@ -90,6 +90,8 @@ pub struct OpView {
     pub fua: bool,
     /// It has completed, rather than just been submitted.
     pub completed: bool,
+    /// With a failure, of which the process has not heard yet.
+    pub failed: bool,
 }
 
 /// Looks at the devices at each point: `(point, devices, what made the point)`. The world ends here if it returns true.
@@ -394,7 +396,14 @@ impl World {
                 };
                 let sectors = sector..sector + (buffer.len() / crate::stamp::SECTOR) as u64;
                 let id = DiskId(u32::try_from(disk).expect("few devices"));
-                let view = OpView { disk: id, kind: OpKind::Read, sectors, fua: false, completed: true };
+                let view = OpView {
+                    disk: id,
+                    kind: OpKind::Read,
+                    sectors,
+                    fua: false,
+                    completed: true,
+                    failed: false,
+                };
                 let ending = Ending::Read(result, buffer);
                 self.schedule(end, Due::Done { disk, token, ending, view });
             }
@@ -407,6 +416,7 @@ impl World {
                     }
                 }
                 let completion = self.end(disk, token, ending);
+                let view = OpView { failed: completion.result.is_err(), ..view };
                 self.trace.completed(self.now, &view, &completion, self.next_point(&view));
                 events.push(Event::Done(completion));
                 self.pass(&view);

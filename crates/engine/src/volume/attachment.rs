@@ -76,7 +76,8 @@ pub(super) fn recognise(
         // What the cache holds is void, whatever it is.
         return Ok(known);
     }
-    let contradicts = s.uuids.slot(inode).is_some_and(|slot| slot.contradicts(inode, &attachment));
+    let is_dirty = superblock.state() == BackingState::Dirty;
+    let contradicts = s.uuids.slot(inode).is_some_and(|slot| slot.contradicts(inode, &attachment, is_dirty));
     if s.uuids.is_ours() && contradicts { Err(Error::OlderBacking) } else { Ok(known) }
 }
 

@@ -31,7 +31,7 @@ enum Place {
 impl Situation {
     /// That of a point which `view` has made, after `level` crashes, in the middle of `phases`, with a cache of so many sectors.
     pub const fn of(view: &OpView, level: usize, phases: u32, cache_sectors: u64) -> Self {
-        let &OpView { disk, kind, ref sectors, fua, completed } = view;
+        let &OpView { disk, kind, ref sectors, fua, completed, .. } = view;
         let place = match disk.0 {
             // The journal is the first 128th or a little more of a device.
             0 if sectors.start < cache_sectors / 64 => Place::CacheFront,
@@ -68,7 +68,14 @@ mod tests {
     #[test]
     fn what_is_alike_is_judged_less_and_less() {
         let mut novelty = Novelty::default();
-        let view = |kind| OpView { disk: DiskId(1), kind, sectors: 0..8, fua: false, completed: true };
+        let view = |kind| OpView {
+            disk: DiskId(1),
+            kind,
+            sectors: 0..8,
+            fua: false,
+            completed: true,
+            failed: false,
+        };
         let count = |novelty: &mut Novelty, kind, few, points: std::ops::Range<u64>| {
             let situation = Situation::of(&view(kind), 0, 0, 1000);
             points.filter(|point| novelty.picks(few, *point, situation)).count()

@@ -65,7 +65,8 @@ impl World {
     fn submit_read(&mut self, disk: DiskId, token: Token, sector: u64, buffer: Buffer) {
         self.reads[disk.0 as usize] += 1;
         let range = sector..sector.saturating_add(sectors_in(buffer.len()));
-        let view = OpView { disk, kind: OpKind::Read, sectors: range, fua: false, completed: false };
+        let view =
+            OpView { disk, kind: OpKind::Read, sectors: range, fua: false, completed: false, failed: false };
         self.trace.submitted(self.now, &view, &Content::Keep, None);
         self.pass(&view);
         let Screened::Taken(fault) = self.screen(&view, Some(&buffer)) else {
@@ -94,7 +95,8 @@ impl World {
     }
 
     fn submit_flush(&mut self, disk: DiskId, token: Token) {
-        let view = OpView { disk, kind: OpKind::Flush, sectors: 0..0, fua: false, completed: false };
+        let view =
+            OpView { disk, kind: OpKind::Flush, sectors: 0..0, fua: false, completed: false, failed: false };
         self.trace.submitted(self.now, &view, &Content::Keep, self.next_point(&view));
         let index = disk.0 as usize;
         if !self.flushing.insert(index) && self.one_flush {
@@ -119,7 +121,7 @@ impl World {
 
     fn submit_change(&mut self, disk: DiskId, token: Token, change: Change) {
         let Change { range, content, fua, kind } = change;
-        let view = OpView { disk, kind, sectors: range.clone(), fua, completed: false };
+        let view = OpView { disk, kind, sectors: range.clone(), fua, completed: false, failed: false };
         self.trace.submitted(self.now, &view, &content, self.next_point(&view));
         let done = OpView { completed: true, ..view.clone() };
         let Screened::Taken(fault) = self.screen(&view, None) else {

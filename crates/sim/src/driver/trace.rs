@@ -155,8 +155,14 @@ mod tests {
     #[test]
     fn runs_that_end_otherwise_are_not_equal() {
         let traced = |result| {
-            let view =
-                OpView { disk: DiskId(0), kind: OpKind::Read, sectors: 0..8, fua: false, completed: true };
+            let view = OpView {
+                disk: DiskId(0),
+                kind: OpKind::Read,
+                sectors: 0..8,
+                fua: false,
+                completed: true,
+                failed: false,
+            };
             let mut trace = Trace::default();
             trace.completed(7, &view, &Completion { token: Token(1), result, buffer: None }, None);
             trace.digest()

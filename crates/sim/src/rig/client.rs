@@ -28,6 +28,9 @@ use std::time::Duration;
 /// delays anything: five hundred times what the slowest device takes for one operation, as a rule.
 pub const PATIENCE_NS: u64 = 20_000_000_000;
 
+/// So much longer for each sector that is to be zeroed: that may go on in pieces of a block, each with a flush.
+const ZEROED_NS: u64 = 50_000_000;
+
 /// How long a client waits for the answer to one request, while others are answered.
 const REQUEST_NS: u64 = 60_000_000_000;
 
@@ -101,6 +104,7 @@ impl Birth {
             counted: self.counted,
             fault: self.fault,
             waiting: self.waiting,
+            zeroed: Cell::new(0),
             written_before,
         };
         let client = Client { shared: Rc::new(shared) };
@@ -131,8 +135,17 @@ struct Shared {
     counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
     fault: Rc<RefCell<Option<Fault>>>,
     waiting: Rc<RefCell<BTreeMap<u64, String>>>,
+    /// Sectors of zeroings that are waited for.
+    zeroed: Cell<u64>,
     /// Bytes that the cache device was given to write before this life.
     written_before: u64,
+}
+
+impl Shared {
+    /// How long nobody may be answered from now on, in nanoseconds.
+    const fn patience(&self) -> u64 {
+        PATIENCE_NS + self.zeroed.get() * ZEROED_NS
+    }
 }
 
 /// A handle on the open system and its judge. Clones are the same client.
@@ -217,7 +230,7 @@ impl Client {
 
     async fn pause(&self, milliseconds: u64) {
         self.shared.env.sleep(Duration::from_millis(milliseconds)).await;
-        self.shared.world.borrow_mut().progress(PATIENCE_NS);
+        self.shared.world.borrow_mut().progress(self.shared.patience());
     }
 
     /// Reads everything that was ever written, and judges it.
@@ -265,7 +278,7 @@ impl Client {
         let result = self.shared.running.stop().await;
         self.shared.waiting.borrow_mut().clear();
         self.shared.oracle.borrow_mut().end(id, result.is_ok());
-        self.shared.world.borrow_mut().progress(PATIENCE_NS);
+        self.shared.world.borrow_mut().progress(self.shared.patience());
         if result.is_ok() {
             *self.shared.counted.borrow_mut() = self.shared.running.counted();
         }
@@ -312,6 +325,11 @@ impl Client {
         let (asked, late) = self.times();
         self.shared.waiting.borrow_mut().insert(number, words.clone());
         self.count(&step);
+        let zeroed = if let Step::Zero { sectors, .. } = &step { sectors.end - sectors.start } else { 0 };
+        self.shared.zeroed.update(|sectors| sectors + zeroed);
+        if zeroed > 0 {
+            self.shared.world.borrow_mut().progress(self.shared.patience());
+        }
         let result = match step {
             Step::Read { volume, sectors } => self.read(volume, sectors).await.map(drop),
             Step::Mode { volume, mode } => self.shared.running.set_mode(volume, mode).await,
@@ -332,6 +350,7 @@ impl Client {
             other => self.change(other).await,
         };
         self.shared.waiting.borrow_mut().remove(&number);
+        self.shared.zeroed.update(|sectors| sectors - zeroed);
         let (answered, late_since) = self.times();
         let took = (answered - asked).saturating_sub(late_since - late);
         if took > REQUEST_NS {
@@ -342,7 +361,7 @@ impl Client {
         }
         let now = self.shared.env.now().0;
         let mut world = self.shared.world.borrow_mut();
-        world.progress(PATIENCE_NS);
+        world.progress(self.shared.patience());
         world.trace.note(now, || format!("{words}: {result:?}"));
         result
     }
