@@ -33,7 +33,10 @@ impl Shared {
     /// Sockets that were bound again take the places of those whose files have gone. Whoever has connected there is
     /// accepted first: with the socket its connection would go. An error means that none can be accepted for a while.
     pub(super) fn replace_gone(self: &Arc<Self>, listening: &mut [Listening]) -> Result<(), ()> {
-        while let Some(again) = self.again().pop() {
+        loop {
+            // Not locked while anybody is accepted.
+            let next = self.again().pop();
+            let Some(again) = next else { return Ok(()) };
             let Some(gone) = listening.iter_mut().find(|gone| gone.bound == again.bound) else { continue };
             loop {
                 match self.accept_one(gone) {
@@ -47,6 +50,5 @@ impl Shared {
             }
             *gone = again;
         }
-        Ok(())
     }
 }
