@@ -1,5 +1,6 @@
 //! Tests in qemu with kernels of Debian's. One program, so that as many guests run at a time as there are processors: each wants one.
 
+mod blocks;
 mod cache_pulled;
 mod counted;
 mod dev;
