@@ -294,6 +294,7 @@ impl CacheSet {
                     disk,
                     superblock: superblock.clone(),
                     in_doubt,
+                    attempted: Vec::new(),
                     epoch: Epoch::new(info.volatile_cache),
                     record_lock: Semaphore::new(1),
                 }),

@@ -32,6 +32,7 @@ use crate::writeback::rate::RateInfo;
 use crate::writeback::stripes::Cursor;
 use crate::writeback::trouble::WritebackTrouble;
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use bcached_env::{Disk, DiskHealth, Time, sync::Semaphore};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, Uuid};
 use epoch::Epoch;
@@ -50,6 +51,8 @@ pub struct Backing {
     /// A write of the superblock has failed: it may have landed, so the device may say something else than
     /// [`Backing::superblock`]. Nothing relies on what it says until a write has succeeded.
     pub in_doubt: bool,
+    /// Those whose writes have failed since one was last durable: it may say any of them.
+    pub attempted: Vec<BackingSuperblock>,
     /// What of its writes is durable.
     pub epoch: Epoch,
     /// One change of the superblock at a time.

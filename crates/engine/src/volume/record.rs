@@ -123,10 +123,24 @@ pub async fn update(
             backing.in_doubt = written.is_err();
             if written.is_ok() {
                 backing.superblock = changed;
+                backing.attempted.clear();
+            } else if !backing.attempted.iter().any(|attempted| says_the_same(attempted, &changed)) {
+                backing.attempted.push(changed);
             }
         }
     });
     written
+}
+
+/// Whether two superblocks of a device that this set has written differ at most in the entry of the journal that they name.
+pub(super) fn says_the_same(one: &BackingSuperblock, other: &BackingSuperblock) -> bool {
+    let number = |superblock: &BackingSuperblock| superblock.attachment().map(|attachment| attachment.number);
+    let said = |superblock: &BackingSuperblock| {
+        let mut said = superblock.clone();
+        said.set_attachment(None);
+        said.seal()
+    };
+    number(one) == number(other) && said(one) == said(other)
 }
 
 /// What the change from `before` to `after` is.

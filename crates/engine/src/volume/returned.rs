@@ -38,8 +38,8 @@ impl CacheSet {
         self.quiet(id).await;
         let taken = self.with(|s| {
             // Somebody may have been about to write the superblock when it was compared.
-            let same = check_same(s, id, &disk, &found);
-            same.and_then(|()| exchange(s, id, disk, found))
+            check_same(s, id, &disk, &found)?;
+            exchange(s, id, disk, &found)
         });
         self.with(|s| {
             if let Some(volume) = s.volumes.get_mut(id) {
@@ -54,7 +54,7 @@ impl CacheSet {
 }
 
 /// The new device takes the place of the old one.
-fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: BackingSuperblock) -> Result<Removed, Error> {
+fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: &BackingSuperblock) -> Result<Removed, Error> {
     parked::drop_all(s, id);
     let now = s.now;
     let volume = s.volumes.get_mut(id).ok_or(Error::NoVolume)?;
@@ -62,16 +62,18 @@ fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: BackingSuperblock) -
     let lost = backing.epoch.may_have_lost().then_some(Error::LostWrites);
     let former = backing.disk.id();
     let is_volatile = disk.info().volatile_cache;
-    // What was read may stand in its volatile cache only.
-    volume.dirty_marked = found.state() == BackingState::Dirty && !is_volatile;
+    // What was read may stand in its volatile cache only; and what was to be written, and failed, may be what it says.
+    let in_doubt = is_volatile || found.seal() != backing.superblock.seal();
+    volume.dirty_marked = backing.superblock.state() == BackingState::Dirty && !in_doubt;
     (volume.writeback_trouble, volume.marking_trouble, volume.stands_still) = (None, None, false);
     // What could not be written to the old one is tried at once.
     volume.places.retry(now);
     volume.pace.retry_at(now);
     *backing = Backing {
         disk,
-        superblock: found,
-        in_doubt: is_volatile,
+        superblock: backing.superblock.clone(),
+        in_doubt,
+        attempted: core::mem::take(&mut backing.attempted),
         epoch: Epoch::new(is_volatile),
         record_lock: backing.record_lock.clone(),
     };
@@ -88,22 +90,24 @@ fn check_same(s: &mut State, id: VolumeId, disk: &Disk, found: &BackingSuperbloc
     if disk.info().sectors < backing.disk.info().sectors {
         return Err(Error::NotAsItWas("it is shorter"));
     }
-    // Its sum is that of what was written.
-    let is_same = found.seal() == backing.superblock.seal();
-    let is_same = is_same || backing.in_doubt && may_be_ours(s, volume, found);
+    let is_same =
+        found.seal() == backing.superblock.seal() || backing.in_doubt && may_be_ours(s, volume, found);
     if is_same { Ok(()) } else { Err(Error::NotAsItWas("somebody else has used it meanwhile")) }
 }
 
-/// After a write of the superblock that has failed, or of which a power cut may have left nothing, the device may say what it said before
-/// or after that. It says *clean* only if nothing was dirty when that was written, and nothing has become so since.
+/// After a write of the superblock that has failed the device may say that; and after one of which a power cut may have left nothing, what
+/// it said before. It does not say *dirty* only if nothing was dirty when that was written, and nothing has become so since.
 fn may_be_ours(s: &State, volume: &Volume, found: &BackingSuperblock) -> bool {
     let Some(backing) = &volume.backing else { return false };
+    let is_all_clean = volume.inode.is_none_or(|inode| s.has_counted(inode) && s.dirty.of(inode) == 0);
+    if found.state() != BackingState::Dirty && !is_all_clean {
+        return false;
+    }
     let ours = &backing.superblock;
     let is_attached = |state| matches!(state, BackingState::Clean | BackingState::Dirty);
-    let is_all_clean = volume.inode.is_none_or(|inode| s.has_counted(inode) && s.dirty.of(inode) == 0);
-    found.set_uuid() == ours.set_uuid()
+    let is_former = found.set_uuid() == ours.set_uuid()
         && found.data_offset() == ours.data_offset()
         && found.block_sectors() == ours.block_sectors()
-        && (found.state() == ours.state() || is_attached(ours.state()) && is_attached(found.state()))
-        && (found.state() != BackingState::Clean || is_all_clean)
+        && (found.state() == ours.state() || is_attached(ours.state()) && is_attached(found.state()));
+    is_former || backing.attempted.iter().any(|attempted| record::says_the_same(attempted, found))
 }

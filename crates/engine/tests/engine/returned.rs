@@ -6,7 +6,7 @@ use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run,
 use bcached_engine::{CacheSet, Cancel, Error, Options, Removed, Request, VolumeId, VolumeOptions};
 use bcached_env::{Buffer, DiskId, Env, Op};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
-use bcached_format::{BackingState, BackingSuperblock, CacheMode, Uuid};
+use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -172,6 +172,47 @@ fn a_superblock_in_doubt_may_be_either_of_two() {
         change(&world, other, |superblock| superblock.set_cache_mode(CacheMode::Writethrough));
         set.take_back(volume, other).await.expect("it may be ours");
         assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
+/// It went away while it was told that it is nobody's, or that it is the cache's, and says so; the volume is what it was, and becomes that
+/// again with the first change. Who has said the same in other words is somebody else.
+#[test]
+fn a_superblock_that_failed_to_say_whose_the_device_is_may_say_it() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        let lands =
+            |disk, op: &Op| (disk == BACKING && matches!(op, Op::Write { .. })).then_some(Mishap::Lands);
+        world.borrow_mut().fate = Some(Box::new(lands));
+        assert!(set.detach(volume, &Cancel::default()).await.is_err());
+        let nobodys = world.borrow_mut().copy(BACKING);
+        assert_eq!(superblock_on(&world.borrow(), nobodys).state(), BackingState::None);
+        let used = world.borrow_mut().copy(BACKING);
+        change(&world, used, |superblock| superblock.set_label(Label::from_text("another").expect("short")));
+        assert_eq!(set.take_back(volume, used).await, not_as_it_was("somebody else has used it meanwhile"));
+        set.take_back(volume, nobodys).await.expect("this set has written that");
+        world.borrow_mut().fate = None;
+        ask(&set, volume, write(0, 8, 1)).await;
+        let superblock = superblock_on(&world.borrow(), nobodys);
+        assert_eq!(superblock.state(), BackingState::Dirty);
+        assert_ne!(superblock.set_uuid(), Uuid::NIL);
+        set.detach(volume, &Cancel::default()).await.expect("the new one takes it");
+
+        let lands =
+            move |disk, op: &Op| (disk == nobodys && matches!(op, Op::Write { .. })).then_some(Mishap::Lands);
+        world.borrow_mut().fate = Some(Box::new(lands));
+        assert!(set.attach(volume, &Cancel::default()).await.is_err());
+        let ours = world.borrow_mut().copy(nobodys);
+        assert_eq!(superblock_on(&world.borrow(), ours).state(), BackingState::Clean);
+        set.take_back(volume, ours).await.expect("this set has written that, too");
+        world.borrow_mut().fate = None;
+        assert!(!set.volumes()[0].attached);
+        assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+        set.attach(volume, &Cancel::default()).await.expect("nothing is in its way");
         set.stop().await.expect("it stops");
         set.assert_invariants();
     });
