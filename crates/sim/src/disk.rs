@@ -37,7 +37,8 @@
 //!
 //! **Absence.** A device stops answering for a time and goes on, answers late, answers *unreachable* to everything, and
 //! may return, with the content it had, or with an older one (a snapshot rolled back, the wrong leg of a mirror).
-//! Operations in flight when it vanished ended either way before it did.
+//! Operations in flight when it vanished ended either way before it did. One that is pulled is *gone* for whoever has it open,
+//! for ever; it loses what a power cut would take from it, or keeps its power, and is there again for who opens it anew.
 //!
 //! **Form.** Requests off the device's logical blocks or beyond its end are refused. The runner counts a refused request
 //! as a fault of the engine.

@@ -11,6 +11,7 @@
 
 mod submit;
 pub mod trace;
+mod ways;
 
 use crate::disk::{Device, Faults, Flush, Landed, OpKind, Survivors};
 use bcached_env::rng::Rng;
@@ -20,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use trace::Trace;
+use ways::Way;
 
 /// CPU time of one turn of the executor, so that a loop that only yields does not stop the clock.
 const TURN_NS: u64 = 200;
@@ -94,6 +96,20 @@ pub struct OpView {
     pub failed: bool,
 }
 
+impl OpView {
+    /// An operation that has just been submitted.
+    #[must_use]
+    pub const fn of(disk: DiskId, kind: OpKind, sectors: Range<u64>, fua: bool) -> Self {
+        Self { disk, kind, sectors, fua, completed: false, failed: false }
+    }
+
+    /// The same operation when it ends.
+    #[must_use]
+    pub fn ended(&self) -> Self {
+        Self { completed: true, ..self.clone() }
+    }
+}
+
 /// Looks at the devices at each point: `(point, devices, what made the point)`. The world ends here if it returns true.
 pub type Observer = Box<dyn FnMut(u64, &[Device], &OpView) -> bool>;
 
@@ -111,6 +127,8 @@ enum Due {
     Sample { disk: usize, token: Token, sector: u64, buffer: Buffer, end: u64 },
     /// An operation ends.
     Done { disk: usize, token: Token, ending: Ending, view: OpView },
+    /// An operation fails whose device has been pulled.
+    Gone { token: Token, buffer: Option<Buffer> },
 }
 
 enum Ending {
@@ -137,6 +155,8 @@ pub struct World {
     pub one_flush: bool,
     /// One read in four of so many sectors of the cache device, at multiples of that, takes so many nanoseconds more.
     pub node_reads: Option<(u64, u64)>,
+    /// By [`DiskId`].
+    ways: Vec<Way>,
     now: u64,
     deadline: u64,
     /// Nanoseconds by which faults have delayed operations so far, all added up; without stalls.
@@ -172,6 +192,7 @@ impl World {
     pub fn new(devices: Vec<Device>, seed: u64) -> Self {
         let (reads, written) = (vec![0; devices.len()], vec![0; devices.len()]);
         Self {
+            ways: Way::to_each(&devices),
             devices,
             trace: Trace::default(),
             one_flush: false,
@@ -332,6 +353,7 @@ impl World {
     pub fn reboot(&mut self, crash: Crash, survivors: Survivors) {
         self.due.clear();
         self.flushing.clear();
+        self.ways = Way::to_each(&self.devices);
         if crash == Crash::PowerCut {
             // Whatever held a device up is over.
             self.stalls.iter_mut().for_each(|stall| stall.end = stall.end.min(self.now));
@@ -396,14 +418,7 @@ impl World {
                 };
                 let sectors = sector..sector + (buffer.len() / crate::stamp::SECTOR) as u64;
                 let id = DiskId(u32::try_from(disk).expect("few devices"));
-                let view = OpView {
-                    disk: id,
-                    kind: OpKind::Read,
-                    sectors,
-                    fua: false,
-                    completed: true,
-                    failed: false,
-                };
+                let view = OpView::of(id, OpKind::Read, sectors, false).ended();
                 let ending = Ending::Read(result, buffer);
                 self.schedule(end, Due::Done { disk, token, ending, view });
             }
@@ -420,6 +435,10 @@ impl World {
                 self.trace.completed(self.now, &view, &completion, self.next_point(&view));
                 events.push(Event::Done(completion));
                 self.pass(&view);
+            }
+            Due::Gone { token, buffer } => {
+                let result = Err(IoErrorKind::Gone);
+                events.push(Event::Done(Completion { token, result, buffer }));
             }
         }
     }
@@ -508,36 +527,6 @@ impl World {
             self.halt.get_or_insert(Halt::Late);
         }
     }
-
-    /// Puts off what a stalled device would do now, and fails what a vanished one had begun.
-    fn delayed(&mut self, due: Due) -> Option<Due> {
-        let disk = match &due {
-            Due::Land { disk, .. } | Due::Sample { disk, .. } | Due::Done { disk, .. } => *disk,
-        };
-        let resume = self.devices[disk].stalled_until;
-        if resume > self.now {
-            self.schedule(resume, due);
-            return None;
-        }
-        if !self.devices[disk].gone {
-            return Some(due);
-        }
-        let gone = IoErrorKind::Unreachable;
-        match due {
-            Due::Done { disk, token, ending: Ending::Write { number, .. }, view } => {
-                let landed = if self.rng.one_in(2) { Landed::Everything } else { Landed::Nothing };
-                self.fail_write(disk, number, landed);
-                Some(Due::Done { disk, token, ending: Ending::Refused(gone, None), view })
-            }
-            Due::Done { disk, token, ending: Ending::Flush { .. }, view } => {
-                Some(Due::Done { disk, token, ending: Ending::Refused(gone, None), view })
-            }
-            Due::Done { disk, token, ending: Ending::Read(_, buffer), view } => {
-                Some(Due::Done { disk, token, ending: Ending::Refused(gone, Some(buffer)), view })
-            }
-            other => Some(other),
-        }
-    }
 }
 
 /// A process's handle on the world.
@@ -587,7 +576,8 @@ impl Driver for SimDriver {
     }
 
     fn info(&self, disk: DiskId) -> DiskInfo {
-        self.0.borrow().devices[disk.0 as usize].info()
+        let world = self.0.borrow();
+        world.devices[world.way(disk).device].info()
     }
 
     fn charge(&mut self, nanoseconds: u64) {

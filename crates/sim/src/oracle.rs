@@ -23,6 +23,9 @@
 //!    death of the process. A read under way while a backing device drops something may see what the device goes back to, though the
 //!    cache has long replaced that. A write of a part of a block, under way during a drop, may bring back what was dropped of the
 //!    rest of the block.
+//!    A backing device that was pulled has dropped what its power took along, of which the system may know nothing before it
+//!    is back, or ever if its process dies. A read that begins earlier may see a copy in the cache of what is gone, and a
+//!    write that was under way may be acknowledged though it is gone.
 //! 9. An orderly stop is a flush.
 //! 10. A process that dies while the file of its note is gone may take along what was acknowledged before
 //!     that file went and is not durable, until it has seen to that. What was asked for later and
@@ -80,6 +83,17 @@ struct Open {
     echoes: Vec<(u64, u64)>,
 }
 
+/// A backing device that was pulled.
+#[derive(Clone, Debug)]
+struct Away {
+    /// When.
+    since: u64,
+    /// When it was back; [`NEVER`]: it is away. Reads that began before that tell nothing of what is there.
+    until: u64,
+    /// Sectors of the volume of which it has dropped something.
+    dropped: BTreeSet<u64>,
+}
+
 /// A read that no correct device could have answered so.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct Violation {
@@ -117,6 +131,8 @@ pub struct Oracle {
     block: u64,
     /// Volumes of which a device has dropped nobody knows what in the life of this process, as a cache does, and when it last did.
     cache_dropped: BTreeMap<u32, u64>,
+    /// Volumes whose backing device is away, or was in the life of this process.
+    away: BTreeMap<u32, Away>,
     /// When the file of the note went, if it is gone.
     note_gone: Option<u64>,
     /// Where each write went, by number.
@@ -141,6 +157,7 @@ impl Oracle {
             open: BTreeMap::new(),
             block: 1,
             cache_dropped: BTreeMap::new(),
+            away: BTreeMap::new(),
             note_gone: None,
             writes: Rc::default(),
             dense_from: 0,
@@ -236,7 +253,8 @@ impl Oracle {
         assert_eq!(bytes.len() as u64, (sectors.end - sectors.start) * SECTOR as u64, "the buffer asked for");
         let oldest_read = self.oldest_read();
         // Who may have seen what was there before a drop tells nothing of what is there now.
-        let is_crossed = self.cache_dropped.get(&open.volume).is_some_and(|dropped| open.start < *dropped);
+        let is_crossed = self.cache_dropped.get(&open.volume).is_some_and(|dropped| open.start < *dropped)
+            || self.away.get(&open.volume).is_some_and(|away| open.start < away.until);
         for (sector, bytes) in sectors.zip(bytes.chunks_exact(SECTOR)) {
             let found = stamp::parse(bytes, open.volume, sector);
             let Ok(value) = found else { return Err(self.violation(&open, sector, found)) };
@@ -276,6 +294,7 @@ impl Oracle {
         let now = self.tick();
         self.end_all();
         self.cache_dropped.clear();
+        self.away.clear();
         self.note_gone = None;
         self.each_touched(None, |sector| sector.cut_power(now));
     }
@@ -289,6 +308,13 @@ impl Oracle {
             sector.forget_untold();
             sector.prune(NEVER);
         });
+        for (volume, away) in
+            core::mem::take(&mut self.away).into_iter().filter(|(_, away)| away.until == NEVER)
+        {
+            for sector in away.dropped {
+                self.sector_mut(volume, sector).go_back(now, away.since);
+            }
+        }
         for (volume, dropped) in core::mem::take(&mut self.cache_dropped) {
             self.each_touched(Some(volume), |sector| sector.go_back(now, dropped));
         }
@@ -311,6 +337,28 @@ impl Oracle {
         // Another file that has gone since is another matter.
         if self.note_gone == Some(gone) {
             self.note_gone = Some(0);
+        }
+    }
+
+    /// The backing device of a volume is pulled, and has dropped these sectors of the volume.
+    pub fn device_goes(&mut self, volume: u32, dropped: BTreeSet<u64>) {
+        self.device_dropped(volume, Some(&dropped));
+        self.away.insert(volume, Away { since: self.clock, until: NEVER, dropped });
+    }
+
+    /// It is back, and the volume is served from it again. If the system says that something may be `lost`, whoever has
+    /// written anything before hears of it.
+    pub fn device_is_back(&mut self, volume: u32, lost: bool) {
+        let now = self.tick();
+        let Some(away) = self.away.get_mut(&volume) else { return };
+        away.until = now;
+        let (since, dropped) = (away.since, std::mem::take(&mut away.dropped));
+        for sector in dropped {
+            self.sector_mut(volume, sector).is_back(now, since);
+        }
+        if lost {
+            let told = self.begin_flush(volume);
+            self.end(told, false);
         }
     }
 

@@ -13,6 +13,7 @@ pub mod mutant;
 mod older;
 pub mod passthrough;
 pub mod policy;
+mod returned;
 mod seat;
 mod tables;
 pub mod tuning;
@@ -219,6 +220,19 @@ pub struct Lost {
     pub disk: DiskId,
 }
 
+/// What a system makes of a device that was pulled and is back.
+pub enum Return {
+    /// It serves the volume from it.
+    Taken {
+        /// Something that was acknowledged, and not flushed by who wrote it, may be lost. Who flushes next is to hear of it.
+        lost: bool,
+    },
+    /// Not at this moment.
+    NotNow,
+    /// It says that this is not what was there.
+    Doubted(Refusal),
+}
+
 /// A volume's form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeShape {
@@ -366,6 +380,16 @@ pub trait Running {
     /// The cache gives up what it holds of the volume, and serves the disk that stands in its place.
     fn forget(&self, volume: u32, _lost: Lost) -> Soon<Result<(), Refusal>> {
         Box::pin(async move { unreachable!("volume {volume} is not being forgotten") })
+    }
+
+    /// Whether it serves the volume from its device, and would from another way to that.
+    fn can_return(&self, _volume: u32) -> bool {
+        false
+    }
+
+    /// The device of a volume was pulled and is back, as `disk`; requests wait meanwhile.
+    fn take_back(&self, volume: u32, _disk: DiskId) -> Soon<Result<Return, Refusal>> {
+        Box::pin(async move { unreachable!("nobody has pulled the device of volume {volume}") })
     }
 
     /// Data that is not on the backing devices yet, of volumes that have such, in sectors.

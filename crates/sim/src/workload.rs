@@ -9,7 +9,7 @@ mod drawing;
 mod generate;
 mod shape;
 
-use crate::disk::Rule;
+use crate::disk::{Rule, Survivors};
 use crate::growth::Brink;
 use crate::system::{Geometry, Knob, Mode};
 use std::fmt;
@@ -133,6 +133,19 @@ pub enum Step {
     Forget {
         /// Volume.
         volume: u32,
+    },
+    /// A backing device is pulled, with requests in flight, and with its power goes what it had not made durable, but for
+    /// `survivors`. All that is asked of it fails until it is back. (A process that starts finds it.)
+    Pull {
+        /// The device: 1 is that of the first volume.
+        device: usize,
+        /// What is there when it is back.
+        survivors: Survivors,
+    },
+    /// A backing device that was pulled is back as another device of the system, and its volume is served from that.
+    Return {
+        /// The device.
+        device: usize,
     },
     /// Make a volume that lives in the cache alone, with requests in flight. If it is there, or
     /// there is no room for it, nothing is.
@@ -339,6 +352,8 @@ impl fmt::Display for Step {
             Self::Shrink { volume, sectors } => write!(f, "shrink {volume} {sectors}"),
             Self::Grow { volume, sectors } => write!(f, "grow {volume} {sectors}"),
             Self::Forget { volume } => write!(f, "forget {volume}"),
+            Self::Pull { device, survivors } => write!(f, "pull {device} {survivors}"),
+            Self::Return { device } => write!(f, "return {device}"),
             Self::Create { volume } => write!(f, "create {volume}"),
             Self::Delete { volume } => write!(f, "delete {volume}"),
             Self::Pause(milliseconds) => write!(f, "pause {milliseconds} ms"),

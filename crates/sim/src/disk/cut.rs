@@ -1,8 +1,10 @@
 //! What is left of a device when the power is cut, or when the process that used it dies.
 
-use super::Device;
 use super::store::PAGE_SECTORS;
+use super::{Device, Store};
 use crate::digest::mix;
+use crate::stamp::SECTOR;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -79,6 +81,27 @@ impl Device {
         }
         self.view = self.medium.clone();
         self.stalled_until = 0;
+    }
+
+    /// The device is pulled from its host, and loses its power too unless all survives. The sectors that read otherwise than
+    /// they did.
+    pub fn lose_host(&mut self, device: u64, survivors: Survivors) -> BTreeSet<u64> {
+        let mut volatile: BTreeSet<u64> = BTreeSet::new();
+        for (page, versions) in &self.volatile {
+            volatile.extend(versions.iter().flat_map(|version| version.sectors(*page)));
+        }
+        let before = self.view.clone();
+        match survivors {
+            Survivors::Everything => self.kill_process(device, survivors),
+            Survivors::Nothing | Survivors::Seeded(_) => self.cut_power(device, survivors),
+        }
+        let content = |store: &Store, sector| {
+            let mut bytes = [0; SECTOR];
+            store.read(sector, &mut bytes);
+            bytes
+        };
+        volatile.retain(|sector| content(&before, *sector) != content(&self.view, *sector));
+        volatile
     }
 
     /// The process died: what is in flight lands as `survivors` says, everything else stays as it is.

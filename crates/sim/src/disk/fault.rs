@@ -86,6 +86,11 @@ impl Faults {
         self.failures
     }
 
+    /// Operations fail for another reason than a rule.
+    pub const fn note_failure(&mut self) {
+        self.failures += 1;
+    }
+
     /// What the operation of this kind on `range` suffers.
     pub fn strike(&mut self, kind: OpKind, range: &Range<u64>) -> Option<Fault> {
         let everywhere = matches!(kind, OpKind::Flush);

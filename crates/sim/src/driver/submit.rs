@@ -1,6 +1,6 @@
 //! Taking an operation: is its form acceptable, which fault strikes it, when does it land and end.
 
-use super::{Due, Ending, OpView, World};
+use super::{Due, Ending, OpView, Way, World};
 use crate::digest::mix;
 use crate::disk::{Content, Fault, Landed, OpKind};
 use bcached_env::{Buffer, DiskId, IoErrorKind, Op, Token};
@@ -30,13 +30,18 @@ enum Screened {
 
 impl World {
     pub(super) fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
+        let Way { device, is_gone } = self.way(disk);
         if let Op::Write { payload, .. } = &op {
-            self.written[disk.0 as usize] += payload.len() as u64;
+            self.written[device] += payload.len() as u64;
         }
         if self.halt.is_some() {
             return;
         }
         self.operations += 1;
+        if is_gone {
+            return self.is_gone(device, token, op);
+        }
+        let disk = DiskId(u32::try_from(device).expect("few devices"));
         match op {
             Op::Read { sector, buffer } => self.submit_read(disk, token, sector, buffer),
             Op::Flush => self.submit_flush(disk, token),
@@ -65,15 +70,14 @@ impl World {
     fn submit_read(&mut self, disk: DiskId, token: Token, sector: u64, buffer: Buffer) {
         self.reads[disk.0 as usize] += 1;
         let range = sector..sector.saturating_add(sectors_in(buffer.len()));
-        let view =
-            OpView { disk, kind: OpKind::Read, sectors: range, fua: false, completed: false, failed: false };
+        let view = OpView::of(disk, OpKind::Read, range, false);
         self.trace.submitted(self.now, &view, &Content::Keep, None);
         self.pass(&view);
         let Screened::Taken(fault) = self.screen(&view, Some(&buffer)) else {
             return self.refuse(token, &view, IoErrorKind::Invalid, Some(buffer));
         };
         let latency = self.latency(disk, 1) + self.node_read(&view);
-        let done = OpView { completed: true, ..view };
+        let done = view.ended();
         let index = disk.0 as usize;
         match fault {
             Some(Fault::Never) => {}
@@ -95,8 +99,7 @@ impl World {
     }
 
     fn submit_flush(&mut self, disk: DiskId, token: Token) {
-        let view =
-            OpView { disk, kind: OpKind::Flush, sectors: 0..0, fua: false, completed: false, failed: false };
+        let view = OpView::of(disk, OpKind::Flush, 0..0, false);
         self.trace.submitted(self.now, &view, &Content::Keep, self.next_point(&view));
         let index = disk.0 as usize;
         if !self.flushing.insert(index) && self.one_flush {
@@ -106,7 +109,7 @@ impl World {
         let flush = self.devices[index].take_flush();
         let end = self.now + self.latency(disk, FLUSH_FACTOR) + self.delay(fault);
         self.pass(&view);
-        let done = OpView { completed: true, ..view };
+        let done = view.ended();
         match fault {
             Some(Fault::Never) => {}
             Some(Fault::Unreachable) => self.refuse(token, &done, IoErrorKind::Unreachable, None),
@@ -121,9 +124,9 @@ impl World {
 
     fn submit_change(&mut self, disk: DiskId, token: Token, change: Change) {
         let Change { range, content, fua, kind } = change;
-        let view = OpView { disk, kind, sectors: range.clone(), fua, completed: false, failed: false };
+        let view = OpView::of(disk, kind, range.clone(), fua);
         self.trace.submitted(self.now, &view, &content, self.next_point(&view));
-        let done = OpView { completed: true, ..view.clone() };
+        let done = view.ended();
         let Screened::Taken(fault) = self.screen(&view, None) else {
             self.pass(&view);
             return self.refuse(token, &done, IoErrorKind::Invalid, None);
@@ -187,7 +190,7 @@ impl World {
     }
 
     fn refuse(&mut self, token: Token, view: &OpView, kind: IoErrorKind, buffer: Option<Buffer>) {
-        let view = OpView { completed: true, ..view.clone() };
+        let view = view.ended();
         let end = self.now + self.latency(view.disk, 1);
         let disk = view.disk.0 as usize;
         self.schedule(end, Due::Done { disk, token, ending: Ending::Refused(kind, buffer), view });
@@ -215,7 +218,7 @@ impl World {
     }
 
     /// From a quarter of the device's middle latency to four times of it; one in 64 takes ten times as long.
-    fn latency(&mut self, disk: DiskId, factor: u64) -> u64 {
+    pub(super) fn latency(&mut self, disk: DiskId, factor: u64) -> u64 {
         let middle = self.devices[disk.0 as usize].model.latency_ns * factor;
         let latency = middle / 4 + self.rng.below(middle * 15 / 4 + 1) + 1;
         if self.rng.one_in(64) { latency * 10 } else { latency }

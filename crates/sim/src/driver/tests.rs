@@ -279,3 +279,41 @@ fn some_nodes_are_read_slowly() {
     assert!(found.iter().all(|(disk, _, sectors)| (*disk, *sectors) == (0, 8)), "{found:?}");
     assert_eq!(found, slow());
 }
+
+/// What was asked for and not answered fails, as does all that is asked of what was opened before, until the process ends. What
+/// had been flushed is there on the other way, and of the rest what survives.
+#[test]
+fn a_pulled_device_is_back_on_another_way_only() {
+    for (survivors, kept) in [(Survivors::Nothing, 0), (Survivors::Everything, 2)] {
+        let world = world(11);
+        let mut executor = executor(&world, 11);
+        let (env, inner) = (executor.env(), Rc::clone(&world));
+        let outcome = executor.block_on(async move {
+            let disk = env.disk(DiskId(0));
+            disk.write(0, bytes(1, 1)).await.unwrap();
+            disk.flush().await.unwrap();
+            disk.write(1, bytes(2, 1)).await.unwrap();
+            let reading = disk.read(0, Buffer::zeroed(512));
+            let dropped = inner.borrow_mut().pull(0, survivors);
+            assert_eq!(dropped.len(), usize::from(kept == 0));
+            assert!(!inner.borrow().is_there(0) && inner.borrow().has_device_failed(0));
+            assert_eq!(reading.await.0.unwrap_err().kind, IoErrorKind::Gone);
+            assert_eq!(disk.write(2, bytes(3, 1)).await.unwrap_err().kind, IoErrorKind::Gone);
+            let back = inner.borrow_mut().reopen(0);
+            assert_ne!(back, DiskId(0));
+            assert_eq!(disk.flush().await.unwrap_err().kind, IoErrorKind::Gone);
+            let mut found = Vec::new();
+            for sector in 0..3 {
+                let (result, buffer) = env.disk(back).read(sector, Buffer::zeroed(512)).await;
+                result.unwrap();
+                found.push(buffer.as_slice()[0]);
+            }
+            env.disk(back).flush().await.unwrap();
+            found
+        });
+        assert_eq!(outcome, Some(vec![1, kept, 0]), "{survivors}");
+        drop(executor);
+        world.borrow_mut().reboot(Crash::ProcessDeath, Survivors::Everything);
+        assert!(world.borrow().is_there(0), "the next process finds it");
+    }
+}

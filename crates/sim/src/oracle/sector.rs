@@ -406,13 +406,25 @@ impl Sector {
     /// The process has died whose cache had dropped something at `dropped`: what had been acknowledged by then and is not
     /// durable may have gone back once more, whatever was read since, unless something was acknowledged later.
     pub(super) fn go_back(&mut self, now: u64, dropped: u64) {
-        let stands = |version: &Version| version.happened && version.start > dropped;
-        if self.versions.iter().any(stands) {
+        if self.stands_since(dropped) {
             self.forget_untold();
         } else {
             self.drop_lost(0);
             self.forget_order(now, false, true, |_| true);
         }
+    }
+
+    /// A backing device that dropped something at `dropped` and was away since is back: what was under way then, and has ended,
+    /// has gone back too, unless something was acknowledged later.
+    pub(super) fn is_back(&mut self, now: u64, dropped: u64) {
+        if !self.stands_since(dropped) {
+            self.drop_backing(now);
+        }
+    }
+
+    /// Whether something has happened that was asked for later than that.
+    fn stands_since(&self, event: u64) -> bool {
+        self.versions.iter().any(|version| version.happened && version.start > event)
     }
 
     /// The process has died, and with it its note, whose file went at `gone`. What is not durable

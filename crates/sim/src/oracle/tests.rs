@@ -2,6 +2,7 @@
 
 mod discards;
 mod notes;
+mod reads_from_before;
 
 use super::*;
 
@@ -411,49 +412,6 @@ fn rule_8_a_flush_that_hides_a_drop_is_caught() {
     bench.flush();
     bench.oracle.power_cut();
     assert_eq!(bench.may_be(9), [dropped], "the client was told that it is durable");
-}
-
-#[test]
-fn rule_8_a_read_from_before_may_return_what_is_gone() {
-    let mut bench = Bench::new();
-    let kept = bench.write();
-    bench.flush();
-    let read = bench.begin_read();
-    bench.write();
-    bench.flush();
-    let flush = bench.oracle.begin_flush(0);
-    bench.oracle.end(flush, false);
-    assert!(bench.returns(read, Value::Written(kept)));
-    assert!(!bench.reads(kept));
-}
-
-#[test]
-fn rule_8_a_read_from_before_says_nothing_of_what_is_there_after() {
-    let mut bench = Bench::new();
-    let dropped = bench.write();
-    let (before, another) = (bench.begin_read(), bench.begin_read());
-    bench.drops();
-    assert!(bench.returns(before, Value::Written(dropped)));
-    assert_eq!(bench.may_be(9), [0, dropped], "it may be gone all the same");
-    assert!(bench.reads(0));
-    assert!(!bench.returns(another, Value::Written(9)), "never a third value");
-    assert!(!bench.reads(dropped), "what was read after it stays");
-}
-
-/// In write-back: what a backing device goes back to has long been replaced in the cache.
-#[test]
-fn rule_8_a_read_from_before_may_return_what_a_backing_device_went_back_to() {
-    let mut bench = Bench::new();
-    let (kept, _) = (bench.write(), bench.flush());
-    bench.write();
-    let (read, another, third) = (bench.begin_read(), bench.begin_read(), bench.begin_read());
-    let cached = bench.write();
-    bench.flush();
-    bench.oracle.device_dropped(0, Some(&BTreeSet::from([0])));
-    assert!(bench.returns(read, Value::Written(kept)));
-    assert!(!bench.returns(another, Value::Written(99)), "never written there");
-    assert!(!bench.returns(third, Value::Zero), "never zeroed");
-    assert_eq!(bench.may_be(99), [cached], "nor for reads that begin later");
 }
 
 #[test]

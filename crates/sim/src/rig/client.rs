@@ -3,6 +3,7 @@
 
 mod liveness;
 mod lodgers;
+mod pulled;
 mod sizes;
 
 use crate::driver::World;
@@ -186,6 +187,7 @@ impl Client {
             Step::Trouble { device, rule } => {
                 self.shared.world.borrow_mut().devices[device].faults.add(rule);
             }
+            Step::Pull { device, survivors } => self.pull(device, survivors),
             request => {
                 let place = self.shared.places.acquire(1).await;
                 let client = self.clone();
@@ -347,6 +349,7 @@ impl Client {
             Step::Create { volume } => self.create(volume).await,
             Step::Delete { volume } => self.delete(volume).await,
             Step::Forget { volume } => self.forget(volume).await,
+            Step::Return { device } => self.give_back(device).await,
             other => self.change(other).await,
         };
         self.shared.waiting.borrow_mut().remove(&number);

@@ -362,6 +362,8 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
             Step::Grow { volume, sectors }
         }
         ["forget", volume] => Step::Forget { volume: backed(volume)? },
+        ["pull", device, survivors] => pull(device, survivors, workload).ok_or_else(wrong)??,
+        ["return", device] => Step::Return { device: backing(device, workload)? },
         ["create", volume] => Step::Create { volume: lodger(volume)? },
         ["delete", volume] => Step::Delete { volume: lodger(volume)? },
         ["pause", milliseconds, "ms"] => Step::Pause(number("pause", milliseconds, 0..=PAUSE_MS_MAX)?),
@@ -377,12 +379,27 @@ fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
     if step.to_string() == line { Ok(step) } else { Err(wrong()) }
 }
 
+fn device_of(word: &str, workload: &Workload) -> Result<usize, Damage> {
+    let (found, count) = (number("device", word, 0..=u64::MAX)?, workload.geometry.volumes.len() as u64 + 1);
+    let device = usize::try_from(found).ok().filter(|_| found < count);
+    device.ok_or(Damage::Absent { what: "device", found, count })
+}
+
+/// One that is under a volume.
+fn backing(word: &str, workload: &Workload) -> Result<usize, Damage> {
+    let device = device_of(word, workload)?;
+    if device > 0 { Ok(device) } else { Err(value("device", "one that is under a volume", word)) }
+}
+
+fn pull(device: &str, survivors: &str, workload: &Workload) -> Option<Result<Step, Damage>> {
+    let survivors = survivors.parse().ok()?;
+    let step = backing(device, workload).map(|device| Step::Pull { device, survivors });
+    Some(if workload.troubled { step } else { Err(Damage::Trouble) })
+}
+
 fn trouble(words: &[&str], workload: &Workload, wrong: impl Fn() -> Damage) -> Result<Step, Damage> {
     let [device, on, sectors, "after", skip, count, "times:", fault] = words else { return Err(wrong()) };
-    let (found, count_of) =
-        (number("device", device, 0..=u64::MAX)?, workload.geometry.volumes.len() as u64 + 1);
-    let device = usize::try_from(found).ok().filter(|_| found < count_of);
-    let device = device.ok_or(Damage::Absent { what: "device", found, count: count_of })?;
+    let device = device_of(device, workload)?;
     let on = [OpKind::Read, OpKind::Write, OpKind::Flush, OpKind::Discard].iter().find(|kind| says(on, kind));
     let skip = number("after", skip.strip_suffix(',').ok_or_else(&wrong)?, 0..=u32::MAX)?;
     let rule = Rule {

@@ -24,6 +24,8 @@ fn short() -> Script {
     let rule = Rule { skip: 3, ..Rule::next(OpKind::Read, 4, fault) };
     workload.steps.push(Step::Trouble { device: 2, rule });
     workload.steps.push(Step::Turn { volume: 1, knob: Knob::Quiet, value: 1 });
+    workload.steps.push(Step::Pull { device: 2, survivors: Survivors::Seeded(3) });
+    workload.steps.push(Step::Return { device: 2 });
     Script::of(&workload, &cuts())
 }
 
@@ -57,7 +59,7 @@ fn comments_and_empty_lines_say_nothing() {
 }
 
 /// What a line becomes, and what is said then.
-const DAMAGES: [(&str, &str, &str); 37] = [
+const DAMAGES: [(&str, &str, &str); 40] = [
     ("sim script 1", "sim script 2", "line 1: the script is of version \"2\""),
     ("sim script 1", "#!/bin/sh", "line 2: a script begins with \"sim script 1\", not with \"workload"),
     ("seed 5", "seed", "line 3: here must stand \"seed ..\", not \"seed\""),
@@ -94,6 +96,9 @@ const DAMAGES: [(&str, &str, &str); 37] = [
     ("turn", "turn 0 writeback-rate-update-ms 0", "writeback-rate-update-ms must be a number from 1"),
     ("pause", "pause 999999999 ms", "pause must be a number from 0 to"),
     ("trouble ", "trouble 9 Read 0..8 after 3, 4 times: Fail(Nothing)", "there is no device 9"),
+    ("pull", "pull 0 nothing", "device must be one that is under a volume, not \"0\""),
+    ("pull", "pull 1 half", "no step is written like \"pull 1 half\""),
+    ("return", "return 3", "there is no device 3: there are 3"),
     ("17:", "17:power", "a cut is POINT:CRASH:SUBSET"),
 ];
 

@@ -12,7 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How often who waits for the last handle on a set looks.
+/// How often who waits for a device that answers, or for the last handle on a set, looks.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Opens the set.
@@ -38,6 +38,11 @@ impl Berth {
     /// The set, if it is open.
     pub fn set(&self) -> Option<CacheSet> {
         self.set.borrow().clone()
+    }
+
+    /// Lets who looks for something wait until he looks again.
+    pub async fn before_the_next_look(&self) {
+        self.env.sleep(LOOK).await;
     }
 
     /// What all sets here have written to the cache device, in bytes, if that is known.
@@ -100,7 +105,7 @@ impl Berth {
         self.before.set(self.written_bytes());
         *self.set.borrow_mut() = None;
         while !set.is_last_handle() {
-            self.env.sleep(LOOK).await;
+            self.before_the_next_look().await;
         }
         set.failure()
     }

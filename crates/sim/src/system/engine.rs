@@ -8,9 +8,9 @@ use super::policy::Knob;
 use super::seat::{Seat, gone};
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
 use super::{
-    Geometry, Lost, Mode, Refusal, Reply, Request, Running, Soon, Standing, System, Told, VolumeShape,
+    Geometry, Lost, Mode, Refusal, Reply, Request, Return, Running, Soon, Standing, System, Told, VolumeShape,
 };
-use super::{asking, lodger, lost, older, tables, work};
+use super::{asking, lodger, lost, older, returned, tables, work};
 use crate::disk::Device;
 use crate::growth;
 use crate::note::MemoryNote;
@@ -534,6 +534,21 @@ impl Running for Open {
         Box::pin(async move {
             let set = berth.set().expect("nobody opens it again while a volume is away");
             lost::end(&set, &seat, lost).await
+        })
+    }
+
+    fn can_return(&self, volume: u32) -> bool {
+        let seat = &self.seats[volume as usize];
+        self.berth.set().is_some_and(|set| set.failure().is_none()) && seat.served_as().is_some()
+    }
+
+    fn take_back(&self, volume: u32, disk: DiskId) -> Soon<Result<Return, Refusal>> {
+        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
+        Box::pin(async move {
+            match seat.id().await {
+                Some(id) => returned::take_back(&berth, &seat, id, disk).await,
+                None => Ok(Return::NotNow),
+            }
         })
     }
 

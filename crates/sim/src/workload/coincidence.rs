@@ -1,10 +1,12 @@
 //! Steps that belong together: what two or three things have to meet for, and steps drawn one by
 //! one hardly ever do.
 
+mod failing;
+
 use super::generate::Painter;
 use super::shape::Failing;
 use super::{Restart, Step};
-use crate::disk::{Fault, Landed, OpKind, Rule};
+use crate::disk::{Fault, OpKind, Rule};
 use crate::system::Mode;
 use std::ops::Range;
 
@@ -19,7 +21,7 @@ impl Painter<'_> {
             self.brought_back();
             return self.next.pop_front().expect("several steps");
         }
-        match self.rng.below(if is_troubled { 15 } else { 5 }) {
+        match self.rng.below(if is_troubled { 18 } else { 5 }) {
             0 => self.promised(),
             1 => self.queued(),
             2 => self.pieces(),
@@ -29,6 +31,7 @@ impl Painter<'_> {
             7 | 8 => self.written_out(),
             9 | 10 => self.read_across_a_failed_flush(),
             11 | 12 => self.unreadable_copy(),
+            13 | 14 => self.pulled(),
             _ => self.flushes_that_fail(),
         };
         self.next.pop_front().expect("several steps")
@@ -207,224 +210,6 @@ impl Painter<'_> {
         }
         self.cut_off();
         self.next.push_back(Step::Read { volume, sectors: long });
-    }
-
-    /// Flushes of a device that fail again and again, each in a way of its own, with changes, reads
-    /// and flushes of clients between them and the other device slow, so that a flush is under way
-    /// when the next one fails.
-    fn flushes_that_fail(&mut self) {
-        let (volume, near) = self.place();
-        let is_lodger = volume as usize >= self.shape.volumes;
-        let of_volume = if is_lodger { 0 } else { 1 + volume as usize };
-        let device = if self.is_failing(of_volume) { of_volume } else { 0 };
-        if self.rng.one_in(2) {
-            self.next.extend([Step::Write { volume, sectors: near.clone(), fua: false }, Step::Settle]);
-            self.next.extend([Step::Flush { volume }, Step::Settle]);
-        }
-        for _ in 0..2 + self.rng.below(2) {
-            if !self.rng.one_in(3) {
-                let sectors = self.astride(volume, &near, &near);
-                let change = self.change(volume, sectors);
-                self.next.push_back(change);
-                if self.rng.one_in(2) {
-                    self.next.push_back(Step::Settle);
-                }
-            }
-            if !self.rng.one_in(4) {
-                let fault = match self.rng.below(4) {
-                    0 | 1 => Fault::Fail(Landed::Nothing),
-                    2 => Fault::Fail(Landed::Part),
-                    _ => Fault::Unreachable,
-                };
-                let rule = Rule::next(OpKind::Flush, 1, fault);
-                self.next.push_back(Step::Trouble { device, rule });
-            }
-            if self.rng.one_in(2) {
-                let late = Fault::Late(1 << (20 + self.rng.below(8)));
-                let other = if device == 0 { of_volume } else { 0 };
-                let rule = Rule::next(OpKind::Write, 2, late);
-                self.next.push_back(Step::Trouble { device: other, rule });
-            }
-            if self.rng.one_in(2) {
-                let sectors = self.beside(volume, &near);
-                let request = self.request(volume, sectors);
-                self.next.extend([request, Step::Pause(1 << self.rng.below(3))]);
-            }
-            if self.rng.one_in(2) {
-                self.next.push_back(Step::Read { volume, sectors: near.clone() });
-            }
-            self.next.push_back(Step::Flush { volume });
-            if !self.rng.one_in(3) {
-                self.next.push_back(Step::Settle);
-            }
-            if self.rng.one_in(3) {
-                self.next.push_back(Step::Read { volume, sectors: near.clone() });
-            }
-        }
-        self.next.extend([Step::Settle, Step::Flush { volume }, Step::Settle]);
-        self.cut_off();
-        self.next.push_back(Step::Read { volume, sectors: near });
-    }
-
-    /// The cache refuses a write over what is dirty and what is clean, whose bucket it has given up
-    /// before, since it dropped what was written to it later. The write goes to the backing device,
-    /// and the end comes in the middle of that.
-    fn written_out(&mut self) {
-        let (volume, _) = self.place();
-        if volume as usize >= self.shape.volumes || !self.is_failing(0) {
-            return self.flushes_that_fail();
-        }
-        let length = self.unit.max(8) * (2 + self.rng.below(4));
-        let anywhere = |painter: &mut Self| {
-            let start = painter.rng.below(painter.span(volume) / 8) * 8;
-            painter.fitted(volume, start..start + length)
-        };
-        let (copied, other) = (anywhere(self), anywhere(self));
-        let half = (copied.start + copied.end) / 2 / 8 * 8;
-        let dirty = if half > copied.start { copied.start..half } else { copied.clone() };
-        self.next.extend([Step::Read { volume, sectors: copied.clone() }, Step::Settle]);
-        let pause = Step::Pause(1 << self.rng.below(7));
-        self.next.extend([pause, Step::Flush { volume }, Step::Settle]);
-        let dropped = Fault::Fail(Landed::Nothing);
-        let flush = Rule::next(OpKind::Flush, 1, dropped);
-        self.next.extend([Step::Read { volume, sectors: other }, Step::Settle]);
-        let early = self.rng.one_in(2);
-        let write = Step::Write { volume, sectors: dirty, fua: self.rng.one_in(2) };
-        if early {
-            self.next.extend([write.clone(), Step::Settle]);
-        }
-        self.next.extend([Step::Trouble { device: 0, rule: flush }, Step::Flush { volume }, Step::Settle]);
-        if !early {
-            self.next.extend([write, Step::Settle]);
-        }
-        if matches!(self.shape.failing, Failing::CacheData) {
-            // There are few buckets: reads of what is not there take them from what was copied.
-            for _ in 0..self.rng.below(32) {
-                let start = self.rng.below(self.span(volume) / 8) * 8;
-                let sectors = self.fitted(volume, start..start + self.shape.longest);
-                self.next.push_back(Step::Read { volume, sectors });
-            }
-        }
-        let landed = [Landed::Nothing, Landed::Part][usize::try_from(self.rng.below(2)).expect("two")];
-        let (count, sectors) = (1 << self.rng.below(3), self.cache_sectors / 64..u64::MAX);
-        let refused = Rule { on: OpKind::Write, sectors, skip: 0, count, fault: Fault::Fail(landed) };
-        self.next.push_back(Step::Trouble { device: 0, rule: refused });
-        self.next.push_back(Step::Write { volume, sectors: copied.clone(), fua: self.rng.one_in(4) });
-        if self.rng.one_in(2) {
-            self.next.push_back(Step::Pause(1 << self.rng.below(4)));
-        } else {
-            self.next.push_back(Step::Settle);
-        }
-        self.cut_off();
-        self.next.push_back(Step::Read { volume, sectors: copied });
-    }
-
-    /// What was written past the cache is read, and a flush that fails drops it before that read has ended: what it gives
-    /// may be older than what it began with, or newer than what is there, and no copy of it may stay. Then a good flush
-    /// proves nothing of it.
-    fn read_across_a_failed_flush(&mut self) {
-        let (volume, near) = self.place();
-        let device = 1 + volume as usize;
-        if volume as usize >= self.shape.volumes || !self.is_failing(device) {
-            return self.flushes_that_fail();
-        }
-        let read = || Step::Read { volume, sectors: near.clone() };
-        let late = Rule::next(OpKind::Read, 1, Fault::Late(1 << (20 + self.rng.below(8))));
-        let fails = Rule::next(OpKind::Flush, 1, Fault::Fail(Landed::Nothing));
-        self.next.extend([Step::Mode { volume, mode: Mode::Writearound }, Step::Settle]);
-        self.next.extend([Step::Write { volume, sectors: near.clone(), fua: false }, Step::Settle]);
-        self.next.extend([Step::Trouble { device, rule: late }, read()]);
-        self.next.extend([Step::Trouble { device, rule: fails }, Step::Flush { volume }, Step::Settle]);
-        self.next.extend([Step::Flush { volume }, Step::Settle]);
-        self.next.extend([Step::Pause(1 << self.rng.below(8)), read(), Step::Settle]);
-        self.cut_off();
-        self.next.push_back(read());
-        self.next.push_back(Step::Mode { volume, mode: self.first_mode(volume) });
-    }
-
-    /// A clean copy cannot be read, and the backing device is slow to give what it has in its place. Meanwhile the same
-    /// becomes dirty, and then is written past the cache, which refuses it.
-    fn unreadable_copy(&mut self) {
-        let (volume, near) = self.place();
-        let device = 1 + volume as usize;
-        if volume as usize >= self.shape.volumes || !self.is_failing(0) {
-            return self.flushes_that_fail();
-        }
-        let read = || Step::Read { volume, sectors: near.clone() };
-        let write = || Step::Write { volume, sectors: near.clone(), fua: false };
-        let of_cache = |on, count| {
-            let sectors = self.cache_sectors / 64..u64::MAX;
-            Rule { sectors, ..Rule::next(on, count, Fault::Fail(Landed::Nothing)) }
-        };
-        let (unread, refused) = (of_cache(OpKind::Read, 1), of_cache(OpKind::Write, 1 << self.rng.below(2)));
-        let slow_read = Rule::next(OpKind::Read, 1, Fault::Late(1 << (22 + self.rng.below(6))));
-        let slow_write = Rule::next(OpKind::Write, 1, Fault::Late(1 << (23 + self.rng.below(5))));
-        self.next.extend([Step::Mode { volume, mode: Mode::Writeback }, Step::Settle, read(), Step::Settle]);
-        // The copy is in its leaf, and nothing else is under way.
-        self.next.extend([Step::Pause(64), Step::Flush { volume }, Step::Settle, Step::Pause(8)]);
-        self.next
-            .extend([Step::Trouble { device: 0, rule: unread }, Step::Trouble { device, rule: slow_read }]);
-        self.next.extend([read(), Step::Pause(1 << self.rng.below(3))]);
-        self.next.extend([write(), Step::Pause(1 << self.rng.below(4))]);
-        self.next
-            .extend([Step::Trouble { device: 0, rule: refused }, Step::Trouble { device, rule: slow_write }]);
-        self.next.push_back(write());
-        for _ in 0..4 {
-            self.next.extend([Step::Pause(1 << self.rng.below(5)), read()]);
-        }
-        self.next.extend([Step::Settle, Step::Mode { volume, mode: self.first_mode(volume) }]);
-    }
-
-    /// A client's flush waits for the journal while another one of its backing device, which nobody
-    /// asked for, fails. What that drops was put there before a failure that the client has been
-    /// told of, and which had dropped nothing.
-    fn flush_in_the_journal(&mut self) {
-        let (volume, near) = self.place();
-        let device = 1 + volume as usize;
-        if volume as usize >= self.shape.volumes || !self.is_failing(device) {
-            return self.flushes_that_fail();
-        }
-        let fails = |fault| {
-            let rule = Rule::next(OpKind::Flush, 1, fault);
-            Step::Trouble { device, rule }
-        };
-        let change = if self.rng.one_in(2) {
-            Step::Zero { volume, sectors: near.clone(), fua: false, may_unmap: true }
-        } else {
-            self.change(volume, near.clone())
-        };
-        // What is discarded below is in the cache, so that the journal has something to write.
-        let other = self.rng.below(self.span(volume) / 8) * 8;
-        let other = self.fitted(volume, other..other + 16);
-        self.next.extend([Step::Read { volume, sectors: other.clone() }, Step::Settle]);
-        self.next.extend([Step::Flush { volume }, Step::Settle, Step::Pause(1 << self.rng.below(8))]);
-        self.next.extend([change, Step::Settle]);
-        if !self.rng.one_in(4) {
-            let told = if self.rng.one_in(3) { Fault::Fail(Landed::Nothing) } else { Fault::Unreachable };
-            self.next.extend([fails(told), Step::Flush { volume }, Step::Settle]);
-        }
-        // What is missed enters the cache after a flush that nobody asks for. What is read now is
-        // there, whatever was told of it.
-        let cold = self.rng.below(self.span(volume) / 8) * 8;
-        let cold = if self.rng.one_in(3) { self.fitted(volume, cold..cold + 8) } else { near.clone() };
-        self.next.extend([fails(Fault::Fail(Landed::Nothing)), Step::Read { volume, sectors: cold }]);
-        self.next.push_back(Step::Settle);
-        let late = Fault::Late(1 << (24 + self.rng.below(5)));
-        let count = 1 + u32::try_from(self.rng.below(3)).expect("few");
-        let rule = Rule::next(OpKind::Write, count, late);
-        self.next.push_back(Step::Trouble { device: 0, rule });
-        self.next.push_back(if self.rng.one_in(4) {
-            Step::Write { volume, sectors: other, fua: false }
-        } else {
-            Step::Discard { volume, sectors: other }
-        });
-        self.next.extend([Step::Pause(1 << self.rng.below(3)), Step::Flush { volume }, Step::Settle]);
-        if self.rng.one_in(2) {
-            self.next.push_back(Step::Read { volume, sectors: near.clone() });
-            self.next.extend([Step::Settle, Step::Flush { volume }, Step::Settle]);
-        }
-        self.cut_off();
-        self.next.push_back(Step::Read { volume, sectors: near });
     }
 
     /// Two orderly stops with something done in between, and an older copy of a device in the place

@@ -3,7 +3,7 @@
 use super::shape::{Buckets, Failing, Shape, Weights};
 use super::{Origin, Restart, Step, Workload};
 use crate::digest::mix;
-use crate::disk::{Fault, Landed, OpKind, Rule};
+use crate::disk::{Fault, Landed, OpKind, Rule, Survivors};
 use crate::growth::{self, Brink};
 use crate::system::tuning::DeviceTuning;
 use crate::system::{Geometry, Knob, Mode, Tuning};
@@ -333,6 +333,9 @@ impl<'a> Painter<'a> {
         if device > 0 && self.rng.one_in(4) {
             return self.dropping(device);
         }
+        if device > 0 && self.rng.one_in(6) {
+            return self.pulling(device);
+        }
         let on = self.operation();
         let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
         let fault = match self.rng.below(8) {
@@ -377,6 +380,32 @@ impl<'a> Painter<'a> {
         };
         self.next.extend([unreachable(OpKind::Write), unreachable(OpKind::Flush)]);
         unreachable(OpKind::Read)
+    }
+
+    /// A backing device that is pulled and comes back, with requests in between.
+    fn pulling(&mut self, device: usize) -> Step {
+        for _ in 0..self.rng.below(6) {
+            let (volume, sectors) = self.place();
+            let is_write = self.rng.one_in(2);
+            if is_write {
+                self.remember(volume, &sectors);
+            }
+            let read = Step::Read { volume, sectors: sectors.clone() };
+            self.next.push_back(if is_write { Step::Write { volume, sectors, fua: false } } else { read });
+        }
+        let pause = Step::Pause(1 << self.rng.below(8));
+        self.next.extend([pause, Step::Return { device }]);
+        Step::Pull { device, survivors: self.survivors() }
+    }
+
+    /// What of a volatile cache is there when its device is back: mostly nothing.
+    pub(super) fn survivors(&mut self) -> Survivors {
+        let seed = self.rng.next();
+        match seed % 8 {
+            0..4 => Survivors::Nothing,
+            4 => Survivors::Everything,
+            _ => Survivors::Seeded(seed),
+        }
     }
 
     /// A device that has much else to do: all that is asked of it next takes a quarter of a second, or two.

@@ -1,0 +1,53 @@
+//! Backing devices that are pulled, and come back as another device of the system.
+
+use super::Client;
+use crate::disk::Survivors;
+use crate::failure::Fault;
+use crate::system::{Refusal, Return};
+
+impl Client {
+    /// The device is gone, if it can come back: the system must know what that is.
+    pub(super) fn pull(&self, device: usize, survivors: Survivors) {
+        let volume = volume_on(device);
+        let can_return = self.shared.running.can_return(volume);
+        let mut world = self.shared.world.borrow_mut();
+        if can_return && world.is_there(device) {
+            let dropped = world.pull(device, survivors);
+            let start = world.devices[device].data_start();
+            let of_volume = dropped.into_iter().filter_map(|sector| sector.checked_sub(start)).collect();
+            self.shared.oracle.borrow_mut().device_goes(volume, of_volume);
+        }
+    }
+
+    /// It is back, and nobody has used it meanwhile: the system must take it.
+    pub(super) async fn give_back(&self, device: usize) -> Result<(), Refusal> {
+        let volume = volume_on(device);
+        if self.shared.world.borrow().is_there(device) || !self.begin_change(volume) {
+            return Ok(());
+        }
+        let disk = self.shared.world.borrow_mut().reopen(device);
+        let taken = self.shared.running.take_back(volume, disk).await;
+        self.end_change(volume);
+        if !matches!(taken, Ok(Return::Taken { .. })) {
+            // Nobody uses what was opened: it can be looked for once more.
+            let _nothing = self.shared.world.borrow_mut().pull(device, Survivors::Everything);
+        }
+        match taken {
+            Ok(Return::NotNow) => Ok(()),
+            Ok(Return::Taken { lost }) => {
+                self.shared.oracle.borrow_mut().device_is_back(volume, lost);
+                Ok(())
+            }
+            Ok(Return::Doubted(refusal)) => {
+                self.notice(Fault::Refused { request: format!("return {device}"), refusal });
+                Ok(())
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+}
+
+/// Which volume is on a backing device.
+fn volume_on(device: usize) -> u32 {
+    u32::try_from(device - 1).expect("few volumes")
+}

@@ -1,0 +1,299 @@
+//! Steps that belong together where devices fail.
+
+use super::Painter;
+use crate::disk::{Fault, Landed, OpKind, Rule};
+use crate::system::Mode;
+use crate::workload::Step;
+use crate::workload::shape::Failing;
+use std::ops::Range;
+
+impl Painter<'_> {
+    /// Flushes of a device that fail again and again, each in a way of its own, with changes, reads
+    /// and flushes of clients between them and the other device slow, so that a flush is under way
+    /// when the next one fails.
+    pub(super) fn flushes_that_fail(&mut self) {
+        let (volume, near) = self.place();
+        let is_lodger = volume as usize >= self.shape.volumes;
+        let of_volume = if is_lodger { 0 } else { 1 + volume as usize };
+        let device = if self.is_failing(of_volume) { of_volume } else { 0 };
+        if self.rng.one_in(2) {
+            self.next.extend([Step::Write { volume, sectors: near.clone(), fua: false }, Step::Settle]);
+            self.next.extend([Step::Flush { volume }, Step::Settle]);
+        }
+        for _ in 0..2 + self.rng.below(2) {
+            if !self.rng.one_in(3) {
+                let sectors = self.astride(volume, &near, &near);
+                let change = self.change(volume, sectors);
+                self.next.push_back(change);
+                if self.rng.one_in(2) {
+                    self.next.push_back(Step::Settle);
+                }
+            }
+            if !self.rng.one_in(4) {
+                let fault = match self.rng.below(4) {
+                    0 | 1 => Fault::Fail(Landed::Nothing),
+                    2 => Fault::Fail(Landed::Part),
+                    _ => Fault::Unreachable,
+                };
+                let rule = Rule::next(OpKind::Flush, 1, fault);
+                self.next.push_back(Step::Trouble { device, rule });
+            }
+            if self.rng.one_in(2) {
+                let late = Fault::Late(1 << (20 + self.rng.below(8)));
+                let other = if device == 0 { of_volume } else { 0 };
+                let rule = Rule::next(OpKind::Write, 2, late);
+                self.next.push_back(Step::Trouble { device: other, rule });
+            }
+            if self.rng.one_in(2) {
+                let sectors = self.beside(volume, &near);
+                let request = self.request(volume, sectors);
+                self.next.extend([request, Step::Pause(1 << self.rng.below(3))]);
+            }
+            if self.rng.one_in(2) {
+                self.next.push_back(Step::Read { volume, sectors: near.clone() });
+            }
+            self.next.push_back(Step::Flush { volume });
+            if !self.rng.one_in(3) {
+                self.next.push_back(Step::Settle);
+            }
+            if self.rng.one_in(3) {
+                self.next.push_back(Step::Read { volume, sectors: near.clone() });
+            }
+        }
+        self.next.extend([Step::Settle, Step::Flush { volume }, Step::Settle]);
+        self.cut_off();
+        self.next.push_back(Step::Read { volume, sectors: near });
+    }
+
+    /// The cache refuses a write over what is dirty and what is clean, whose bucket it has given up
+    /// before, since it dropped what was written to it later. The write goes to the backing device,
+    /// and the end comes in the middle of that.
+    pub(super) fn written_out(&mut self) {
+        let (volume, _) = self.place();
+        if volume as usize >= self.shape.volumes || !self.is_failing(0) {
+            return self.flushes_that_fail();
+        }
+        let length = self.unit.max(8) * (2 + self.rng.below(4));
+        let anywhere = |painter: &mut Self| {
+            let start = painter.rng.below(painter.span(volume) / 8) * 8;
+            painter.fitted(volume, start..start + length)
+        };
+        let (copied, other) = (anywhere(self), anywhere(self));
+        let half = (copied.start + copied.end) / 2 / 8 * 8;
+        let dirty = if half > copied.start { copied.start..half } else { copied.clone() };
+        self.next.extend([Step::Read { volume, sectors: copied.clone() }, Step::Settle]);
+        let pause = Step::Pause(1 << self.rng.below(7));
+        self.next.extend([pause, Step::Flush { volume }, Step::Settle]);
+        let dropped = Fault::Fail(Landed::Nothing);
+        let flush = Rule::next(OpKind::Flush, 1, dropped);
+        self.next.extend([Step::Read { volume, sectors: other }, Step::Settle]);
+        let early = self.rng.one_in(2);
+        let write = Step::Write { volume, sectors: dirty, fua: self.rng.one_in(2) };
+        if early {
+            self.next.extend([write.clone(), Step::Settle]);
+        }
+        self.next.extend([Step::Trouble { device: 0, rule: flush }, Step::Flush { volume }, Step::Settle]);
+        if !early {
+            self.next.extend([write, Step::Settle]);
+        }
+        if matches!(self.shape.failing, Failing::CacheData) {
+            // There are few buckets: reads of what is not there take them from what was copied.
+            for _ in 0..self.rng.below(32) {
+                let start = self.rng.below(self.span(volume) / 8) * 8;
+                let sectors = self.fitted(volume, start..start + self.shape.longest);
+                self.next.push_back(Step::Read { volume, sectors });
+            }
+        }
+        let landed = [Landed::Nothing, Landed::Part][usize::try_from(self.rng.below(2)).expect("two")];
+        let (count, sectors) = (1 << self.rng.below(3), self.cache_sectors / 64..u64::MAX);
+        let refused = Rule { on: OpKind::Write, sectors, skip: 0, count, fault: Fault::Fail(landed) };
+        self.next.push_back(Step::Trouble { device: 0, rule: refused });
+        self.next.push_back(Step::Write { volume, sectors: copied.clone(), fua: self.rng.one_in(4) });
+        if self.rng.one_in(2) {
+            self.next.push_back(Step::Pause(1 << self.rng.below(4)));
+        } else {
+            self.next.push_back(Step::Settle);
+        }
+        self.cut_off();
+        self.next.push_back(Step::Read { volume, sectors: copied });
+    }
+
+    /// What was written past the cache is read, and a flush that fails drops it before that read has ended: what it gives
+    /// may be older than what it began with, or newer than what is there, and no copy of it may stay. Then a good flush
+    /// proves nothing of it.
+    pub(super) fn read_across_a_failed_flush(&mut self) {
+        let (volume, near) = self.place();
+        let device = 1 + volume as usize;
+        if volume as usize >= self.shape.volumes || !self.is_failing(device) {
+            return self.flushes_that_fail();
+        }
+        let read = || Step::Read { volume, sectors: near.clone() };
+        let late = Rule::next(OpKind::Read, 1, Fault::Late(1 << (20 + self.rng.below(8))));
+        let fails = Rule::next(OpKind::Flush, 1, Fault::Fail(Landed::Nothing));
+        self.next.extend([Step::Mode { volume, mode: Mode::Writearound }, Step::Settle]);
+        self.next.extend([Step::Write { volume, sectors: near.clone(), fua: false }, Step::Settle]);
+        self.next.extend([Step::Trouble { device, rule: late }, read()]);
+        self.next.extend([Step::Trouble { device, rule: fails }, Step::Flush { volume }, Step::Settle]);
+        self.next.extend([Step::Flush { volume }, Step::Settle]);
+        self.next.extend([Step::Pause(1 << self.rng.below(8)), read(), Step::Settle]);
+        self.cut_off();
+        self.next.push_back(read());
+        self.next.push_back(Step::Mode { volume, mode: self.first_mode(volume) });
+    }
+
+    /// A clean copy cannot be read, and the backing device is slow to give what it has in its place. Meanwhile the same
+    /// becomes dirty, and then is written past the cache, which refuses it.
+    pub(super) fn unreadable_copy(&mut self) {
+        let (volume, near) = self.place();
+        let device = 1 + volume as usize;
+        if volume as usize >= self.shape.volumes || !self.is_failing(0) {
+            return self.flushes_that_fail();
+        }
+        let read = || Step::Read { volume, sectors: near.clone() };
+        let write = || Step::Write { volume, sectors: near.clone(), fua: false };
+        let of_cache = |on, count| {
+            let sectors = self.cache_sectors / 64..u64::MAX;
+            Rule { sectors, ..Rule::next(on, count, Fault::Fail(Landed::Nothing)) }
+        };
+        let (unread, refused) = (of_cache(OpKind::Read, 1), of_cache(OpKind::Write, 1 << self.rng.below(2)));
+        let slow_read = Rule::next(OpKind::Read, 1, Fault::Late(1 << (22 + self.rng.below(6))));
+        let slow_write = Rule::next(OpKind::Write, 1, Fault::Late(1 << (23 + self.rng.below(5))));
+        self.next.extend([Step::Mode { volume, mode: Mode::Writeback }, Step::Settle, read(), Step::Settle]);
+        // The copy is in its leaf, and nothing else is under way.
+        self.next.extend([Step::Pause(64), Step::Flush { volume }, Step::Settle, Step::Pause(8)]);
+        self.next
+            .extend([Step::Trouble { device: 0, rule: unread }, Step::Trouble { device, rule: slow_read }]);
+        self.next.extend([read(), Step::Pause(1 << self.rng.below(3))]);
+        self.next.extend([write(), Step::Pause(1 << self.rng.below(4))]);
+        self.next
+            .extend([Step::Trouble { device: 0, rule: refused }, Step::Trouble { device, rule: slow_write }]);
+        self.next.push_back(write());
+        for _ in 0..4 {
+            self.next.extend([Step::Pause(1 << self.rng.below(5)), read()]);
+        }
+        self.next.extend([Step::Settle, Step::Mode { volume, mode: self.first_mode(volume) }]);
+    }
+
+    /// A backing device is pulled while requests are under way, and comes back without what it had not made durable: what
+    /// went past the cache before, beside a flush, or while the device was being written back to.
+    pub(super) fn pulled(&mut self) {
+        let (volume, near) = self.place();
+        let device = 1 + volume as usize;
+        if volume as usize >= self.shape.volumes || !self.is_failing(device) {
+            return self.flushes_that_fail();
+        }
+        let modes = [Mode::Writearound, Mode::Writearound, Mode::Writethrough, Mode::Writeback];
+        let mode = modes[usize::try_from(self.rng.below(4)).expect("four")];
+        self.next.extend([Step::Mode { volume, mode }, Step::Settle]);
+        self.before_it_is_pulled(volume, &near);
+        let survivors = self.survivors();
+        self.next.push_back(Step::Pull { device, survivors });
+        for _ in 0..self.rng.below(3) {
+            let sectors = self.beside(volume, &near);
+            let request = self.request(volume, sectors);
+            self.next.extend([request, Step::Pause(1 << self.rng.below(4))]);
+        }
+        self.next.push_back(Step::Return { device });
+        if self.rng.one_in(3) {
+            let sectors = self.beside(volume, &near);
+            let request = self.request(volume, sectors);
+            self.next.push_back(request);
+        }
+        self.next.push_back(Step::Settle);
+        if self.rng.one_in(2) {
+            self.next.push_back(Step::Read { volume, sectors: near.clone() });
+        }
+        self.next.extend([Step::Flush { volume }, Step::Settle]);
+        self.next.push_back(Step::Read { volume, sectors: near.clone() });
+        if self.rng.one_in(2) {
+            self.cut_off();
+            self.next.push_back(Step::Read { volume, sectors: near });
+        }
+        self.next.extend([Step::Settle, Step::Mode { volume, mode: self.first_mode(volume) }]);
+    }
+
+    /// Changes that are acknowledged, and others that are not, beside a slow flush or a slow write.
+    fn before_it_is_pulled(&mut self, volume: u32, near: &Range<u64>) {
+        let device = 1 + volume as usize;
+        for _ in 0..1 + self.rng.below(3) {
+            let sectors = self.beside(volume, near);
+            let change = self.change(volume, sectors);
+            self.next.push_back(change);
+            if self.rng.one_in(2) {
+                self.next.push_back(Step::Settle);
+            }
+        }
+        let slow_one = |on, painter: &mut Self| {
+            let late = Fault::Late(1 << (22 + painter.rng.below(6)));
+            let rule = Rule::next(on, 1 + u32::try_from(painter.rng.below(3)).expect("few"), late);
+            Step::Trouble { device, rule }
+        };
+        let around = self.rng.below(4);
+        if around > 0 {
+            // It is under way while something else is acknowledged, or pulled away from all.
+            let on = if around == 1 { OpKind::Write } else { OpKind::Flush };
+            let slow = slow_one(on, self);
+            let asked = if self.rng.one_in(4) { Step::Clean { volume } } else { Step::Flush { volume } };
+            self.next.extend([slow, asked, Step::Pause(1 << self.rng.below(3))]);
+            let sectors = self.beside(volume, near);
+            let change = self.change(volume, sectors);
+            self.next.push_back(change);
+        }
+        self.next.push_back(match self.rng.below(3) {
+            0 => Step::Pause(1 << self.rng.below(4)),
+            _ => Step::Settle,
+        });
+    }
+
+    /// A client's flush waits for the journal while another one of its backing device, which nobody
+    /// asked for, fails. What that drops was put there before a failure that the client has been
+    /// told of, and which had dropped nothing.
+    pub(super) fn flush_in_the_journal(&mut self) {
+        let (volume, near) = self.place();
+        let device = 1 + volume as usize;
+        if volume as usize >= self.shape.volumes || !self.is_failing(device) {
+            return self.flushes_that_fail();
+        }
+        let fails = |fault| {
+            let rule = Rule::next(OpKind::Flush, 1, fault);
+            Step::Trouble { device, rule }
+        };
+        let change = if self.rng.one_in(2) {
+            Step::Zero { volume, sectors: near.clone(), fua: false, may_unmap: true }
+        } else {
+            self.change(volume, near.clone())
+        };
+        // What is discarded below is in the cache, so that the journal has something to write.
+        let other = self.rng.below(self.span(volume) / 8) * 8;
+        let other = self.fitted(volume, other..other + 16);
+        self.next.extend([Step::Read { volume, sectors: other.clone() }, Step::Settle]);
+        self.next.extend([Step::Flush { volume }, Step::Settle, Step::Pause(1 << self.rng.below(8))]);
+        self.next.extend([change, Step::Settle]);
+        if !self.rng.one_in(4) {
+            let told = if self.rng.one_in(3) { Fault::Fail(Landed::Nothing) } else { Fault::Unreachable };
+            self.next.extend([fails(told), Step::Flush { volume }, Step::Settle]);
+        }
+        // What is missed enters the cache after a flush that nobody asks for. What is read now is
+        // there, whatever was told of it.
+        let cold = self.rng.below(self.span(volume) / 8) * 8;
+        let cold = if self.rng.one_in(3) { self.fitted(volume, cold..cold + 8) } else { near.clone() };
+        self.next.extend([fails(Fault::Fail(Landed::Nothing)), Step::Read { volume, sectors: cold }]);
+        self.next.push_back(Step::Settle);
+        let late = Fault::Late(1 << (24 + self.rng.below(5)));
+        let count = 1 + u32::try_from(self.rng.below(3)).expect("few");
+        let rule = Rule::next(OpKind::Write, count, late);
+        self.next.push_back(Step::Trouble { device: 0, rule });
+        self.next.push_back(if self.rng.one_in(4) {
+            Step::Write { volume, sectors: other, fua: false }
+        } else {
+            Step::Discard { volume, sectors: other }
+        });
+        self.next.extend([Step::Pause(1 << self.rng.below(3)), Step::Flush { volume }, Step::Settle]);
+        if self.rng.one_in(2) {
+            self.next.push_back(Step::Read { volume, sectors: near.clone() });
+            self.next.extend([Step::Settle, Step::Flush { volume }, Step::Settle]);
+        }
+        self.cut_off();
+        self.next.push_back(Step::Read { volume, sectors: near });
+    }
+}
