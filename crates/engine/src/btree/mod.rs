@@ -296,10 +296,10 @@ impl State {
         if !is_replay && let Err(need) = self.pending(part.inode, part.start(), part.end) {
             return Attempt::Needs(need);
         }
-        if record == Record::Journal && !self.can_record(key.words(), 1) {
+        if record == Record::Journal && !self.can_record(key.words()) {
             return Attempt::Needs(Need::Journal);
         }
-        if !self.has_memory(slot, 1) {
+        if !self.has_memory(slot) {
             return Attempt::Needs(Need::Memory);
         }
         // What takes the place of very many keys does so piece by piece.
@@ -336,10 +336,10 @@ impl State {
         let Some((start, end)) = matching.next() else { return Attempt::Done((upto, 0)) };
         let upto = if matching.next().is_some() { end } else { upto };
         drop(matching);
-        if !self.can_record(new.words(), 1) {
+        if !self.can_record(new.words()) {
             return Attempt::Needs(Need::Journal);
         }
-        if !self.has_memory(slot, 1) {
+        if !self.has_memory(slot) {
             return Attempt::Needs(Need::Memory);
         }
         let part = new.cut(start, end).expect("expected and new cover the same range");
@@ -357,7 +357,7 @@ impl State {
     /// The leaf in `slot`, for `start`, if it has that room.
     fn open_to_change(&self, slot: usize, start: Position, words: usize) -> Result<usize, Need> {
         let is_full = match &self.nodes.get(slot).gate {
-            Gate::Closing(late) => late.room() == 0 || !self.may_take(slot, 1),
+            Gate::Closing(late) => late.room() == 0 || !self.may_take(slot),
             Gate::Open | Gate::Unlinked => self.is_full(slot, words),
         };
         match (is_full, self.nodes.get(slot).gate.is_open()) {
@@ -370,36 +370,33 @@ impl State {
     /// The leaf in `slot` cannot take a key of `words`: on the device, or in the memory that a node may take.
     fn is_full(&self, slot: usize, words: usize) -> bool {
         let node = self.nodes.get(slot).node();
-        !node.fits(words) || !self.may_take(slot, 1)
+        !node.fits(words) || !self.may_take(slot)
     }
 
-    /// So many keys more are within the memory that a node may take.
-    fn may_take(&self, slot: usize, keys: usize) -> bool {
-        let bound = self.nodes.get(slot).node().insert_growth_bytes_bound(keys);
-        self.nodes.may_grow(slot, bound) || self.nodes.may_grow(slot, self.growth_bytes_max(slot, keys))
+    /// A key more is within the memory that a node may take.
+    fn may_take(&self, slot: usize) -> bool {
+        let bound = self.nodes.get(slot).node().insert_growth_bytes_bound(1);
+        self.nodes.may_grow(slot, bound) || self.nodes.may_grow(slot, self.growth_bytes_max(slot))
     }
 
-    /// The most that so many keys can add to the memory of the leaf in `slot`.
-    fn growth_bytes_max(&self, slot: usize, keys: usize) -> usize {
+    /// The most that a key can add to the memory of the leaf in `slot`.
+    fn growth_bytes_max(&self, slot: usize) -> usize {
         let cached = self.nodes.get(slot);
         match cached.gate {
-            Gate::Closing(_) => cached.node().late_growth_bytes_max(keys),
-            Gate::Open | Gate::Unlinked => cached.node().insert_growth_bytes_max(keys),
+            Gate::Closing(_) => cached.node().late_growth_bytes_max(1),
+            Gate::Open | Gate::Unlinked => cached.node().insert_growth_bytes_max(1),
         }
     }
 
-    /// Sees to it that the leaf in `slot` has the memory for so many inserts; false if there is none now.
-    fn has_memory(&mut self, slot: usize, inserts: usize) -> bool {
-        let bound = self.nodes.get(slot).node().insert_growth_bytes_bound(inserts);
-        if self.nodes.has_room(bound) {
-            return true;
-        }
-        let growth = self.growth_bytes_max(slot, inserts);
-        self.nodes.room_to_grow(slot, growth)
+    /// Sees to it that the leaf in `slot` has the memory for an insert; false if there is none now.
+    fn has_memory(&mut self, slot: usize) -> bool {
+        let bound = self.nodes.get(slot).node().insert_growth_bytes_bound(1);
+        self.nodes.has_room(bound) || self.nodes.room_to_grow(slot, self.growth_bytes_max(slot))
     }
 
-    fn can_record(&self, words: usize, keys: usize) -> bool {
-        self.journal.has_room(words) && (self.note_held || self.note.room() >= keys)
+    /// Journal and note have room for a key of so many words.
+    fn can_record(&self, words: usize) -> bool {
+        self.journal.has_room(words) && (self.note_held || self.note.room() > 0)
     }
 
     /// Writes down that `part` enters the leaf in `slot`; returns the journal entry it belongs to.

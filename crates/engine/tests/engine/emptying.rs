@@ -48,10 +48,15 @@ const GIVEN_BACK: u64 = 16;
 
 /// Writes extents until buckets are scarce, so that sparse ones are emptied, and stay so when a few nodes give theirs back; returns how many.
 async fn fill(set: &CacheSet, volume: VolumeId, buckets: u64) -> u64 {
+    fill_with(set, volume, buckets, |n| write(place(n, buckets), LENGTH, byte(n))).await
+}
+
+/// The same with other writes, by their numbers.
+async fn fill_with(set: &CacheSet, volume: VolumeId, buckets: u64, asked: impl Fn(u64) -> Request) -> u64 {
     let mut written = 0;
     while set.status().buckets_available >= buckets / 8 - GIVEN_BACK {
         for _ in 0..16 {
-            ask(set, volume, write(place(written, buckets), LENGTH, byte(written))).await;
+            ask(set, volume, asked(written)).await;
             written += 1;
         }
     }
@@ -250,14 +255,7 @@ fn an_extent_that_is_written_to_while_it_is_moved_is_moved_in_parts() {
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
-        let mut written = 0;
-        while set.status().buckets_available >= BUCKETS / 8 - GIVEN_BACK {
-            for _ in 0..16 {
-                ask(&set, volume, numbered(place(written, BUCKETS))).await;
-                written += 1;
-            }
-        }
-        ask(&set, volume, Request::Flush).await;
+        fill_with(&set, volume, BUCKETS, |n| numbered(place(n, BUCKETS))).await;
         let range = 400..400 + 4 * EXTENTS_MAX;
         thin_out(&set, volume, BUCKETS, range.clone()).await;
         // What is moved is read first: all of that waits.
