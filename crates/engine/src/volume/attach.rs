@@ -280,8 +280,9 @@ impl CacheSet {
             let block = s.geometry.block_sectors;
             let data_offset = superblock.data_offset();
             let sectors = info.sectors.saturating_sub(data_offset);
-            // A former process may have died between the write of what was read and its flush.
-            let in_doubt = info.volatile_cache;
+            // What says the number was written durably just now. Of what was read only a former process may have died between the
+            // write and its flush.
+            let in_doubt = inode.is_none() && info.volatile_cache;
             let is_dirty = superblock.state() == BackingState::Dirty;
             let mut volume = Volume {
                 sectors,

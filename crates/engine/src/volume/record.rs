@@ -134,13 +134,13 @@ pub async fn update(
 
 /// Whether two superblocks of a device that this set has written differ at most in the entry of the journal that they name.
 pub(super) fn says_the_same(one: &BackingSuperblock, other: &BackingSuperblock) -> bool {
-    let number = |superblock: &BackingSuperblock| superblock.attachment().map(|attachment| attachment.number);
+    let attached = |superblock: &BackingSuperblock| superblock.attachment().map(|of| (of.number, of.stamp));
     let said = |superblock: &BackingSuperblock| {
         let mut said = superblock.clone();
         said.set_attachment(None);
         said.seal()
     };
-    number(one) == number(other) && said(one) == said(other)
+    attached(one) == attached(other) && said(one) == said(other)
 }
 
 /// What the change from `before` to `after` is.

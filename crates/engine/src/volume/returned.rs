@@ -62,8 +62,8 @@ fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: &BackingSuperblock) 
     let lost = backing.epoch.may_have_lost().then_some(Error::LostWrites);
     let former = backing.disk.id();
     let is_volatile = disk.info().volatile_cache;
-    // What was read may stand in its volatile cache only; and what was to be written, and failed, may be what it says.
-    let in_doubt = is_volatile || found.seal() != backing.superblock.seal();
+    // What was to be written, and failed, may be what it says, or stand in its volatile cache.
+    let in_doubt = backing.in_doubt || found.seal() != backing.superblock.seal();
     volume.dirty_marked = backing.superblock.state() == BackingState::Dirty && !in_doubt;
     (volume.writeback_trouble, volume.marking_trouble, volume.stands_still) = (None, None, false);
     // What could not be written to the old one is tried at once.
@@ -90,24 +90,18 @@ fn check_same(s: &mut State, id: VolumeId, disk: &Disk, found: &BackingSuperbloc
     if disk.info().sectors < backing.disk.info().sectors {
         return Err(Error::NotAsItWas("it is shorter"));
     }
-    let is_same =
-        found.seal() == backing.superblock.seal() || backing.in_doubt && may_be_ours(s, volume, found);
-    if is_same { Ok(()) } else { Err(Error::NotAsItWas("somebody else has used it meanwhile")) }
+    if found.seal() == backing.superblock.seal() || may_be_ours(s, volume, found) {
+        Ok(())
+    } else {
+        Err(Error::NotAsItWas("somebody else has used it meanwhile"))
+    }
 }
 
-/// After a write of the superblock that has failed the device may say that; and after one of which a power cut may have left nothing, what
-/// it said before. It does not say *dirty* only if nothing was dirty when that was written, and nothing has become so since.
+/// After a write of the superblock that has failed the device may say that; but it does not say *dirty* only if nothing was dirty when
+/// that was written, and nothing has become so since. What was durable before is no answer: that is an older copy.
 fn may_be_ours(s: &State, volume: &Volume, found: &BackingSuperblock) -> bool {
     let Some(backing) = &volume.backing else { return false };
     let is_all_clean = volume.inode.is_none_or(|inode| s.has_counted(inode) && s.dirty.of(inode) == 0);
-    if found.state() != BackingState::Dirty && !is_all_clean {
-        return false;
-    }
-    let ours = &backing.superblock;
-    let is_attached = |state| matches!(state, BackingState::Clean | BackingState::Dirty);
-    let is_former = found.set_uuid() == ours.set_uuid()
-        && found.data_offset() == ours.data_offset()
-        && found.block_sectors() == ours.block_sectors()
-        && (found.state() == ours.state() || is_attached(ours.state()) && is_attached(found.state()));
-    is_former || backing.attempted.iter().any(|attempted| record::says_the_same(attempted, found))
+    (found.state() == BackingState::Dirty || is_all_clean)
+        && backing.attempted.iter().any(|attempted| record::says_the_same(attempted, found))
 }

@@ -177,6 +177,36 @@ fn a_superblock_in_doubt_may_be_either_of_two() {
     });
 }
 
+/// What takes its place is what it was an hour ago: the cache holds clean copies of newer data.
+#[test]
+fn an_older_copy_is_not_taken_back() {
+    for mode in [CacheMode::Writethrough, CacheMode::Writeback] {
+        let mut rig = Rig::new(SIZES, 1);
+        let world = Rc::clone(&rig.world);
+        run(&mut rig, move |env| async move {
+            let (set, volume) = open(env.clone(), options()).await.expect("sound");
+            set.set_cache_mode(volume, mode).await.expect("it is well");
+            ask(&set, volume, write(0, 8, 1)).await;
+            set.write_back(volume, &Cancel::default()).await.expect("it is well");
+            let during = world.borrow_mut().copy(BACKING);
+            set.stop().await.expect("it stops");
+            drop(set);
+            let stopped = world.borrow_mut().copy(BACKING);
+            let (set, volume) = open(env, options()).await.expect("sound");
+            let now = world.borrow_mut().copy(BACKING);
+            pull(&world);
+            for copy in [during, stopped] {
+                let taken = set.take_back(volume, copy).await;
+                assert_eq!(taken, not_as_it_was("somebody else has used it meanwhile"));
+            }
+            set.take_back(volume, now).await.expect("this is what it was");
+            world.borrow_mut().fate = None;
+            assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
+            set.stop().await.expect("it stops");
+        });
+    }
+}
+
 /// It went away while it was told that it is nobody's, or that it is the cache's, and says so; the volume is what it was, and becomes that
 /// again with the first change. Who has said the same in other words is somebody else.
 #[test]
