@@ -279,10 +279,20 @@ impl Rig {
     }
 
     /// While nobody runs: the table of volumes becomes another one than was written.
-    pub fn damage_table(&self, seed: u64) {
+    ///
+    /// # Errors
+    /// Who checks the devices does not find that.
+    pub fn damage_table(&self, seed: u64) -> Result<(), Fault> {
         let mut world = self.world.borrow_mut();
-        let is_damaged = self.system.damage_table(&mut world.devices, seed);
-        world.devices[0].is_spoiled |= is_damaged;
+        if !self.system.damage_table(&mut world.devices, seed) {
+            return Ok(());
+        }
+        world.devices[0].is_spoiled = true;
+        if self.system.finds_damage(&world.devices) {
+            Ok(())
+        } else {
+            Err(Fault::Structure(vec!["nothing is found of a damaged table".to_owned()]))
+        }
     }
 
     /// A process has ended in order: all that was damaged before it has been written anew.

@@ -95,7 +95,7 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
             rig.meet_older(seed)?;
         }
         if let Some(seed) = place.table.take() {
-            rig.damage_table(seed);
+            rig.damage_table(seed)?;
         }
         rig.world.borrow_mut().heal();
         let lived = rig.live(move |client| steps_from(client, script_steps, script_place, verify))?;

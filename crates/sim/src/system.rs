@@ -270,6 +270,11 @@ pub trait System {
         false
     }
 
+    /// Whether who checks devices that [`System::damage_table`] has damaged finds anything wrong with them.
+    fn finds_damage(&self, _devices: &[Device]) -> bool {
+        true
+    }
+
     /// Whether the next process must refuse to serve if `copy` stands in the place of device `which` of `now`. Both were left by an
     /// orderly stop, and not by the same one.
     fn tells_older(&self, _now: &[Device], _copy: &Device, _which: usize) -> bool {

@@ -248,6 +248,37 @@ fn a_superblock_that_failed_to_say_whose_the_device_is_may_say_it() {
     });
 }
 
+/// It was to say that nothing is dirty, and does, though that write failed. What becomes dirty next is said before.
+#[test]
+fn a_device_that_a_failed_write_has_made_clean_is_marked_again() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        ask(&set, volume, write(0, 8, 1)).await;
+        let lands = |disk, op: &Op| {
+            let is_superblock = matches!(op, Op::Write { sector, .. } if *sector == SUPERBLOCK_SECTOR);
+            (disk == BACKING && is_superblock).then_some(Mishap::Lands)
+        };
+        world.borrow_mut().fate = Some(Box::new(lands));
+        set.write_back(volume, &Cancel::default()).await.expect("data is written");
+        let says = |disk| superblock_on(&world.borrow(), disk).state();
+        for _ in 0..100 {
+            if says(BACKING) == BackingState::Dirty {
+                env.sleep(Duration::from_secs(1)).await;
+            }
+        }
+        assert_eq!((says(BACKING), set.volumes()[0].state), (BackingState::Clean, Some(BackingState::Dirty)));
+        let new = world.borrow_mut().copy(BACKING);
+        set.take_back(volume, new).await.expect("this set has written that");
+        world.borrow_mut().fate = None;
+        ask(&set, volume, write(64, 8, 2)).await;
+        assert_eq!(says(new), BackingState::Dirty);
+        set.stop().await.expect("it stops");
+        set.assert_invariants();
+    });
+}
+
 /// What was asked for before is answered by the old device, however late, and a stop waits for all of it.
 #[test]
 fn requests_in_flight_end_on_the_old_device() {

@@ -228,7 +228,7 @@ fn dirty_data_gives_way_to_zeroes_that_are_durable() {
 }
 
 /// What the journal takes when `request` makes void what is cached at 0.
-fn journalled(request: fn() -> Request) -> u64 {
+fn journalled(request: impl Fn() -> Request + 'static) -> u64 {
     let mut rig = Rig::new(Sizes { block: 1, bucket: 128, buckets: 600, backing: 1_000_000 }, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
@@ -252,4 +252,6 @@ fn a_discard_and_a_zeroing_cost_what_is_cached_there_and_not_their_length() {
         journalled(|| Request::Discard { sector: 0, sectors: 999_000 }),
     ];
     assert_eq!(discards[0], discards[1]);
+    let zeroed = |sectors| Request::WriteZeroes { sector: 0, sectors, fua: false, may_unmap: true };
+    assert_eq!(journalled(move || zeroed(8)), journalled(move || zeroed(999_000)));
 }

@@ -218,7 +218,7 @@ fn checker_and_engine_judge_a_damaged_table_of_volumes_alike() {
             stage.ask(Step::Flush { volume }).unwrap();
         }
         stage.stop().unwrap();
-        stage.rig().damage_table(seed);
+        stage.rig().damage_table(seed).unwrap();
         let devices = &stage.rig().world.borrow().devices.clone();
         let images: Vec<_> = devices.iter().map(Image).collect();
         let disks: Vec<_> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();

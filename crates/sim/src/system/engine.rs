@@ -288,6 +288,15 @@ impl System for Engine {
         tables::damage(devices, seed)
     }
 
+    fn finds_damage(&self, devices: &[Device]) -> bool {
+        let images: Vec<Image<'_>> = devices.iter().map(Image).collect();
+        let backings: Vec<&dyn ReadAt> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();
+        !bcached_check::check(&images[0], &backings, bcached_check::Options::default())
+            .report
+            .findings
+            .is_empty()
+    }
+
     fn tells_older(&self, now: &[Device], copy: &Device, which: usize) -> bool {
         older::is_told(now, copy, which)
     }

@@ -1,5 +1,6 @@
-//! The table of volumes is not what was written: a write to the cache that was lost, went elsewhere, or has decayed. Spoiled are slots of
-//! which a backing device says the same. The others stay as they are: nothing else tells whose number that was.
+//! The table of volumes is not what was written: a write to the cache that was lost, in part or whole, went elsewhere, or has decayed;
+//! or an older table or another set's stands there. Spoiled are slots of which a backing device says the same. The others stay as they
+//! are: nothing else tells whose number that was.
 
 use super::engine::Image;
 use crate::disk::Device;
@@ -7,31 +8,60 @@ use bcached_check::ReadAt;
 use bcached_env::rng::Rng;
 use bcached_format::jset::{Jset, JsetHeader};
 use bcached_format::{
-    DeviceFacts, Geometry, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid, UuidSlot,
-    uuid,
+    DeviceFacts, Geometry, Inode, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock, Uuid,
+    UuidSlot, uuid,
 };
 use std::collections::BTreeSet;
 
-/// Damages the table that the newest journal entry names, in a way that `seed` tells. False: there is no such table.
+/// Damages the table that the newest journal entry names, in a way that `seed` tells. False: there is no such table, or nothing in it
+/// that can be spoiled.
 pub fn damage(devices: &mut [Device], seed: u64) -> bool {
     let known: BTreeSet<Uuid> = devices[1..].iter().filter_map(attached).collect();
     let cache = &mut devices[0];
-    let Some(Superblock::Cache(superblock)) = superblock(cache) else { return false };
+    let Some(Tables { sector, newest, former }) = tables(cache) else { return false };
+    let backed: Vec<usize> = (0..newest.len())
+        .filter(|index| newest[*index].is_used() && known.contains(&newest[*index].uuid))
+        .collect();
+    let mut slots = newest.clone();
+    spoil(&mut slots, &backed, former.as_deref(), &mut Rng::new(seed));
+    if slots == newest {
+        // The former one says the same, or there is no other slot to go wrong with.
+        backed.iter().for_each(|index| slots[*index] = UuidSlot::FREE);
+    }
+    let bytes: Vec<u8> = slots.iter().flat_map(UuidSlot::to_bytes).collect();
+    cache.place(sector, &bytes);
+    !backed.is_empty()
+}
+
+/// The tables of a cache.
+struct Tables {
+    /// Where the newest one lies.
+    sector: u64,
+    newest: Vec<UuidSlot>,
+    /// The one before, if it is still there.
+    former: Option<Vec<UuidSlot>>,
+}
+
+/// Those of a set of which bcached has written the newest.
+fn tables(cache: &Device) -> Option<Tables> {
+    let Some(Superblock::Cache(superblock)) = superblock(cache) else { return None };
     let geometry = Geometry::of(&superblock);
-    let header = newest(cache, &geometry).filter(|_| superblock.is_synchronous());
-    let Some(header) = header.filter(|header| header.table.is_some()) else { return false };
-    let Some(pointer) = header.uuids.pointers.as_slice().first() else { return false };
+    let headers = if superblock.is_synchronous() { headers(cache, &geometry) } else { Vec::new() };
+    let (last, older) = headers.split_last().filter(|(last, _)| last.table.is_some())?;
+    let older = older.iter().rev().filter(|older| older.uuids.pointers != last.uuids.pointers);
+    Some(Tables {
+        sector: last.uuids.pointers.as_slice().first()?.sector(),
+        newest: table(cache, last, &geometry)?,
+        former: older.filter_map(|older| table(cache, older, &geometry)).next(),
+    })
+}
+
+/// The table that a journal entry names, if it is one.
+fn table(cache: &Device, header: &JsetHeader, geometry: &Geometry) -> Option<Vec<UuidSlot>> {
+    let pointer = header.uuids.pointers.as_slice().first()?;
     let mut bytes = vec![0; geometry.meta_bytes()];
     read(cache, pointer.sector(), &mut bytes);
-    let Ok(slots) = uuid::parse(&bytes) else { return false };
-    let mut slots: Vec<UuidSlot> = slots.collect();
-    let backed: Vec<usize> = (0..slots.len())
-        .filter(|index| slots[*index].is_used() && known.contains(&slots[*index].uuid))
-        .collect();
-    spoil(&mut slots, &backed, &mut Rng::new(seed));
-    let bytes: Vec<u8> = slots.iter().flat_map(UuidSlot::to_bytes).collect();
-    cache.place(pointer.sector(), &bytes);
-    true
+    uuid::parse(&bytes).ok().map(Iterator::collect)
 }
 
 /// The uuid of a backing device that says under which number the cache holds its data.
@@ -49,35 +79,46 @@ pub(super) fn superblock(device: &Device) -> Option<Superblock> {
     RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)).ok()
 }
 
-fn spoil(slots: &mut [UuidSlot], backed: &[usize], rng: &mut Rng) {
+fn spoil(slots: &mut [UuidSlot], backed: &[usize], former: Option<&[UuidSlot]>, rng: &mut Rng) {
     let Some(first) = backed.first().copied() else { return };
     let any = backed[usize::try_from(rng.below(backed.len() as u64)).expect("few volumes")];
     let free = slots.iter().position(UuidSlot::is_free);
-    match rng.below(7) {
+    match rng.below(10) {
         0 => backed.iter().for_each(|index| slots[*index] = UuidSlot::FREE),
         1 => slots[any] = UuidSlot::FREE,
         2 => slots[any].uuid.0[usize::try_from(rng.below(16)).expect("a uuid")] ^= 1 << rng.below(8),
         3 => slots[any].uuid = Uuid::INVALIDATED,
         4 => slots.swap(first, backed.last().copied().unwrap_or(first)),
         5 => free.into_iter().for_each(|free| slots.swap(any, free)),
+        // A table of before, or a part of it.
+        6 => former
+            .into_iter()
+            .for_each(|former| backed.iter().for_each(|index| slots[*index] = former[*index])),
+        7 => former.into_iter().for_each(|former| slots[any] = former[any]),
+        // The same of another set.
+        8 => {
+            let (set, number) = (Uuid([7; 16]), u32::try_from(any).expect("few slots"));
+            let edition = slots[any].edition;
+            slots[any].seal(set, Inode(number), edition);
+        }
         _ => free.into_iter().for_each(|free| slots[free] = slots[any]),
     }
 }
 
-fn newest(cache: &Device, geometry: &Geometry) -> Option<JsetHeader> {
-    let mut newest: Option<JsetHeader> = None;
+/// Of all whole entries of the journal, in their order.
+fn headers(cache: &Device, geometry: &Geometry) -> Vec<JsetHeader> {
+    let mut headers: Vec<JsetHeader> = Vec::new();
     for index in 0..geometry.journal_buckets {
         let mut bytes = vec![0; usize::try_from(geometry.bucket_bytes()).expect("a bucket fits in memory")];
         read(cache, geometry.sector_of(geometry.journal_bucket(index)), &mut bytes);
         let mut at = 0;
         while let Some(entry) = bytes.get(at..).and_then(|rest| Jset::parse(rest, geometry.magic).ok()) {
             at += geometry.whole_blocks(entry.byte_len());
-            if newest.is_none_or(|newest| newest.seq < entry.header.seq) {
-                newest = Some(entry.header);
-            }
+            headers.push(entry.header);
         }
     }
-    newest
+    headers.sort_by_key(|header| header.seq);
+    headers
 }
 
 fn read(device: &Device, sector: u64, into: &mut [u8]) {
