@@ -159,6 +159,15 @@ fn the_configured_cache_of_a_dirty_volume_is_not_made_until_that_is_given_up() {
     let make = ["make", "-b", "64k", "--cache", fast, "--config", &config];
     site.refuses(&make, "it is configured as the cache");
     site.refuses(&["doctor", fast, "--config", &config], "it is configured as the cache");
+    // By other names than those of the configuration.
+    let linked = |name: &str, device: &str| {
+        let link = site.images.path(name);
+        std::os::unix::fs::symlink(device, &link).expect("ours");
+        link.to_str().expect("text").to_owned()
+    };
+    let (other_fast, other_tank) = (linked("by-id-fast", fast), linked("by-id-tank", &site.tank));
+    let named = ["make", "-b", "64k", "--cache", &other_fast, "--for", &other_tank, "--config", &config];
+    site.refuses(&named, "it is configured as the cache");
     assert_eq!(bcached(&["make", "--cache", fast, "--config", "/nowhere"]).exit, 2, "no such configuration");
     patch(&site.tank, SUPERBLOCK as u64, &[0; 4096]);
     assert_eq!(bcached(&make).exit, 0, "its superblock is gone, so it is given up");

@@ -152,7 +152,7 @@ impl LostSets {
             match superblock::read(&device) {
                 Ok(Found::Sound(Superblock::Cache(cache))) => drop(here.insert(cache.set_uuid().0)),
                 Ok(Found::Sound(Superblock::Backing(backing))) => {
-                    let volume = named_volume(&path, &backing, known);
+                    let volume = named_volume(&path, &device, &backing, known);
                     // The parts of a mirror say the same.
                     dirty.extend(volume.filter(|volume| dirty.iter().all(|other| other.uuid != volume.uuid)));
                 }
@@ -262,11 +262,7 @@ impl LostSets {
 
     /// The set of a volume whose section names the cache that is configured with this device.
     fn configured(&self, device: &Device) -> Option<Uuid> {
-        let is_it = |path: &str| {
-            device::open(Path::new(path), Access::Look)
-                .is_ok_and(|other| other.identity() == device.identity())
-        };
-        let (name, _) = self.caches.iter().find(|(_, path)| is_it(path))?;
+        let (name, _) = self.caches.iter().find(|(_, path)| leads_to(path, device))?;
         let is_only = self.caches.len() == 1;
         let is_its = |volume: &&Stranded| {
             let cache =
@@ -277,11 +273,22 @@ impl LostSets {
     }
 }
 
+/// Whether what is configured as `path` is this device, however either is spelt.
+fn leads_to(path: &str, device: &Device) -> bool {
+    let found = device::open(Path::new(path), Access::Look);
+    found.is_ok_and(|other| other.identity() == device.identity())
+}
+
 /// A dirty volume, by the name that is configured for it.
-fn named_volume(path: &Path, superblock: &BackingSuperblock, known: &Known) -> Option<Stranded> {
+fn named_volume(
+    path: &Path,
+    device: &Device,
+    superblock: &BackingSuperblock,
+    known: &Known,
+) -> Option<Stranded> {
     let uuid = format!("UUID={}", superblock.uuid());
     let text = path.display().to_string();
-    let is_it = |backing: &str| backing == text || backing.eq_ignore_ascii_case(&uuid);
+    let is_it = |backing: &str| backing.eq_ignore_ascii_case(&uuid) || leads_to(backing, device);
     let section = known.volumes.iter().find(|(_, backing, _)| is_it(backing));
     let label = Some(superblock.label().to_string()).filter(|label| !label.is_empty());
     let name = section.map(|(name, ..)| name.clone()).or(label);
