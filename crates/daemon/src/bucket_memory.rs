@@ -96,16 +96,28 @@ pub fn advice(buckets: u64, bucket_sectors: u64) -> Option<String> {
         return None;
     }
     let takes = format!("{buckets} buckets take {} of memory while the cache is served", human(of(buckets)));
+    Some(match better(buckets, bucket_sectors) {
+        Some((option, memory)) => format!("{takes}; `{option}` takes {memory}"),
+        None => takes,
+    })
+}
+
+/// What the table of a cache takes that is there, and how one that is made anew would take less, if it is much: a clause.
+#[must_use]
+pub fn of_cache(buckets: u64, bucket_sectors: u64) -> String {
+    let takes = format!("{} of memory while it is served", human(of(buckets)));
+    let better = if of(buckets) > NOTABLE { better(buckets, bucket_sectors) } else { None };
+    better
+        .map_or(takes.clone(), |(option, memory)| format!("{takes}; made with `{option}` it takes {memory}"))
+}
+
+/// The option of `make` with which the table of the same device is not notable, or as small as can be, and what that takes.
+fn better(buckets: u64, bucket_sectors: u64) -> Option<(String, String)> {
     let larger = core::iter::successors(Some(bucket_sectors), |sectors| sectors.checked_mul(2));
     let mut larger = larger.skip(1).take_while(|sectors| *sectors <= BUCKET_SECTORS_MAX);
     let with = |sectors: u64| of(buckets / (sectors / bucket_sectors.max(1)).max(1));
-    let better = larger.clone().find(|sectors| with(*sectors) <= NOTABLE).or_else(|| larger.by_ref().last());
-    Some(match better {
-        Some(sectors) => {
-            format!("{takes}; `--bucket {}` takes {}", typed(512 * sectors), human(with(sectors)))
-        }
-        None => takes,
-    })
+    let found = larger.clone().find(|sectors| with(*sectors) <= NOTABLE).or_else(|| larger.by_ref().last());
+    found.map(|sectors| (format!("--bucket {}", typed(512 * sectors)), human(with(sectors))))
 }
 
 #[cfg(test)]

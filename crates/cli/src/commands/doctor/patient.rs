@@ -245,11 +245,11 @@ fn describe(superblock: &Superblock) -> String {
                 )
             });
             format!(
-                "cache of set {}, {} buckets of {} ({} of memory while it is served), {}{note}",
+                "cache of set {}, {} buckets of {} ({}), {}{note}",
                 cache.set_uuid(),
                 cache.buckets(),
                 human(bytes_of(cache.bucket_sectors())),
-                human(bucket_memory::of(cache.buckets())),
+                bucket_memory::of_cache(cache.buckets(), cache.bucket_sectors()),
                 if cache.is_synchronous() { "has been in use" } else { "never started" }
             )
         }
