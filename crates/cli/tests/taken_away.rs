@@ -99,6 +99,40 @@ fn a_socket_whose_place_somebody_else_has_taken_is_told_of() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// The folder of the note and of the sockets has become a file, and the configuration is gone: all is told, and that it is over.
+#[test]
+fn what_cannot_be_mended_is_told_until_it_is() {
+    let (images, daemon) = site();
+    let (run, away) = (images.path("run"), images.path("run-away"));
+    let (config, config_away) = (images.path("config.toml"), images.path("config-away"));
+    std::fs::rename(&run, &away).unwrap();
+    std::fs::write(&run, "").unwrap();
+    std::fs::rename(&config, &config_away).unwrap();
+    let events = ["note-not-replaced", "socket-gone", "configuration-gone"];
+    for event in events {
+        wait_for(event, || daemon.log().contains(&format!("[event={event}]")));
+    }
+    std::fs::remove_file(&run).unwrap();
+    std::fs::rename(&away, &run).unwrap();
+    std::fs::rename(&config_away, &config).unwrap();
+    daemon.wait_for("all is as it should be", |status| warnings(status).is_empty());
+    let note = std::fs::read_dir(&run)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.extension().is_some_and(|extension| extension == "note"));
+    let note = note.expect("there is one").display().to_string();
+    let socket = run.join("nbd.sock").display().to_string();
+    for told in [
+        format!("{note}: the note is in its place again"),
+        format!("{socket}: bcached listens there again"),
+        format!("{}: the configuration is there again", config.display()),
+    ] {
+        wait_for(&told, || daemon.log().contains(&told));
+    }
+    UnixStream::connect(&socket).unwrap();
+    assert_eq!(daemon.stop().0, 0);
+}
+
 fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {

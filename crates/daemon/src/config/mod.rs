@@ -93,6 +93,8 @@ pub struct Config {
     pub released: Vec<Released>,
     /// Volumes with backing devices that are configured and not to be served.
     pub not_served: Vec<NotServed>,
+    /// The main file of the configuration, which may not be there; `None`: devices were named in its place.
+    pub main_file: Option<PathBuf>,
     /// Where `bcached set` keeps what it sets; `None` without a configuration.
     pub set_file: Option<PathBuf>,
     /// Caches that are another device than the other files say: the name, that device, and this one.
@@ -271,6 +273,7 @@ impl Config {
         let places = if line.exports.is_empty() { places } else { places.without_listen() };
         let memory = settings.memory.as_ref().map(|memory| memory.value);
         let mut config = Self::from_settings(settings, line, findings)?;
+        config.main_file = (!named).then(|| main.clone());
         config.set_file = (!named).then(|| set_file::path_beside(main));
         config.set_and_gone = gone;
         let plain = |device: &String| Cache {
@@ -395,6 +398,7 @@ impl Config {
             numbers_asked: BTreeSet::new(),
             released: Vec::new(),
             not_served: Vec::new(),
+            main_file: None,
             set_file: None,
             set_and_gone: Vec::new(),
             replaced: settings.replaced,

@@ -19,6 +19,9 @@ const EACH: Duration = Duration::from_secs(1);
 /// What the log is called among it.
 const LOG: &str = "log";
 
+/// What is gone: by what it is about, the id of the event, and what the log says.
+type Gone = BTreeMap<String, (&'static str, String)>;
+
 /// What is known of it.
 #[derive(Default)]
 pub struct TakenAway {
@@ -27,8 +30,8 @@ pub struct TakenAway {
     sockets: BTreeMap<PathBuf, (u64, u64)>,
     /// The main file of the configuration was there.
     had_configuration: bool,
-    /// What the log has said that still holds: by what it is about, the id of the event, and what.
-    told: BTreeMap<String, (&'static str, String)>,
+    /// What the log has said that still holds.
+    told: Gone,
 }
 
 impl Supervisor {
@@ -38,7 +41,7 @@ impl Supervisor {
             return;
         }
         self.taken_away.looked = Some(Instant::now());
-        let mut gone = BTreeMap::new();
+        let mut gone = Gone::new();
         self.look_after_notes(&mut gone);
         self.look_after_sockets(control, &mut gone);
         self.look_for_configuration(&mut gone);
@@ -53,7 +56,7 @@ impl Supervisor {
         }
         for (what, (event, _)) in &self.taken_away.told {
             if !gone.contains_key(what) {
-                tracing::info!(event = "back-again", "{what}: that is over ({event})");
+                tracing::info!(event = "back-again", "{}", over(event, what));
             }
         }
         // What the log lacks, `status` says itself: volumes are as they should be.
@@ -63,7 +66,7 @@ impl Supervisor {
     }
 
     /// After a kill nobody finds a note that is gone.
-    fn look_after_notes(&self, gone: &mut BTreeMap<String, (&'static str, String)>) {
+    fn look_after_notes(&self, gone: &mut Gone) {
         let mut found = look_after_all();
         if found.iter().any(|(_, found)| found.is_err()) {
             // Its folder may have gone with it.
@@ -98,11 +101,7 @@ impl Supervisor {
     }
 
     /// A socket whose file is gone is found by nobody who comes: another one takes its place.
-    fn look_after_sockets(
-        &mut self,
-        control: &mut Control,
-        gone: &mut BTreeMap<String, (&'static str, String)>,
-    ) {
+    fn look_after_sockets(&mut self, control: &mut Control, gone: &mut Gone) {
         let all: Vec<_> = control.sockets().map(Path::to_owned).chain(self.fronts.sockets()).collect();
         self.taken_away.sockets.retain(|path, _| all.contains(path));
         for path in all {
@@ -139,19 +138,27 @@ impl Supervisor {
         }
     }
 
-    fn look_for_configuration(&mut self, gone: &mut BTreeMap<String, (&'static str, String)>) {
-        let main =
-            self.config.set_file.as_ref().and_then(|set_file| Some(set_file.parent()?.parent()?.to_owned()));
-        let Some(folder) = main else { return };
-        let is_there = folder.is_dir();
+    fn look_for_configuration(&mut self, gone: &mut Gone) {
+        let Some(main) = self.config.main_file.as_deref() else { return };
+        let is_there = main.is_file();
         self.taken_away.had_configuration |= is_there;
         if self.taken_away.had_configuration && !is_there {
-            let name = folder.display().to_string();
+            let name = main.display().to_string();
             let told = format!(
-                "{name}: the folder of the configuration is gone: what runs goes on, and no change can be kept; put it back before the next start"
+                "{name}: the configuration is gone: what runs goes on; put it back before the next start, or nothing is served then"
             );
             gone.insert(name, ("configuration-gone", told));
         }
+    }
+}
+
+/// That something is as it should be again.
+fn over(event: &str, what: &str) -> String {
+    match event {
+        "log-stuck" => "the log is read again".to_owned(),
+        "socket-gone" => format!("{what}: bcached listens there again"),
+        "configuration-gone" => format!("{what}: the configuration is there again"),
+        _ => format!("{what}: the note is in its place again"),
     }
 }
 

@@ -53,6 +53,7 @@ pub(super) fn config(volumes: &[&str]) -> Config {
             options: Default::default(),
         }],
         volumes: volumes.iter().enumerate().map(volume).collect(),
+        main_file: None,
         set_file: None,
         flash: Vec::new(),
         places_of_volumes: volumes.len(),
