@@ -109,6 +109,7 @@ impl CacheSet {
         let phase = self.begin(record::phase_of(&before, &superblock));
         record::write_superblock(&disk, &superblock.seal()).await?;
         drop(phase);
+        self.forget_former_stamp(inode).await?;
         // Nothing can fail any more, unless somebody has made the set forget it meanwhile.
         self.with(|s| {
             match s.uuids.find(superblock.uuid()) == Some(inode) && !s.forgetting.contains(&inode) {

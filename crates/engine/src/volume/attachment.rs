@@ -6,8 +6,9 @@
 //! older copy of itself they differ.
 //!
 //! The order is: what the superblock says is made durable, since a process that was killed may have left it in the device's volatile
-//! cache; the slot gets the next stamp and keeps that one, durably; then the superblock gets the next one. A crash in
-//! between leaves the superblock with the one before. A journal entry that the superblock has seen and the cache
+//! cache; the slot gets the next stamp and keeps that one, durably; then the superblock gets the next one, and then the slot forgets
+//! the one before. A crash in between leaves the superblock with either. Only afterwards is the volume served: a copy of the backing
+//! device from before its start is told by its stamp, whatever ends the run. A journal entry that the superblock has seen and the cache
 //! has not tells that the cache is the older one, also where the stamps agree: a copy that was made while the set ran.
 //!
 //! What somebody else has written since is void, by itself: of the table because the newest journal entry is a kernel's, of the
@@ -100,6 +101,12 @@ impl CacheSet {
         }
     }
 
+    /// The superblock of the volume says the newest stamp, durably: from now on a device that says the one before is an older copy.
+    pub(super) async fn forget_former_stamp(&self, inode: Inode) -> Result<(), Error> {
+        self.with(|s| s.uuids.slot_mut(inode).map(|slot| slot.attachment[0] = slot.attachment[1]));
+        uuids::store(self).await
+    }
+
     /// The last that is said of attachments in an orderly stop: whoever brings back a copy of either device that was made before it is
     /// noticed. What cannot be said is as after a crash.
     pub(crate) async fn seal_attachments(&self) {
@@ -119,12 +126,15 @@ impl CacheSet {
             return;
         }
         for (id, inode) in attached {
-            let _as_after_a_crash = record::update(self, id, |s, superblock| {
+            let said = record::update(self, id, |s, superblock| {
                 if superblock.attachment().is_some() {
                     superblock.set_attachment(of(s, inode));
                 }
-            })
-            .await;
+            });
+            if said.await.is_ok() {
+                self.with(|s| s.uuids.slot_mut(inode).map(|slot| slot.attachment[0] = slot.attachment[1]));
+            }
         }
+        let _as_after_a_crash = uuids::store(self).await;
     }
 }

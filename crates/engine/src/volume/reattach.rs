@@ -49,6 +49,7 @@ impl CacheSet {
             superblock.set_attachment(attachment::of(s, inode));
         })
         .await?;
+        self.forget_former_stamp(inode).await?;
         self.use_number(id, inode);
         let entered = self.earlier_have_ended(id, cancel).await;
         if entered != Err(Error::Cancelled) {

@@ -5,6 +5,7 @@ use crate::memory::NoNote;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{DiskId, Env};
+use std::rc::Rc;
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 16, buckets: 4000, backing: 20_000 };
 
@@ -90,6 +91,50 @@ fn a_backing_device_that_was_restored_from_a_copy_is_refused() {
     session(&mut rig, 1, true);
     let copy = rig.world.borrow_mut().copy(BACKING);
     session(&mut rig, 2, true);
+    rig.world.borrow_mut().restore(BACKING, copy);
+    is_refused(&mut rig, |error| *error == Error::OlderBacking);
+}
+
+/// The disk is imaged when the daemon has stopped, as one should; the next run ends by a kill, and then the image is put back.
+#[test]
+fn a_backing_device_that_was_restored_after_a_crash_is_refused() {
+    for writes_back in [true, false] {
+        let mut rig = Rig::new(SIZES, 1);
+        session(&mut rig, 1, true);
+        let copy = rig.world.borrow_mut().copy(BACKING);
+        run(&mut rig, move |env| async move {
+            let (set, volume) = open(env, options()).await.expect("sound");
+            ask(&set, volume, write(0, 64, 2)).await;
+            ask(&set, volume, Request::Flush).await;
+            if writes_back {
+                set.write_back(volume, &Cancel::default()).await.expect("it is written back");
+            }
+        });
+        let newest = rig.world.borrow_mut().copy(BACKING);
+        rig.world.borrow_mut().restore(BACKING, copy);
+        is_refused(&mut rig, |error| *error == Error::OlderBacking);
+        rig.world.borrow_mut().restore(BACKING, newest);
+        run(&mut rig, |env| async move {
+            let (set, volume) = added(env).await.expect("this is the right one");
+            assert_eq!(bytes(&set, volume, 0, 64).await, [2; 64]);
+            set.stop().await.expect("it stops");
+        });
+    }
+}
+
+/// It is imaged while it is served, and put back after an orderly stop.
+#[test]
+fn a_backing_device_that_was_copied_while_it_was_served_is_refused() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    let copy = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        let copy = world.borrow_mut().copy(BACKING);
+        ask(&set, volume, write(0, 64, 2)).await;
+        set.write_back(volume, &Cancel::default()).await.expect("it is written back");
+        set.stop().await.expect("it stops");
+        copy
+    });
     rig.world.borrow_mut().restore(BACKING, copy);
     is_refused(&mut rig, |error| *error == Error::OlderBacking);
 }
