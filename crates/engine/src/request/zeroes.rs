@@ -26,6 +26,7 @@ use crate::volume::epoch::Stamp;
 use crate::volume::zeroings::Number;
 use crate::writeback::company::beside;
 use bcached_env::{Buffer, DiskInfo, IoErrorKind, Payload};
+use core::cell::Cell;
 
 /// Zeroes written by one operation, at most, in sectors.
 const WRITE_SECTORS_MAX: u64 = 2048;
@@ -103,21 +104,31 @@ async fn zero_pieces(
         let way = info.map_or(Way::Unmap, |info| Way::of(&info, asked.may_unmap, from));
         let end = range.end.min(cut_after(set, target, at, way != Way::Write && asked.may_unmap));
         let piece = Range { start: at, end };
-        let zero = async |target: &Target| zero_piece(set, target, piece, way, asked).await;
+        let done = Cell::new(Done { upto: at, unproven: None });
+        let zero = async |target: &Target| zero_piece(set, target, piece, way, asked, &done).await;
         match in_turn(set, target, target.whole_blocks(piece), zero).await {
             // Which may be known only now: files are asked by being tried.
-            Err(error) if way != Way::Write && is_refusal(&error) => {
-                from = way.next();
-                continue;
-            }
-            zeroed => unproven = Stamp::older(unproven, zeroed?),
+            Err(error) if way != Way::Write && is_refusal(&error) => from = way.next(),
+            zeroed => zeroed?,
         }
-        at = end;
+        // What is zero by now is left alone, also after a refusal: others may write there before the next turn.
+        let done = done.get();
+        unproven = Stamp::older(unproven, done.unproven);
         set.with(|s| {
-            s.volumes.get_mut(target.id).map(|volume| volume.zeroings.goes_on(number, piece.sectors()))
+            s.volumes.get_mut(target.id).map(|volume| volume.zeroings.goes_on(number, done.upto - at))
         });
+        at = done.upto;
     }
     Ok(unproven)
+}
+
+/// The part of a piece that is zero, from its start on.
+#[derive(Clone, Copy)]
+struct Done {
+    /// To here.
+    upto: u64,
+    /// The oldest stamp of what went to the backing device and is not proven durable.
+    unproven: Option<Stamp>,
 }
 
 fn is_refusal(error: &Error) -> bool {
@@ -132,28 +143,32 @@ fn cut_after(set: &CacheSet, target: &Target, at: u64, is_fast: bool) -> u64 {
     (at / most + 1).saturating_mul(most)
 }
 
-/// Zeroes a piece in its turn: whole blocks, and what is left at both ends.
+/// Zeroes a piece in its turn: whole blocks, and what is left at both ends. `done` says how far that went, also after an error.
 async fn zero_piece(
     set: &CacheSet,
     target: &Target,
     piece: Range,
     way: Way,
     asked: Asked,
-) -> Result<Option<Stamp>, Error> {
+    done: &Cell<Done>,
+) -> Result<(), Error> {
+    done.set(Done { upto: piece.start, unproven: None });
     if target.blocks_around(piece).is_none() {
-        return zero_below(set, target, piece, way, asked.fua).await;
+        let unproven = zero_below(set, target, piece, way, asked.fua).await?;
+        done.set(Done { upto: piece.end, unproven });
+        return Ok(());
     }
     let block = target.block_sectors;
     let start = piece.start.next_multiple_of(block).min(piece.end);
     let end = (piece.end.min(target.cacheable_end) / block * block).max(start);
-    let mut unproven = None;
     for (start, end) in [(piece.start, start), (start, end), (end, piece.end)] {
         if start < end {
-            let part = Range { start, end };
-            unproven = Stamp::older(unproven, zero_part(set, target, part, way, asked).await?);
+            let stamp = zero_part(set, target, Range { start, end }, way, asked).await?;
+            let unproven = Stamp::older(done.get().unproven, stamp);
+            done.set(Done { upto: end, unproven });
         }
     }
-    Ok(unproven)
+    Ok(())
 }
 
 /// Zeroes whole blocks, or a part of one.
