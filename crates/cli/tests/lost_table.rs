@@ -100,3 +100,32 @@ fn a_volume_that_comes_alone_does_not_get_the_number_of_another() {
     assert!(content(&images, &daemon, "first")[..SIZE] == pattern(SIZE, 1), "all of it is there");
     assert_eq!(daemon.stop().0, 0);
 }
+
+/// As a kernel alone would have left the disk: only the table said whose the dirty data is. Nothing leads to its loss.
+#[test]
+fn a_cache_with_data_of_no_known_volume_is_not_let_go_of() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let images = Images::new();
+    let (cache, first, _second) = two_volumes(&images);
+    lose_table(&cache);
+    patch(&first, 4096 + 448, &[0; 64]);
+    let daemon = Daemon::configured(&images);
+    daemon.wait_for("the walk", |status| status["caches"][0]["ownerless_dirty_bytes"] == SIZE as u64);
+    let status = ask(&daemon, &["status"]).out;
+    assert!(status.contains("keep both devices as they are"), "{status}");
+    let new = images.blank("new", 64 << 20);
+    let name = daemon.status()["caches"][0]["name"].as_str().expect("text").to_owned();
+    for more in [&["--dry-run"][..], &[]] {
+        let ran = ask(&daemon, &[&["replace", &name, "--with", &new], more].concat());
+        assert_eq!(ran.exit, 3, "{ran:?}");
+        assert!(ran.err.contains("4 MiB dirty of no known volume"), "{ran:?}");
+    }
+    done(&daemon, &["remove", "first"]);
+    assert_eq!(daemon.stop().0, 0);
+    let config = images.path("config.toml").display().to_string();
+    let ran = bcached(&["make", "-C", &cache, "--wipe-bcache", "--dry-run", "--config", &config]);
+    assert_eq!(ran.exit, 3, "{ran:?}");
+    assert!(ran.err.contains("first") && !ran.err.contains("wipefs"), "{ran:?}");
+}

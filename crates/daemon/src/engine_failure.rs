@@ -273,8 +273,10 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
         Error::DirtyUnknown => (
             Kind::WrongSet,
             Some(
-                "look for the cache that it was used with; if that was made to give its dirty data up (`bcached forget`), the \
-                 device is old and has holes: docs/failures.md (dirty: the newest data was on the cache) says what to do with it",
+                "if the log says `table-damaged`, or `status` tells of dirty data of no known volume, that is probably its data: \
+                 keep both devices as they are (docs/failures.md, a lost table of volumes); if not, look for the cache that it was \
+                 used with; if that was made to give its dirty data up (`bcached forget`), the device is old and has holes \
+                 (docs/failures.md, dirty: the newest data was on the cache)",
             ),
         ),
         Error::OlderCache { .. } => (

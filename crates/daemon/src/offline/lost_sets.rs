@@ -53,11 +53,13 @@ impl From<&Config> for Known {
     fn from(config: &Config) -> Self {
         let caches = config.caches.iter();
         let volumes = config.volumes.iter();
+        let served = volumes.filter_map(|it| Some((it.name.clone()?, it.backing.clone(), it.cache.clone())));
+        // What was removed may have left its newest data in a cache.
+        let removed = config.not_served.iter();
+        let removed = removed.filter_map(|it| Some((it.name.clone(), it.backing.clone()?, None)));
         Self {
             caches: caches.filter_map(|it| Some((it.name.clone()?, it.device.clone()))).collect(),
-            volumes: volumes
-                .filter_map(|it| Some((it.name.clone()?, it.backing.clone(), it.cache.clone())))
-                .collect(),
+            volumes: served.chain(removed).collect(),
         }
     }
 }

@@ -439,6 +439,12 @@ pub fn check_unserved(name: &str, status: &Status) -> Result<(), Failure> {
             .why(format!("its index is still being read after its start ({}%)", status.walked_percent))
             .next("ask again in a moment"));
     }
+    if status.ownerless_dirty_sectors > 0 {
+        let dirty = Dirty::of(status.ownerless_dirty_sectors, status.is_counted);
+        return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
+            .why(format!("{dirty} of no known volume, which is nowhere else, would be lost"))
+            .next("add the volume that it may be of; docs/failures.md (a lost table of volumes) says what can be done"));
+    }
     for left in &status.unserved {
         let called = super::report::unserved(left).name();
         if left.flash_sectors.is_some() {

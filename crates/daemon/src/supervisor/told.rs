@@ -111,8 +111,9 @@ impl Table {
             // Of an index that is damaged it may be more.
             let dirty = Dirty::of(status.ownerless_dirty_sectors, status.is_counted);
             news.push(format!(
-                "cache {name}: {dirty} that belongs to no volume of its table; it is kept and written nowhere; attach the \
-                 backing device that it is of, or look with `bcached check`",
+                "cache {name}: {dirty} that belongs to no volume of its table; it is kept and written nowhere; add the \
+                 volume that it may be of, and if that is refused keep both devices as they are: docs/failures.md (a lost table \
+                 of volumes)",
             ));
         }
         news.retain(|told| !cache.table_logged.contains(told));
