@@ -113,6 +113,27 @@ fn what_commands_have_added_is_kept_when_it_is_removed() {
 }
 
 /// `remove` once more must not go to another volume that has the name as its label.
+/// It could not be served, and what was wrong with its device is right by now.
+#[test]
+fn add_looks_again_at_what_could_not_be_served() {
+    let (images, daemon) = site();
+    let (pond, away) = (images.path("pond"), images.path("away"));
+    std::fs::rename(&pond, &away).unwrap();
+    std::fs::write(&pond, "").unwrap();
+    let add = ["add", "pond", "--backing", pond.to_str().unwrap(), "--cache", "spare"];
+    for _ in 0..2 {
+        let ran = ask(&daemon, &add);
+        assert!(ran.exit != 0 && ran.err.contains("it is empty"), "{ran:?}");
+    }
+    std::fs::rename(&away, &pond).unwrap();
+    done(&daemon, &add);
+    daemon.wait_for("it is served", |status| {
+        let volumes = status["volumes"].as_array().unwrap();
+        volumes.iter().any(|volume| volume["name"] == "pond" && volume["state"] == "served")
+    });
+    assert_eq!(daemon.stop().0, 0);
+}
+
 #[test]
 fn a_name_that_was_removed_is_no_label_for_the_next_daemon() {
     let (images, daemon) = site();

@@ -244,7 +244,7 @@ impl fmt::Display for Failure {
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Self {
         let kind = match &error.kind {
-            DeviceErrorKind::NotFound => Kind::NotFound,
+            DeviceErrorKind::NotFound | DeviceErrorKind::NoMedium => Kind::NotFound,
             DeviceErrorKind::Permission | DeviceErrorKind::ReadOnly => Kind::Permission,
             DeviceErrorKind::NotADevice(_) => Kind::Usage,
             DeviceErrorKind::Busy(_) | DeviceErrorKind::StillWritten => Kind::InUse,

@@ -234,14 +234,15 @@ impl Supervisor {
         if goes { Err(self.release_goes_on(&format!("cannot add {name} now"))) } else { Ok(()) }
     }
 
-    /// Serves a volume again that was stopped, if it is to be served as it was.
+    /// Serves a volume again that was stopped, if it is to be served as it was; and looks again at one that could not be served.
     fn resume(&self, begin: &Begin, looked: &Looked) -> Option<Shown> {
         let mut shared = self.shared();
         let index = shared.table.volumes.iter().position(|entry| entry.display_name() == begin.volume)?;
         let has_cache = shared.table.has_cache(&shared.table.volumes[index], begin.cache.as_deref());
         let entry = &mut shared.table.volumes[index];
         let has_device = begin.backing.is_none() || begin.backing == entry.backing;
-        if !(matches!(entry.state, VolumeState::Stopped) && has_device && has_cache) {
+        let may_be_tried = matches!(entry.state, VolumeState::Stopped | VolumeState::Failed(_));
+        if !(may_be_tried && has_device && has_cache) {
             return None;
         }
         if begin.dry_run || matches!(looked, Looked::NotYet) {

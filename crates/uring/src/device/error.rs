@@ -37,8 +37,10 @@ pub enum DeviceErrorKind {
     Twice,
     /// Who passed it on still writes to it: another process, or this one, which was to be replaced and goes on.
     StillWritten,
-    /// No whole block fits.
+    /// No whole block fits into the file.
     Empty,
+    /// The block device has no size: nothing is in the reader, or nobody has set it up.
+    NoMedium,
     /// The device's blocks are larger than the format's. In sectors.
     BlockTooLarge {
         /// The device's.
@@ -125,6 +127,7 @@ impl DeviceError {
                 "who had it before has not done with it: an operation on it, or on a device that was served with it, has not ended".into()
             }
             DeviceErrorKind::Empty => "it is empty".into(),
+            DeviceErrorKind::NoMedium => "it has no size: there is no medium in it, or it is not set up".into(),
             DeviceErrorKind::BlockTooLarge { found, wanted } => format!(
                 "it works in blocks of {} bytes and the format in blocks of {} bytes",
                 u64::from(*found) * 512,
@@ -156,6 +159,7 @@ impl DeviceError {
             DeviceErrorKind::Twice => "name each device once".into(),
             DeviceErrorKind::StillWritten => "wait until its last operations have ended".into(),
             DeviceErrorKind::Empty => "give it a size first".into(),
+            DeviceErrorKind::NoMedium => "insert the medium, or set it up".into(),
             DeviceErrorKind::BlockTooLarge { .. } => {
                 "use a device with smaller blocks, or make the set with larger ones".into()
             }

@@ -41,7 +41,11 @@ impl Limits {
             Identity::Block { major, minor } => Self::of_block(file, &sysfs(major, minor), direct)?,
             Identity::File { .. } => Self::of_file(file, direct)?,
         };
-        if limits.sectors == 0 { Err(DeviceErrorKind::Empty) } else { Ok(limits) }
+        match (limits.sectors, identity) {
+            (0, Identity::Block { .. }) => Err(DeviceErrorKind::NoMedium),
+            (0, Identity::File { .. }) => Err(DeviceErrorKind::Empty),
+            _ => Ok(limits),
+        }
     }
 
     fn of_block(file: &File, sysfs: &Path, direct: bool) -> Result<Self, DeviceErrorKind> {
