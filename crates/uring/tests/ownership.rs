@@ -37,8 +37,13 @@ impl Loop {
     /// `None`, with a printed reason, where there are no loop devices.
     fn new(bytes: u64, options: &[&str]) -> Option<Self> {
         let file = image(bytes);
-        let output =
-            Command::new("losetup").args(["--find", "--show"]).args(options).arg(file.path()).output();
+        let over = file.path().to_owned();
+        Self::over(&over, file, options)
+    }
+
+    /// Over a path, which must be there as long as `file` is.
+    fn over(path: &std::path::Path, file: tempfile::NamedTempFile, options: &[&str]) -> Option<Self> {
+        let output = Command::new("losetup").args(["--find", "--show"]).args(options).arg(path).output();
         match output {
             Ok(output) if output.status.success() => {
                 let device = String::from_utf8(output.stdout).expect("a path").trim().into();
@@ -238,6 +243,27 @@ fn a_loop_device_over_a_file_that_is_served_belongs_to_the_file_s_owner() {
     }
     Device::open(&over.device, Access::Look).unwrap();
     Device::open(&over.device, Access::Own).unwrap();
+}
+
+/// The same of a loop device over a block device, and over the file under that.
+#[test]
+fn a_loop_device_over_a_block_device_that_is_served_belongs_to_its_owner() {
+    let _turn = one_at_a_time();
+    let Some(under) = Loop::new(4 * MIB, &[]) else { return };
+    let Some(over) = Loop::over(&under.device, image(0), &[]) else { return };
+    for (served, other) in [(&under, &over), (&over, &under)] {
+        let owner = own(&served.device);
+        for access in [Access::Own, Access::Check] {
+            let error = Device::open(&other.device, access).unwrap_err();
+            assert!(matches!(error.kind, DeviceErrorKind::Busy(_) | DeviceErrorKind::Twice), "{error}");
+        }
+        Device::open(&other.device, Access::Look).unwrap();
+        drop(owner);
+    }
+    let file = std::fs::File::options().read(true).write(true).open(under.file.path()).unwrap();
+    rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let error = Device::open(&over.device, Access::Own).unwrap_err();
+    assert!(matches!(error.kind, DeviceErrorKind::Busy(_) | DeviceErrorKind::Twice), "{error}");
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub struct Yours {
 const BYTES_MAX: usize = 192 << 10;
 
 /// Descriptors of one message: a device, and the file under it.
-const DESCRIPTORS_MAX: usize = 2;
+const DESCRIPTORS_MAX: usize = 8;
 
 /// How long a message may take to go out: the other one does nothing but read then.
 const SEND_LIMIT: Duration = Duration::from_secs(10);

@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 #[derive(Debug)]
 pub struct Claim {
     file: File,
-    /// The lock on the file under a loop device.
-    beneath: Option<File>,
+    /// The claims on what is under a loop device.
+    beneath: Vec<File>,
 }
 
 #[derive(Default)]
@@ -49,7 +49,7 @@ static CLAIMS: Mutex<Claims> =
     Mutex::new(Claims { live: Vec::new(), inherited: Vec::new(), kept: Vec::new() });
 
 impl Claim {
-    pub(super) fn new(file: File, beneath: Option<File>) -> Arc<Self> {
+    pub(super) fn new(file: File, beneath: Vec<File>) -> Arc<Self> {
         let claim = Arc::new(Self { file, beneath });
         claims().remember(&claim);
         claim
@@ -62,15 +62,14 @@ impl Claim {
     pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> io::Result<Arc<Self>> {
         let mut descriptors = descriptors.into_iter();
         let file = descriptors.next().ok_or(io::ErrorKind::InvalidInput)?;
-        let claim = Self { file: file.into(), beneath: descriptors.next().map(File::from) };
+        let claim = Self { file: file.into(), beneath: descriptors.map(File::from).collect() };
         claim.identity().map(|_| Arc::new(claim))
     }
 
     /// The descriptors that make another process have it as well, that of the device first.
     #[must_use]
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        let files = [Some(&self.file), self.beneath.as_ref()].into_iter().flatten();
-        files.map(File::as_fd).collect()
+        std::iter::once(&self.file).chain(&self.beneath).map(File::as_fd).collect()
     }
 
     fn identity(&self) -> io::Result<Identity> {

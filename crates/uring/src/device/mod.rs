@@ -548,17 +548,43 @@ fn with_patience<T>(
     }
 }
 
-/// Locks the file under a loop device as if it had been named itself: a daemon that serves the file and one that serves
-/// the loop device have the same bytes. A file that cannot be reached from here is nobody's that we could meet.
-fn claim_beneath(identity: Identity, access: Access) -> Result<Option<File>, DeviceErrorKind> {
-    let lock = match access {
-        Access::Look => return Ok(None),
-        Access::Check => Lock::Shared,
-        Access::Own => Lock::Exclusive,
-    };
-    let file = identity
-        .file_beneath()
-        .and_then(|path| File::options().read(true).write(access == Access::Own).open(path).ok());
+/// How many devices under a device are claimed with it: a message to the process that takes over has room for so many and the device.
+const BENEATH_MAX: usize = 7;
+
+/// Claims what is under a loop device, and under that, as if it had been named itself: a daemon that serves the file, or the
+/// block device, and one that serves the loop device have the same bytes. What cannot be reached from here is nobody's that we could meet.
+fn claim_beneath(mut identity: Identity, access: Access) -> Result<Vec<File>, DeviceErrorKind> {
+    let mut claimed = Vec::new();
+    if access == Access::Look {
+        return Ok(claimed);
+    }
+    while let Some(path) = identity.file_beneath().filter(|_| claimed.len() < BENEATH_MAX) {
+        let Ok((kind, beneath)) = identify(&path) else { break };
+        let file = match kind {
+            DeviceKind::Block => claim_block_beneath(&path, beneath, access)?,
+            DeviceKind::File => lock_file_beneath(&path, access)?,
+        };
+        claimed.extend(file);
+        identity = beneath;
+    }
+    Ok(claimed)
+}
+
+fn claim_block_beneath(
+    path: &Path,
+    beneath: Identity,
+    access: Access,
+) -> Result<Option<File>, DeviceErrorKind> {
+    match open_unless_dying(path, DeviceKind::Block, access, beneath) {
+        Ok((file, _)) => Ok(Some(file)),
+        Err(Errno::BUSY) => Err(busy(holders::find(beneath))),
+        Err(_) => Ok(None),
+    }
+}
+
+fn lock_file_beneath(path: &Path, access: Access) -> Result<Option<File>, DeviceErrorKind> {
+    let lock = if access == Access::Own { Lock::Exclusive } else { Lock::Shared };
+    let file = File::options().read(true).write(access == Access::Own).open(path).ok();
     let Some(file) = file else { return Ok(None) };
     let found = rustix::fs::fstat(&file).map_err(|errno| DeviceErrorKind::from_errno("stat", errno))?;
     let (_, beneath) = classify(&found)?;
