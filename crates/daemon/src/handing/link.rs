@@ -76,7 +76,7 @@ pub struct Yours {
 /// Longest message: what a client has sent and nobody has read, as numbers, and some more.
 const BYTES_MAX: usize = 192 << 10;
 
-/// Descriptors of one message: a device, and the file under it.
+/// Descriptors of one message: a device, and what is under it.
 const DESCRIPTORS_MAX: usize = 8;
 
 /// How long a message may take to go out: the other one does nothing but read then.
