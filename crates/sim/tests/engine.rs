@@ -123,7 +123,8 @@ fn volumes_that_live_in_the_cache_alone_are_made_and_used() {
                 }
             }
         }
-        assert_eq!(smaller > 0, name == "lodgers", "{name}: {smaller} of them have become smaller");
+        // Those that are promised room shrink only to grow again, for which there may be none.
+        assert!(smaller > 0 || name == "promised", "{name}: none of them has become smaller");
         assert!(there >= least, "{name}: {there} in four runs");
     }
 }

@@ -39,7 +39,7 @@ impl World {
         }
         self.operations += 1;
         if is_gone {
-            return self.is_gone(device, token, op);
+            return self.fail_gone(device, token, op);
         }
         let disk = DiskId(u32::try_from(device).expect("few devices"));
         match op {

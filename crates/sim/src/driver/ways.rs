@@ -85,8 +85,8 @@ impl World {
         DiskId(u32::try_from(self.ways.len() - 1).expect("few ways"))
     }
 
-    /// What is asked of a device that was pulled.
-    pub(super) fn is_gone(&mut self, device: usize, token: Token, op: Op) {
+    /// Fails what is asked of a device that was pulled.
+    pub(super) fn fail_gone(&mut self, device: usize, token: Token, op: Op) {
         let buffer = match op {
             Op::Read { buffer, .. } => Some(buffer),
             _ => None,
