@@ -85,22 +85,19 @@ fn worst(report: &Report) -> Option<String> {
 fn dirty(report: &Report) -> String {
     let Dirty { state, sectors, alone_sectors, nobodys_sectors } = report.dirty;
     let mut text = match state {
-        Known::Known => format!("{} dirty", human(bytes_of(sectors))),
-        Known::AtLeast => format!("at least {} dirty", human(bytes_of(sectors))),
+        Known::Known => with_others(Some(format!("{} dirty", human(bytes_of(sectors)))), &report.dirty),
+        Known::AtLeast if sectors > 0 => {
+            with_others(Some(format!("at least {} dirty", human(bytes_of(sectors)))), &report.dirty)
+        }
+        Known::AtLeast if alone_sectors + nobodys_sectors > 0 => with_others(None, &report.dirty),
         Known::Unknown if nobodys_sectors > 0 => {
             format!(
                 "{} dirty, and the volume table does not say whose it is",
                 human(bytes_of(nobodys_sectors))
             )
         }
-        Known::Unknown => "amount of dirty data unknown".to_owned(),
+        Known::AtLeast | Known::Unknown => "amount of dirty data unknown".to_owned(),
     };
-    if state != Known::Unknown && alone_sectors > 0 {
-        text += &format!(", {} of volumes that live here alone", human(bytes_of(alone_sectors)));
-    }
-    if state != Known::Unknown && nobodys_sectors > 0 {
-        text += &format!(", {} of volumes that the table does not name", human(bytes_of(nobodys_sectors)));
-    }
     let is_odd = |claim: &&Claim| {
         let volume = report.volumes.iter().find(|volume| volume.uuid == claim.uuid);
         let is_none = volume.is_none_or(|volume| volume.dirty_sectors == 0);
@@ -116,6 +113,20 @@ fn dirty(report: &Report) -> String {
         };
     }
     text
+}
+
+/// What is dirty of volumes with backing devices (`None`: nothing that is known of), and of others.
+fn with_others(of_backed: Option<String>, dirty: &Dirty) -> String {
+    let others = [
+        (dirty.alone_sectors, "of volumes that live here alone"),
+        (dirty.nobodys_sectors, "of volumes that the table does not name"),
+    ];
+    let others = others.into_iter().filter(|(sectors, _)| *sectors > 0);
+    let others: Vec<_> = others.map(|(sectors, of)| format!("{} {of}", human(bytes_of(sectors)))).collect();
+    match of_backed {
+        Some(of_backed) => std::iter::once(of_backed).chain(others).collect::<Vec<_>>().join(", "),
+        None => format!("dirty at least: {}", others.join(", ")),
+    }
 }
 
 /// Every kind of finding once, the worst first.
