@@ -35,6 +35,13 @@ pub(super) fn renew(s: &State, superblock: &mut BackingSuperblock) {
     superblock.set_attachment(attachment.map(|of| Attachment { entry: s.journal.durable(), ..of }));
 }
 
+/// The superblock says the newest stamp durably: the slot forgets the one before, which is durable with the next table.
+fn only_the_newest_counts(s: &mut State, inode: Inode) {
+    if let Some(slot) = s.uuids.slot_mut(inode) {
+        slot.attachment[0] = slot.attachment[1];
+    }
+}
+
 /// The number of a backing device that comes to the set; `None`: the set does not know it. If the table has lost it, and the device
 /// says which it was, it gets that one back, provided that it is nobody's.
 ///
@@ -103,7 +110,7 @@ impl CacheSet {
 
     /// The superblock of the volume says the newest stamp, durably: from now on a device that says the one before is an older copy.
     pub(super) async fn forget_former_stamp(&self, inode: Inode) -> Result<(), Error> {
-        self.with(|s| s.uuids.slot_mut(inode).map(|slot| slot.attachment[0] = slot.attachment[1]));
+        self.with(|s| only_the_newest_counts(s, inode));
         uuids::store(self).await
     }
 
@@ -132,7 +139,7 @@ impl CacheSet {
                 }
             });
             if said.await.is_ok() {
-                self.with(|s| s.uuids.slot_mut(inode).map(|slot| slot.attachment[0] = slot.attachment[1]));
+                self.with(|s| only_the_newest_counts(s, inode));
             }
         }
         let _as_after_a_crash = uuids::store(self).await;

@@ -27,6 +27,13 @@ fn pull(world: &RefCell<World>) {
     world.borrow_mut().fate = Some(Box::new(|disk, _| (disk == BACKING).then_some(Mishap::Fails)));
 }
 
+/// What is written to the device from now on fails, and is there.
+fn takes_and_fails(world: &RefCell<World>, device: DiskId) {
+    let lands =
+        move |disk, op: &Op| (disk == device && matches!(op, Op::Write { .. })).then_some(Mishap::Lands);
+    world.borrow_mut().fate = Some(Box::new(lands));
+}
+
 fn taking(env: &Env, set: &CacheSet, volume: VolumeId, disk: DiskId) -> Beside<Result<Removed, Error>> {
     let set = set.clone();
     Beside::start(env, async move { set.take_back(volume, disk).await })
@@ -149,9 +156,7 @@ fn a_superblock_in_doubt_may_be_either_of_two() {
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env, options()).await.expect("sound");
-        let lands =
-            |disk, op: &Op| (disk == BACKING && matches!(op, Op::Write { .. })).then_some(Mishap::Lands);
-        world.borrow_mut().fate = Some(Box::new(lands));
+        takes_and_fails(&world, BACKING);
         let refused = set.serve(volume, write(0, 8, 1)).await;
         assert!(refused.result.is_err(), "*dirty* is not known to be durable");
         assert_eq!(set.volumes()[0].state, Some(BackingState::Clean));
@@ -215,9 +220,7 @@ fn a_superblock_that_failed_to_say_whose_the_device_is_may_say_it() {
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env, options()).await.expect("sound");
-        let lands =
-            |disk, op: &Op| (disk == BACKING && matches!(op, Op::Write { .. })).then_some(Mishap::Lands);
-        world.borrow_mut().fate = Some(Box::new(lands));
+        takes_and_fails(&world, BACKING);
         assert!(set.detach(volume, &Cancel::default()).await.is_err());
         let nobodys = world.borrow_mut().copy(BACKING);
         assert_eq!(superblock_on(&world.borrow(), nobodys).state(), BackingState::None);
@@ -232,9 +235,7 @@ fn a_superblock_that_failed_to_say_whose_the_device_is_may_say_it() {
         assert_ne!(superblock.set_uuid(), Uuid::NIL);
         set.detach(volume, &Cancel::default()).await.expect("the new one takes it");
 
-        let lands =
-            move |disk, op: &Op| (disk == nobodys && matches!(op, Op::Write { .. })).then_some(Mishap::Lands);
-        world.borrow_mut().fate = Some(Box::new(lands));
+        takes_and_fails(&world, nobodys);
         assert!(set.attach(volume, &Cancel::default()).await.is_err());
         let ours = world.borrow_mut().copy(nobodys);
         assert_eq!(superblock_on(&world.borrow(), ours).state(), BackingState::Clean);
