@@ -70,6 +70,9 @@ impl UuidTable {
                 slot.forget_release();
             }
         }
+        if !table.is_ours {
+            table.slots.iter_mut().for_each(UuidSlot::was_used_by_others);
+        }
         table.long_gone =
             table.known().filter(|(_, slot)| slot.is_invalidated()).map(|(inode, _)| inode).collect();
         table

@@ -209,6 +209,15 @@ impl UuidSlot {
         is_known && !is_before && !is_same
     }
 
+    /// A kernel has used the set since the slot was written. Which stamps count stays as it is; but that the two are the same, which says
+    /// that bcached's last start of the volume came to its end and nobody has used the set since, is no longer so.
+    pub fn was_used_by_others(&mut self) {
+        let [former, newest] = self.attachment;
+        if former == newest && newest != 0 {
+            self.attachment[0] = !newest;
+        }
+    }
+
     fn computed_sum(&self, set: Uuid, number: Inode) -> u64 {
         let mut sum = Sum::default();
         sum.add(&set.0);

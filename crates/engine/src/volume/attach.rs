@@ -64,8 +64,7 @@ impl CacheSet {
         number: Option<VolumeId>,
     ) -> Result<VolumeId, Error> {
         let set_uuid = self.with(|s| s.superblock.set_uuid());
-        let seconds = self.env().wall_seconds();
-        let known = self.with(|s| attachment::recognise(s, &superblock, seconds))?;
+        let known = self.recognise(&superblock).await?;
         let ours = superblock.set_uuid() == set_uuid;
         match superblock.state() {
             BackingState::Dirty if !ours => return Err(Error::DirtyElsewhere(superblock.set_uuid())),
@@ -79,8 +78,8 @@ impl CacheSet {
         self.check_block_size(&superblock)?;
         let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
         let kept = known.filter(|_| !fresh);
-        let has_dirty = |s: &State, inode| s.dirty.of(inode) > 0 || s.overlay.has_dirty_of(inode);
-        let with_dirty = kept.filter(|inode| self.with(|s| has_dirty(s, *inode)));
+        let may_be_dirty =
+            kept.is_some_and(|inode| self.with(|s| attachment::may_have_dirty(s, &superblock, inode)));
         // It looks at the tree itself, because not all may have been counted.
         if let Some(inode) =
             kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0 || !s.has_counted(*inode)))
@@ -101,8 +100,9 @@ impl CacheSet {
         if let Some(mode) = mode {
             superblock.set_cache_mode(mode);
         }
-        if with_dirty.is_some() {
-            // A kernel says so when it has dirty data already, and the power may have gone in between.
+        if may_be_dirty {
+            // A kernel says so when it has dirty data already, and the power may have gone in between. Unless all that is known, the
+            // walk tells.
             superblock.set_state(BackingState::Dirty);
         }
         superblock.set_attachment(self.with(|s| attachment::of(s, inode)));
@@ -173,9 +173,13 @@ impl CacheSet {
     /// Refuses a device that ends before its dirty data does: it was cut, or is another one's copy.
     async fn check_end(&self, inode: Inode, sectors: u64) -> Result<(), Error> {
         // What lies in a damaged node is not written back, whatever the size of the device.
+        if self.has_dirty_from(inode, sectors).await? { Err(Error::TooSmall { sectors }) } else { Ok(()) }
+    }
+
+    /// Whether dirty keys stand under this number from sector `at` on, in nodes that are sound.
+    pub(super) async fn has_dirty_from(&self, inode: Inode, at: u64) -> Result<bool, Error> {
         let passes_by = |error: &Error| matches!(error, Error::Node { .. });
-        let beyond = self.survey_past(inode, sectors, |beyond| beyond.dirty, passes_by).await?;
-        if beyond.dirty { Err(Error::TooSmall { sectors }) } else { Ok(()) }
+        Ok(self.survey_past(inode, at, |found| found.dirty, passes_by).await?.dirty)
     }
 
     /// True if data of the volume is cached behind the end of its backing device: that was longer once.

@@ -42,26 +42,31 @@ fn only_the_newest_counts(s: &mut State, inode: Inode) {
     }
 }
 
+/// What a backing device says of its attachment to this set, if it is attached and bcached has said so last.
+fn said(s: &State, superblock: &BackingSuperblock) -> Option<Attachment> {
+    let is_ours =
+        superblock.set_uuid() == s.superblock.set_uuid() && superblock.state() != BackingState::None;
+    superblock.attachment().filter(|_| is_ours)
+}
+
+/// The number that the table has lost of a backing device which says it, if it is nobody's.
+fn lost_number(s: &State, superblock: &BackingSuperblock) -> Option<Inode> {
+    let number = said(s, superblock)?.number;
+    let is_free =
+        s.uuids.is_unowned(number) && !s.volumes.iter().any(|(_, volume)| volume.inode == Some(number));
+    (s.uuids.find(superblock.uuid()).is_none() && is_free).then_some(number)
+}
+
 /// The number of a backing device that comes to the set; `None`: the set does not know it. If the table has lost it, and the device
 /// says which it was, it gets that one back, provided that it is nobody's.
 ///
 /// # Errors
 /// One of the two devices is an older copy of itself: what they hold does not belong together.
-pub(super) fn recognise(
-    s: &mut State,
-    superblock: &BackingSuperblock,
-    seconds: u32,
-) -> Result<Option<Inode>, Error> {
+fn recognise(s: &mut State, superblock: &BackingSuperblock, seconds: u32) -> Result<Option<Inode>, Error> {
     let known = s.uuids.find(superblock.uuid());
-    let is_ours =
-        superblock.set_uuid() == s.superblock.set_uuid() && superblock.state() != BackingState::None;
-    let Some(attachment) = superblock.attachment().filter(|_| is_ours) else { return Ok(known) };
+    let Some(attachment) = said(s, superblock) else { return Ok(known) };
     let is_stale = superblock.state() == BackingState::Stale;
-    let is_free = |s: &State| {
-        s.uuids.is_unowned(attachment.number)
-            && !s.volumes.iter().any(|(_, volume)| volume.inode == Some(attachment.number))
-    };
-    if known.is_none() && !is_free(s) {
+    if known.is_none() && lost_number(s, superblock).is_none() {
         return Ok(None);
     }
     // One that has been served by this process may know of entries that this process has made.
@@ -86,10 +91,44 @@ pub(super) fn recognise(
     }
     let is_dirty = superblock.state() == BackingState::Dirty;
     let contradicts = s.uuids.slot(inode).is_some_and(|slot| slot.contradicts(inode, &attachment, is_dirty));
-    if s.uuids.is_ours() && contradicts { Err(Error::OlderBacking) } else { Ok(known) }
+    // Before anything became dirty that was durable on the superblock, so this one is from before.
+    let is_outdated = !is_dirty && is_vouched_for(s, superblock, inode) && has_dirty(s, inode);
+    if s.uuids.is_ours() && (contradicts || is_outdated) { Err(Error::OlderBacking) } else { Ok(known) }
+}
+
+/// The last start of the volume came to its end, and bcached has used both devices alone since: *clean* on the superblock means that
+/// nothing of it is dirty.
+fn is_vouched_for(s: &State, superblock: &BackingSuperblock, inode: Inode) -> bool {
+    let newest = said(s, superblock).map(|attachment| [attachment.stamp; 2]);
+    s.uuids.is_ours() && newest.is_some() && s.uuids.slot(inode).map(|slot| slot.attachment) == newest
+}
+
+/// The cache surely holds dirty data under this number: the journal says so, or all has been counted. What the tree says alone may
+/// have been written back since.
+fn has_dirty(s: &State, inode: Inode) -> bool {
+    s.overlay.has_dirty_of(inode) || (s.has_counted(inode) && s.dirty.of(inode) > 0)
+}
+
+/// The cache may hold dirty data under this number, of a volume that says `superblock` and is not refused.
+pub(super) fn may_have_dirty(s: &State, superblock: &BackingSuperblock, inode: Inode) -> bool {
+    let is_known = s.has_counted(inode) || is_vouched_for(s, superblock, inode);
+    has_dirty(s, inode) || s.dirty.of(inode) > 0 || !is_known
 }
 
 impl CacheSet {
+    /// As [`recognise`]. A number that the table has lost is looked at before: a device that says *clean* has no dirty keys, so those
+    /// that stand there are somebody else's, or newer than the device.
+    pub(super) async fn recognise(&self, superblock: &BackingSuperblock) -> Result<Option<Inode>, Error> {
+        let is_clean = superblock.state() == BackingState::Clean;
+        if let Some(number) = self.with(|s| lost_number(s, superblock)).filter(|_| is_clean)
+            && self.has_dirty_from(number, 0).await?
+        {
+            return Err(Error::OlderBacking);
+        }
+        let seconds = self.env().wall_seconds();
+        self.with(|s| recognise(s, superblock, seconds))
+    }
+
     /// Doubted slots under whose numbers no key stands are free again: nothing can be lost with them. Not what may be a volume in the
     /// cache alone, of which nothing else tells that it exists.
     pub(super) async fn forget_empty_doubted(&self) {

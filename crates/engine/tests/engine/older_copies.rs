@@ -2,9 +2,12 @@
 //! holds and what the backing device holds are not of one time, and a volume is not served from both.
 
 use crate::memory::NoNote;
-use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
+use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, backing_superblock, bytes, open, run, write};
+use crate::stopped::{as_a_kernel_writes_it, geometry};
+use crate::tables::lose_table;
 use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, VolumeOptions};
 use bcached_env::{DiskId, Env};
+use bcached_format::{BackingState, Label, SUPERBLOCK_SECTOR};
 use std::rc::Rc;
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 16, buckets: 4000, backing: 20_000 };
@@ -137,6 +140,85 @@ fn a_backing_device_that_was_copied_while_it_was_served_is_refused() {
     });
     rig.world.borrow_mut().restore(BACKING, copy);
     is_refused(&mut rig, |error| *error == Error::OlderBacking);
+}
+
+/// The disk is copied when the volume has been started and nothing of it is dirty; then something becomes so, and the process is killed.
+/// That leaves the copy in the place of the disk.
+fn copied_when_clean() -> Rig {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    let copy = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env, options()).await.expect("sound");
+        let copy = world.borrow_mut().copy(BACKING);
+        ask(&set, volume, write(0, 64, 2)).await;
+        ask(&set, volume, Request::Flush).await;
+        copy
+    });
+    rig.world.borrow_mut().restore(BACKING, copy);
+    rig
+}
+
+/// Both devices say the same stamp. But *dirty* is durable on the disk before anything is, and the copy says *clean*.
+#[test]
+fn a_disk_that_says_clean_while_the_cache_has_dirty_data_is_refused() {
+    let mut rig = copied_when_clean();
+    is_refused(&mut rig, |error| *error == Error::OlderBacking);
+}
+
+/// The same of what the tree says, after an orderly stop.
+#[test]
+fn a_kernel_may_leave_a_disk_clean_that_has_dirty_data() {
+    // A kernel makes data dirty first and says so afterwards. If it dies in between that is no older copy, also if bcached uses the set in
+    // the meantime without the disk.
+    for (by_kernel, comes_later) in [(false, false), (true, false), (true, true)] {
+        let mut rig = Rig::new(SIZES, 1);
+        session(&mut rig, 2, false);
+        let mut superblock = backing_superblock(&rig);
+        superblock.set_state(BackingState::Clean);
+        rig.world.borrow_mut().place(1, SUPERBLOCK_SECTOR, &superblock.seal()[..]);
+        if !by_kernel {
+            is_refused(&mut rig, |error| *error == Error::OlderBacking);
+            continue;
+        }
+        let geometry = geometry(&rig.world.borrow());
+        as_a_kernel_writes_it(&mut rig.world.borrow_mut(), &geometry);
+        if comes_later {
+            run(&mut rig, |env| async move {
+                let set =
+                    CacheSet::open(env, CACHE, Box::new(NoNote), options()).await.expect("the set opens");
+                // The table becomes bcached's again.
+                set.create_flash_only(64, Label::default()).await.expect("there is room");
+                set.stop().await.expect("it stops");
+            });
+        }
+        run(&mut rig, |env| async move {
+            let (set, volume) = added(env).await.expect("this is the right one");
+            assert_eq!(bytes(&set, volume, 0, 64).await, [2; 64]);
+            let state = set.volumes().iter().find(|info| info.id == volume).and_then(|info| info.state);
+            assert_eq!(state, Some(BackingState::Dirty));
+            set.stop().await.expect("it stops");
+        });
+    }
+}
+
+/// A table that has been lost says nothing of stamps. But what is dirty under the number is newer than a disk that says *clean*, or is not
+/// its own.
+#[test]
+fn a_clean_disk_does_not_get_a_lost_number_back_under_which_something_is_dirty() {
+    let mut rig = Rig::new(SIZES, 1);
+    session(&mut rig, 1, true);
+    let copy = rig.world.borrow_mut().copy(BACKING);
+    session(&mut rig, 2, false);
+    let newest = rig.world.borrow_mut().copy(BACKING);
+    lose_table(&rig);
+    rig.world.borrow_mut().restore(BACKING, copy);
+    is_refused(&mut rig, |error| *error == Error::OlderBacking);
+    rig.world.borrow_mut().restore(BACKING, newest);
+    run(&mut rig, |env| async move {
+        let (set, volume) = added(env).await.expect("this is the right one");
+        assert_eq!(bytes(&set, volume, 0, 64).await, [2; 64]);
+        set.stop().await.expect("it stops");
+    });
 }
 
 /// Who has only the older cache left gives up what it holds of the volume; then the backing device is all that there is, and is attached

@@ -58,6 +58,11 @@ fn place(rig: &Rig, slots: &[UuidSlot]) {
     rig.world.borrow_mut().place(0, sector, &bytes);
 }
 
+/// The write of the table was lost.
+pub fn lose_table(rig: &Rig) {
+    place(rig, &vec![UuidSlot::FREE; slots(rig).len()]);
+}
+
 /// A kernel has written the newest journal entry, and the superblocks of backing devices.
 fn as_a_kernel_leaves_it(rig: &Rig) {
     let geometry = geometry(&rig.world.borrow());
