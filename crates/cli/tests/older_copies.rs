@@ -38,7 +38,8 @@ impl Site {
     }
 
     fn put(&self, device: &str, content: &[u8]) {
-        std::fs::write(if device == "cache" { &self.cache } else { &self.backing }, content).expect("writable");
+        std::fs::write(if device == "cache" { &self.cache } else { &self.backing }, content)
+            .expect("writable");
     }
 
     /// With `copy` in the place of a device nothing is served; afterwards the newest is in its place again.

@@ -189,6 +189,16 @@ fn a_device_that_somebody_else_has_used_is_not_taken_up() {
         }
     }
     assert_eq!(daemon.log().matches("event=device-not-taken").count(), 2, "told once: {}", daemon.log());
+    // What is told is what is there now.
+    std::fs::remove_file(site.file("tank")).expect("it is there");
+    let reason =
+        |status: &serde_json::Value| volume(status, "tank")["reason"].as_str().unwrap_or_default().to_owned();
+    daemon.wait_for("nothing is there", |status| !reason(status).contains("it is shorter"));
+    let says = |sentence: &str| daemon.wait_for(sentence, |status| reason(status).contains(sentence));
+    std::fs::write(site.file("tank"), vec![0; 16 << 20]).expect("written");
+    says("what is there now is not the device: it has no bcache superblock");
+    std::fs::copy(site.file("stays"), site.file("tank")).expect("copied");
+    says("that is another backing device now (UUID ");
     site.plug(same, "tank");
     wait_for_event(&daemon, "device-returned");
     client.ask("read -P 0 8M 64k", "read 65536/65536");

@@ -3,11 +3,11 @@
 //! What is open is left alone as long as it may be well: a disk that the kernel still has is ill, not gone, and a second one with its UUID
 //! is a copy, perhaps an old one. Only who is configured by a path has said which one is meant, wherever that leads by now.
 
-use super::{BackingDevice, CacheDevice, open_backing, open_cache, resolve, twins};
+use super::{BackingDevice, CacheDevice, look, open_backing, open_cache, twins};
 use crate::failure::{Failure, Kind};
-use bcached_format::Uuid;
+use bcached_format::{Superblock, Uuid};
 use bcached_uring::Presence;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Opens and claims the backing device `name` of this UUID if it is not the one that `known` was. `None`: it is not back.
 ///
@@ -29,19 +29,35 @@ pub fn open_returned_cache(name: &str, uuid: Uuid, known: Presence) -> Result<Op
 
 fn whereabouts(name: &str, uuid: Uuid, known: Presence) -> Result<Option<PathBuf>, Failure> {
     let is_gone = known.is_gone();
-    if !name.starts_with("UUID=") {
-        let path = resolve(name)?;
-        // A look at it would be one at the device that fails.
-        if !known.is_at(&path) && twins::identity_with(&path, uuid).is_some() {
-            return Ok(Some(path));
+    // A look at it would be one at the device that fails.
+    let there = Some(Path::new(name)).filter(|path| !name.starts_with("UUID=") && !known.is_at(path));
+    if let Some(path) = there.filter(|path| twins::identity_with(path, uuid).is_some()) {
+        return Ok(Some(path.to_owned()));
+    }
+    if is_gone {
+        match twins::find(name, &uuid.to_string()) {
+            Ok(path) => return Ok(Some(path).filter(|path| !known.is_at(path))),
+            Err(failure) if failure.kind == Kind::NotFound => {}
+            Err(failure) => return Err(failure),
         }
     }
-    if !is_gone {
-        return Ok(None);
-    }
-    match twins::find(name, &uuid.to_string()) {
-        Ok(path) => Ok(Some(path).filter(|path| !known.is_at(path))),
-        Err(failure) if failure.kind == Kind::NotFound => Ok(None),
-        Err(failure) => Err(failure),
-    }
+    there.and_then(|_| another(name)).map_or(Ok(None), Err)
+}
+
+/// What is to be said of what stands where the device should be, and is not the device. `None`: nothing does, or it does not say what it is.
+fn another(name: &str) -> Option<Failure> {
+    let why = match look(name) {
+        Ok(Superblock::Backing(superblock)) => {
+            format!("that is another backing device now (UUID {})", superblock.uuid())
+        }
+        Ok(Superblock::Cache(superblock)) => {
+            format!("that is a cache device now (of set {})", superblock.set_uuid())
+        }
+        Err(failure) if failure.kind == Kind::NotBcache => {
+            format!("what is there now is not the device: {}", failure.why.unwrap_or_default())
+        }
+        Err(_) => return None,
+    };
+    let failure = Failure::new(Kind::WrongSet, format!("cannot take up {name}")).why(why);
+    Some(failure.next("bring the device back, there or elsewhere: it is looked for by its UUID, too"))
 }

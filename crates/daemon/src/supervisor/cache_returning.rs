@@ -70,13 +70,13 @@ impl Supervisor {
             return;
         }
         let absent = self.cache_returns.absent.entry(cache).or_insert_with(Absent::since_now);
+        let gone = format!(
+            "{} is gone: the system has it no more; the cache is opened again when a device with its UUID comes",
+            known.device
+        );
         if is_gone && absent.goes() {
-            let told = format!(
-                "{} is gone: the system has it no more; the cache is opened again when a device with its UUID comes",
-                known.device
-            );
-            tracing::error!(event = "device-gone", "cache {}: {told}", known.name);
-            self.shared().table.caches[cache].absent = Some(told.into());
+            tracing::error!(event = "device-gone", "cache {}: {gone}", known.name);
+            self.shared().table.caches[cache].absent = Some(gone.as_str().into());
         }
         // What it has not answered yet it may still do.
         let absent = self.cache_returns.absent.get_mut(&cache);
@@ -87,9 +87,15 @@ impl Supervisor {
         let open = move |device: &str| devices::open_returned_cache(device, uuid, presence);
         match self.cache_returns.slow.open(&known.device, open) {
             Ok(Some(found)) => self.begin_cache_return(cache, &known.engine, found),
-            Ok(None) | Err(Unopened::Hangs(_)) => {}
-            Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound => {}
-            Err(Unopened::Failed(failure)) => self.cache_not_taken(cache, failure),
+            Err(Unopened::Hangs(_)) => {}
+            Err(Unopened::Failed(failure)) if failure.kind != Kind::NotFound => {
+                self.cache_not_taken(cache, failure)
+            }
+            Ok(None) | Err(Unopened::Failed(_)) => {
+                if self.cache_returns.absent.get_mut(&cache).is_some_and(Absent::is_away) {
+                    self.shared().table.caches[cache].absent = is_gone.then(|| gone.into());
+                }
+            }
         }
     }
 

@@ -70,14 +70,25 @@ impl Absent {
         self.next = Instant::now();
     }
 
-    /// It was not taken up, and is left alone for a while; true if that is news for the log.
+    /// Nothing is there that could be taken up; true if something was that was not.
+    pub(super) fn is_away(&mut self) -> bool {
+        let is_news = self.told.take().is_some();
+        if is_news {
+            self.pause = RETRY;
+        }
+        is_news
+    }
+
+    /// It was not taken up, and is left alone for a while, longer each time as long as that is for the same reason; true if it is news for
+    /// the log.
     pub(super) fn refused(&mut self, failure: &Failure) -> bool {
-        self.pause = (self.pause * 2).min(PAUSE_MAX);
-        self.next = Instant::now() + self.pause;
         let is_news = self.told.as_ref() != Some(failure);
         if is_news {
-            self.told = Some(failure.clone());
+            (self.told, self.pause) = (Some(failure.clone()), RETRY);
+        } else {
+            self.pause = (self.pause * 2).min(PAUSE_MAX);
         }
+        self.next = Instant::now() + self.pause;
         is_news
     }
 }
@@ -130,12 +141,12 @@ impl Supervisor {
     fn look_for(&mut self, volume: usize, entry: &VolumeEntry, known: Presence, is_gone: bool) {
         let (Some(device), Some(uuid)) = (&entry.backing, entry.uuid) else { return };
         let absent = self.returns.absent.entry(volume).or_insert_with(Absent::since_now);
+        let gone = format!(
+            "{device} is gone: the system has it no more; it is taken up again when a device with its UUID comes"
+        );
         if is_gone && absent.goes() {
-            let told = format!(
-                "{device} is gone: the system has it no more; it is taken up again when a device with its UUID comes"
-            );
-            tracing::error!(event = "device-gone", "volume {}: {told}", entry.display_name());
-            self.shared().table.volumes[volume].absent = Some(told.into());
+            tracing::error!(event = "device-gone", "volume {}: {gone}", entry.display_name());
+            self.shared().table.volumes[volume].absent = Some(gone.as_str().into());
         }
         if !self.returns.absent.get_mut(&volume).is_some_and(Absent::is_due) {
             return;
@@ -143,9 +154,15 @@ impl Supervisor {
         let found = self.returns.slow.open(device, move |device| devices::open_returned(device, uuid, known));
         match found {
             Ok(Some(backing)) => self.begin_return(volume, backing),
-            Ok(None) | Err(Unopened::Hangs(_)) => {}
-            Err(Unopened::Failed(failure)) if failure.kind == Kind::NotFound => {}
-            Err(Unopened::Failed(failure)) => self.not_taken(volume, failure),
+            Err(Unopened::Hangs(_)) => {}
+            Err(Unopened::Failed(failure)) if failure.kind != Kind::NotFound => {
+                self.not_taken(volume, failure)
+            }
+            Ok(None) | Err(Unopened::Failed(_)) => {
+                if self.returns.absent.get_mut(&volume).is_some_and(Absent::is_away) {
+                    self.shared().table.volumes[volume].absent = is_gone.then(|| gone.into());
+                }
+            }
         }
     }
 
