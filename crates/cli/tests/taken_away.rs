@@ -74,6 +74,9 @@ fn sockets_that_were_removed_are_bound_again_and_connections_go_on() {
         wait_for("it is told", || daemon.log().contains(&told));
         assert_eq!(daemon.log().matches("[event=socket-gone]").count(), removed + 1, "{}", daemon.log());
     }
+    // With its directory, too.
+    std::fs::remove_dir_all(images.path("run/vhost-user")).unwrap();
+    wait_for("somebody listens there again", || UnixStream::connect(&sockets[3]).is_ok());
     daemon.wait_for("all is as it should be", |status| warnings(status).is_empty());
     assert_eq!(daemon.stop().0, 0);
     assert!(sockets.iter().all(|socket| !socket.exists()), "they go with the daemon");

@@ -436,7 +436,9 @@ impl Fronts {
         if let Some(server) = running.nbd.as_ref().filter(is_at) {
             return Some(server.bind_again(path).map_err(|error| sentence(&error)));
         }
-        let bound = running.vhost.as_ref()?.bind_again(path)?;
+        let vhost = running.vhost.as_ref()?;
+        starting::make_again(vhost.directory());
+        let bound = vhost.bind_again(path)?;
         Some(bound.map_err(|error| sentence(&error)))
     }
 

@@ -43,6 +43,11 @@ impl Drop for OwnDirectory<'_> {
     }
 }
 
+/// Somebody has removed the directory of a front end that works: it is made again, or what needs it says why not.
+pub(super) fn make_again(directory: &Path) {
+    OwnDirectory::make(directory).keep();
+}
+
 const fn kind_of(kind: ErrorKind) -> Kind {
     match kind {
         ErrorKind::PermissionDenied => Kind::Permission,
