@@ -484,6 +484,7 @@ impl Status {
     pub fn is_healthy(&self) -> bool {
         self.warnings.is_empty()
             && self.caches.iter().all(|cache| cache.state == "open" && cache.reason.is_none())
+            && self.caches.iter().all(|cache| cache.ownerless_dirty_bytes() == 0)
             && self.volumes.iter().all(|volume| volume.state == "served")
     }
 
@@ -543,6 +544,12 @@ impl Status {
 }
 
 impl Cache {
+    /// Bytes of dirty data that belong to no volume of its table, as far as it is known.
+    #[must_use]
+    pub fn ownerless_dirty_bytes(&self) -> u64 {
+        self.counts.as_ref().and_then(|counts| counts.ownerless_dirty_bytes).unwrap_or_default()
+    }
+
     /// What it can be called by.
     fn known(&self) -> Known {
         Known {

@@ -28,9 +28,9 @@ impl Status {
             if let Some(written) = numbers.and_then(CacheNumbers::sentence) {
                 let _ = writeln!(text, "cache {}: {written}", cache.name);
             }
-            let ownerless = cache.counts.as_ref().and_then(|counts| counts.ownerless_dirty_bytes);
-            if let Some(bytes) = ownerless.filter(|bytes| *bytes > 0) {
-                let dirty = human(bytes);
+            let ownerless = cache.ownerless_dirty_bytes();
+            if ownerless > 0 {
+                let dirty = human(ownerless);
                 let _ = writeln!(text, "cache {}: {dirty} dirty of no known volume, kept", cache.name);
             }
             for left in &cache.unserved {
