@@ -87,8 +87,10 @@ fn what_commands_have_added_is_kept_when_it_is_removed() {
     // Asked once more by the next daemon, which has never served it.
     let daemon = Daemon::configured(&images);
     assert_eq!(done(&daemon, &["remove", "pond"]), "pond: it is removed already\n");
+    for words in [&["flush", "pond"][..], &["grow", "pond"], &["attach", "pond"], &["get", "pond"]] {
+        common::refused(&daemon, words, 2, "`pond` is not served: it was removed");
+    }
     common::refused(&daemon, &["remove", "nosuch"], 2, "nothing is called `nosuch`");
-    common::refused(&daemon, &["flush", "pond"], 2, "nothing is called `pond`");
     for ran in many(&daemon, &["add", "pond"]) {
         assert_eq!(ran.exit, 0, "{ran:?}");
     }

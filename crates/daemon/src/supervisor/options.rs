@@ -258,6 +258,11 @@ pub fn resolve_called(shared: &Mutex<Shared>, called: Called<'_>) -> Result<usiz
     names::resolve_called(called, &known).map_err(|meant| {
         let name = |known: &'_ Known| known.name.clone();
         let meant: Vec<_> = meant.into_iter().map(|index| name(&known[index])).collect();
+        if meant.is_empty() && known.iter().any(|known| known.former.as_deref() == Some(typed)) {
+            return Failure::new(Kind::UnknownName, format!("`{typed}` is not served"))
+                .why("it was removed, or is configured with `served = false`")
+                .next(format!("`bcached add {typed}` serves it again"));
+        }
         let all = known.iter().map(|known| known.name.as_str()).filter(|name| !name.is_empty());
         names::refusal(typed, meant.iter().map(String::as_str), all)
     })
