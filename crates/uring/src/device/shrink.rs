@@ -49,10 +49,17 @@ impl Device {
     /// Why an operation failed that ended with `kind`: of a device that is gone the kernel's error is that of any bad one. It may
     /// be asked on the driver's thread, since sysfs waits for no device.
     pub(crate) fn reason(&self, kind: IoErrorKind) -> IoErrorKind {
-        if kind.is_final() || !self.presence.is_gone() {
+        if kind.is_final() {
             return kind;
         }
-        *self.shrunk.0.get_or_init(|| IoErrorKind::Gone)
+        if self.presence.is_gone() {
+            return *self.shrunk.0.get_or_init(|| IoErrorKind::Gone);
+        }
+        // A block device that has lost its medium, or its connection, is empty: then each place is behind its end, which Linux calls "no
+        // space". It may come back.
+        let is_empty =
+            || self.kind == DeviceKind::Block && matches!(limits::size(&self.file, self.kind), Ok(0));
+        if kind == IoErrorKind::NoSpace && is_empty() { IoErrorKind::Unreachable } else { kind }
     }
 
     /// True if a write that ends at `end`, in bytes, could give a shortened file its length back: the size must be
