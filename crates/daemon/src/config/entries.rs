@@ -41,14 +41,11 @@ pub(super) fn sense_of_flash(name: &str, said: &VolumeSettings) -> Result<(), Fa
             .failure(&what)
             .next("leave it out; `bcached set --runtime` knows what it has"));
     }
-    let own = [("wait", said.wait.is_some()), ("size", said.size.is_some())];
-    match own.iter().find(|(_, is_said)| *is_said) {
-        Some((key, _)) => {
-            let what = format!("`{key}` means nothing in [volume.{name}], which lives in its cache alone");
-            Err(flash.origin.failure(&what).next("leave it out"))
-        }
-        None => Ok(()),
+    if said.size.is_some() {
+        let what = format!("`size` means nothing in [volume.{name}], which lives in its cache alone");
+        return Err(flash.origin.failure(&what).next("leave it out"));
     }
+    Ok(())
 }
 
 impl Flash {
@@ -76,6 +73,7 @@ impl Flash {
             shared: said.shared.unwrap_or(false),
             ways,
             number: said.number.map(|number| number.value.0),
+            wait: said.wait.unwrap_or(WAIT_DEFAULT),
         })
     }
 }

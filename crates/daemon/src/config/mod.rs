@@ -155,6 +155,8 @@ pub struct Flash {
     pub ways: Ways,
     /// The N of its `bcacheN`, if its section asks for one.
     pub number: Option<usize>,
+    /// How long clients wait for it that come before its cache.
+    pub wait: Duration,
 }
 
 /// A backing device to be served.

@@ -407,6 +407,7 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
         shared: false,
         ways: Way::Nbd.into(),
         number: None,
+        wait: WAIT_DEFAULT,
     };
     assert_eq!((config.flash, config.volumes.len()), (vec![wanted], 0));
     let of_set = format!("version = 1\n[volume.swap]\nflash = \"UUID={UUID}\"\nserved = false\n");
@@ -417,10 +418,11 @@ fn a_section_can_say_more_of_a_volume_in_the_cache_alone() {
         "{CACHE}[defaults]\nwait = \"3s\"\ncache_mode = \"none\"\n[volume.swap]\nflash = \"UUID={UUID}\"\n"
     );
     let former = "version = 1\n[volume.swap]\ncache_mode = \"none\"\nsize = \"1M\"\n";
-    assert_eq!(load(&for_all, &[("99-set.toml", former)]).expect("good files").flash.len(), 1);
-    for (key, value) in
-        [("cache_mode", "writeback"), ("wait", "3s"), ("size", "1M"), ("on_cache_error", "fail")]
-    {
+    let config = load(&for_all, &[("99-set.toml", former)]).expect("good files");
+    assert_eq!((config.flash.len(), config.flash[0].wait), (1, Duration::from_secs(3)));
+    let config = load(&text(&format!("flash = \"UUID={UUID}\"\nwait = \"1s\"")), &[]).expect("a good file");
+    assert_eq!(config.flash[0].wait, Duration::from_secs(1));
+    for (key, value) in [("cache_mode", "writeback"), ("size", "1M"), ("on_cache_error", "fail")] {
         let (kind, found) = refused(&text(&format!("flash = \"UUID={UUID}\"\n{key} = \"{value}\"")));
         let sentence =
             format!("`{key}` means nothing in [volume.swap], which lives in its cache alone; leave it out");

@@ -3,7 +3,7 @@
 
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Supervisor};
-use crate::config::WAIT_DEFAULT;
+use crate::config::{Flash, WAIT_DEFAULT};
 use bcached_port::Absent;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -60,14 +60,11 @@ impl Supervisor {
         let all_settled = shared.table.caches.iter().all(|cache| is_settled(&cache.state));
         let opens = shared.table.caches.iter().any(|cache| matches!(cache.state, CacheState::Opening { .. }));
         let missing = self.config.flash.iter().filter(|flash| flash.served && !is_known(flash.uuid));
-        let state = |name: &String| {
-            let coming = (!all_settled).then_some(Coming { wait: WAIT_DEFAULT, is_sure: opens });
-            (
-                name.clone(),
-                State { why: "it lives in a cache alone, and no open cache has it".to_owned(), coming },
-            )
+        let state = |flash: &Flash| State {
+            why: "it lives in a cache alone, and no open cache has it".to_owned(),
+            coming: (!all_settled).then_some(Coming { wait: flash.wait, is_sure: opens }),
         };
-        missing.map(|flash| state(&flash.name)).collect()
+        missing.map(|flash| (flash.name.clone(), state(flash))).collect()
     }
 }
 

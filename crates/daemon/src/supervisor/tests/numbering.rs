@@ -1,7 +1,7 @@
 //! Volumes that come while others are there, and the N of their `bcacheN`.
 
 use super::config;
-use crate::config::{Config, Flash};
+use crate::config::{Config, Flash, WAIT_DEFAULT};
 use crate::supervisor::numbering::Numbered;
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
 use bcached_format::Uuid;
@@ -64,6 +64,7 @@ fn a_volume_in_a_cache_alone_is_behind_all_places_or_where_it_asks_to_be() {
         shared: false,
         ways: files.ways,
         number,
+        wait: WAIT_DEFAULT,
     };
     let [unsaid, asks, taken] = [None, Some(3), Some(0)].map(flash);
     let is = |number, is_asked| Numbered { number, is_asked };
