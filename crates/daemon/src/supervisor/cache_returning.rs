@@ -89,7 +89,7 @@ impl Supervisor {
             Ok(Some(found)) => self.begin_cache_return(cache, &known.engine, found),
             Err(Unopened::Hangs(_)) => {}
             Err(Unopened::Failed(failure)) if failure.kind != Kind::NotFound => {
-                self.cache_not_taken(cache, failure)
+                self.cache_not_taken(cache, failure);
             }
             Ok(None) | Err(Unopened::Failed(_)) => {
                 if self.cache_returns.absent.get_mut(&cache).is_some_and(Absent::is_away) {

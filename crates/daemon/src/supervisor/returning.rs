@@ -156,7 +156,7 @@ impl Supervisor {
             Ok(Some(backing)) => self.begin_return(volume, backing),
             Err(Unopened::Hangs(_)) => {}
             Err(Unopened::Failed(failure)) if failure.kind != Kind::NotFound => {
-                self.not_taken(volume, failure)
+                self.not_taken(volume, failure);
             }
             Ok(None) | Err(Unopened::Failed(_)) => {
                 if self.returns.absent.get_mut(&volume).is_some_and(Absent::is_away) {
