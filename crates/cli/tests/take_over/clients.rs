@@ -64,9 +64,9 @@ impl Client {
         Ok(received)
     }
 
-    fn ask(&mut self, command: u16, block: usize, payload: &[u8]) -> io::Result<()> {
+    fn ask(&mut self, (command, flags): (u16, u16), block: usize, payload: &[u8]) -> io::Result<()> {
         let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
-        request.extend([0, 0]);
+        request.extend(flags.to_be_bytes());
         request.extend(command.to_be_bytes());
         request.extend(7_u64.to_be_bytes());
         request.extend((block as u64 * BLOCK as u64).to_be_bytes());
@@ -79,11 +79,16 @@ impl Client {
     }
 
     pub fn write(&mut self, block: usize, value: u32) -> io::Result<()> {
-        self.ask(1, block, &value.to_le_bytes().repeat(BLOCK / 4))
+        self.ask((1, 0), block, &value.to_le_bytes().repeat(BLOCK / 4))
+    }
+
+    /// Makes a block zero. `by_writing`: what is below it is to be allocated.
+    fn zero(&mut self, block: usize, by_writing: bool) -> io::Result<()> {
+        self.ask((6, if by_writing { 2 } else { 0 }), block, &[])
     }
 
     pub fn read(&mut self, block: usize) -> io::Result<u32> {
-        self.ask(0, block, &[])?;
+        self.ask((0, 0), block, &[])?;
         let bytes = self.receive(BLOCK)?;
         let value = u32::from_le_bytes(bytes[..4].try_into().expect("of that length"));
         assert!(bytes.chunks(4).all(|word| word == value.to_le_bytes()), "block {block} is in pieces");
@@ -113,11 +118,16 @@ impl Model {
         while !ends.load(Ordering::SeqCst) {
             self.last += 1;
             let block = (self.last as usize * 97) % BLOCKS;
-            self.doubt = Some((block, self.last));
+            // Each fifth request makes zeroes, in turns by both ways.
+            let value = if self.last.is_multiple_of(5) { 0 } else { self.last };
+            self.doubt = Some((block, value));
             let asked = Instant::now();
-            client.write(self.first + block, self.last)?;
+            match value {
+                0 => client.zero(self.first + block, self.last.is_multiple_of(2))?,
+                value => client.write(self.first + block, value)?,
+            }
             let written = Instant::now();
-            (self.values[block], self.doubt) = (self.last, None);
+            (self.values[block], self.doubt) = (value, None);
             let other = (self.last as usize * 31) % BLOCKS;
             assert_eq!(client.read(self.first + other)?, self.values[other], "block {other}");
             self.longest = self.longest.max(written - asked).max(written.elapsed());
