@@ -5,6 +5,7 @@ mod support;
 use bcached_front_vhost::Limits;
 use bcached_port::ram::Verdict;
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, ftruncate, memfd_create};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -423,31 +424,37 @@ fn play(socket: &Path, garbage: &Garbage) {
     vmm.frontend.get_vring_base(0).expect("stops");
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+/// Draws values for one server, which all of them meet: what one guest has done must not be felt by the next.
+fn drawn<S: Strategy>(strategy: &S, test: impl Fn(S::Value)) {
+    let config = ProptestConfig { cases: 200, ..ProptestConfig::with_source_file(file!()) };
+    let ran = TestRunner::new(config).run(strategy, |value| {
+        test(value);
+        Ok(())
+    });
+    ran.unwrap_or_else(|error| panic!("{error}"));
+}
 
-    #[test]
-    fn garbage_in_a_ring_hurts_nobody(garbage in garbage()) {
-        // One server for all: what one guest has done must not be felt by the next.
-        static SERVED: std::sync::OnceLock<std::sync::Mutex<Served>> = std::sync::OnceLock::new();
-        let served = SERVED.get_or_init(|| std::sync::Mutex::new(serve())).lock().expect("no panic");
-        let socket = served.socket("tank");
+#[test]
+fn garbage_in_a_ring_hurts_nobody() {
+    let served = serve();
+    let socket = served.socket("tank");
+    drawn(&garbage(), |garbage| {
         play(&socket, &garbage);
         assert_serves(&socket);
-    }
+    });
+}
 
-    #[test]
-    fn messages_in_any_order_hurt_nobody(steps in prop::collection::vec(step(), 1..40)) {
-        static SERVED: std::sync::OnceLock<std::sync::Mutex<(Served, Arc<AtomicBool>)>> = std::sync::OnceLock::new();
-        let served = SERVED.get_or_init(|| std::sync::Mutex::new(slow())).lock().expect("no panic");
-        let (served, is_slow) = &*served;
-        let socket = served.socket("tank");
+#[test]
+fn messages_in_any_order_hurt_nobody() {
+    let (served, is_slow) = slow();
+    let socket = served.socket("tank");
+    drawn(&prop::collection::vec(step(), 1..40), |steps| {
         is_slow.store(true, Ordering::SeqCst);
-        talk(served, &steps);
+        talk(&served, &steps);
         is_slow.store(false, Ordering::SeqCst);
         served.ram.release();
         assert_serves(&socket);
-    }
+    });
 }
 
 /// What a VMM and its guest do.
