@@ -6,7 +6,7 @@
 //! `tests/summary.awk` adds it up. cargo-nextest, which does this too, starts a process for each test: those that share what one of them
 //! has made would make it again, and a bare machine would have to install it.
 //!
-//! A program that ends without success is named in a line `error: test failed: ..`. One that told no failure of its own, because it was
+//! A program that ends without success, or leaves files in its `TMPDIR`, is named in a line `error: test failed: ..`. One that told no failure of its own, because it was
 //! killed, left early or ran into the limit of time, counts as one failed test; its line ends with [`UNTOLD`].
 
 mod decoy;
@@ -166,17 +166,19 @@ fn report(program: &Program, ended: &Ended) -> Report {
     let told = |start: &str| {
         ended.printed.split(|byte| *byte == b'\n').any(|line| line.starts_with(start.as_bytes()))
     };
-    if !ended.left.is_empty() {
-        let left = ended.left.join(", ");
-        text.extend_from_slice(format!("{name} has left files in TMPDIR: {left}\n").as_bytes());
-    }
     // A test that leaves the program with status 0 has kept the others from running.
-    let is_well = ended.is_success && told("test result: ");
-    if !is_well {
+    let has_ended_well = ended.is_success && told("test result: ");
+    if !has_ended_well {
         let untold = if told("test result: FAILED.") { "" } else { UNTOLD };
         text.extend_from_slice(format!("error: test failed: {name}: {}{untold}\n", ended.how).as_bytes());
     }
-    Report { is_well, text }
+    if !ended.left.is_empty() {
+        let left = ended.left.join(", ");
+        // One that has failed counts already, and may have had no time to clean up.
+        let (start, end) = if has_ended_well { ("error: test failed: ", UNTOLD) } else { ("", "") };
+        text.extend_from_slice(format!("{start}{name}: files left in TMPDIR: {left}{end}\n").as_bytes());
+    }
+    Report { is_well: has_ended_well && ended.left.is_empty(), text }
 }
 
 /// How many programs, and tests in each, run at a time.
@@ -256,18 +258,16 @@ mod tests {
 
     /// What is printed of a program that ended so.
     fn printed(printed: &str, is_success: bool, how: &str) -> (bool, String) {
+        printed_with(Vec::new(), printed, is_success, how)
+    }
+
+    /// The same of one that has left these files.
+    fn printed_with(left: Vec<String>, printed: &str, is_success: bool, how: &str) -> (bool, String) {
         let program = Program::called(&["deps/some_lane-0123abcd".into()]).unwrap();
         let (time, how) = (Duration::from_millis(1500), how.to_owned());
         let report = report(
             &program,
-            &Ended {
-                printed: printed.into(),
-                time,
-                is_success,
-                how,
-                taken: Taken::default(),
-                left: Vec::new(),
-            },
+            &Ended { printed: printed.into(), time, is_success, how, taken: Taken::default(), left },
         );
         (report.is_well, String::from_utf8(report.text).unwrap())
     }
@@ -295,6 +295,14 @@ mod tests {
         }
         let (is_well, _) = printed("running 3 tests\n", true, "exit status: 0");
         assert!(!is_well, "a test has left the program");
+        let named = "some_lane of xtask: files left in TMPDIR: a, b";
+        let with_files = |told, is_success| {
+            printed_with(vec!["a".to_owned(), "b".to_owned()], told, is_success, "exit status: 101")
+        };
+        let report = format!("{start}{passed}error: test failed: {named}{UNTOLD}\n");
+        assert_eq!(with_files(passed, true), (false, report));
+        let (is_well, text) = with_files(failed, false);
+        assert!(!is_well && text.ends_with(&format!("exit status: 101\n{named}\n")), "{text}");
     }
 
     #[test]
