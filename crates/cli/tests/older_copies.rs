@@ -6,6 +6,8 @@ mod common;
 use common::{Daemon, Images, bytes, content, done, fill, pattern, requires, run};
 
 const SIZE: usize = 4 << 20;
+const CACHE: &str = "the cache is an older copy of itself";
+const BACKING: &str = "the backing device is an older copy of itself";
 
 /// Where the devices are, and a copy of each.
 struct Site {
@@ -63,10 +65,11 @@ fn an_older_copy_of_either_device_ends_a_start_with_3() {
     }
     let site = Site::new();
     assert_eq!(site.filled(1).stop().0, 0);
-    let copies = ["cache", "backing"].map(|device| (device, site.save(device)));
+    let copies =
+        [("cache", CACHE), ("backing", BACKING)].map(|(device, told)| (device, told, site.save(device)));
     assert_eq!(site.filled(2).stop().0, 0);
-    for (device, copy) in copies {
-        site.is_refused_with(device, &copy, "older");
+    for (device, told, copy) in copies {
+        site.is_refused_with(device, &copy, told);
     }
     let daemon = Daemon::start(&site.images, &site.words());
     assert!(content(&site.images, &daemon, "tank")[..SIZE] == pattern(SIZE, 2));
@@ -85,7 +88,7 @@ fn a_clean_disk_that_was_copied_while_it_was_served_ends_a_start_with_3() {
     let copy = site.save("backing");
     fill(&site.images, &daemon, "tank", &pattern(SIZE, 2));
     daemon.kill();
-    site.is_refused_with("backing", &copy, "older");
+    site.is_refused_with("backing", &copy, BACKING);
     let daemon = Daemon::start(&site.images, &site.words());
     assert!(content(&site.images, &daemon, "tank")[..SIZE] == pattern(SIZE, 2));
     assert_eq!(daemon.stop().0, 0);

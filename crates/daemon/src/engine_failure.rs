@@ -286,6 +286,13 @@ pub fn of_attach(name: &str, error: &Error) -> Failure {
                  holds of it, and the backing device is attached anew",
             ),
         ),
+        Error::LostNumber { .. } => (
+            Kind::WrongSet,
+            Some(
+                "keep an image of both devices; `cache = \"none\"` in its section serves the device as it is, and what the cache \
+                 holds stays there",
+            ),
+        ),
         Error::OlderBacking => (
             Kind::WrongSet,
             Some(

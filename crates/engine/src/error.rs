@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use bcached_env::{IoError, OutOfReach};
+use bcached_format::Inode;
 use bcached_node::NodeError;
 use thiserror::Error;
 
@@ -212,6 +213,15 @@ pub enum Error {
     /// The set knows a later state of the backing device.
     #[error("the backing device is an older copy of itself: the cache holds data of a later state of it")]
     OlderBacking,
+    /// The table of volumes has lost the number of a backing device that says *clean*, and something is dirty under it.
+    #[error(
+        "the table of volumes has lost this volume, and dirty data stands under its number {}: it is newer than the device, or \
+         another volume's", number.0
+    )]
+    LostNumber {
+        /// The number that the device says.
+        number: Inode,
+    },
     /// Sizes that leave no room to append to nodes or to the journal.
     #[error(
         "cannot run a cache with buckets of {bucket_sectors} sectors, blocks of {block_sectors} and {journal_buckets} \

@@ -160,6 +160,8 @@ pub struct State {
     pub uuids: UuidTable,
     /// The newest journal entry when the set was opened; 0: it had never been started.
     pub opened_at: u64,
+    /// The volumes of which the journal said then that something is dirty.
+    pub replayed_dirty: BTreeSet<Inode>,
     /// Where the table is stored, as the next journal entry will name it.
     pub uuid_key: Key,
     /// What that entry says of the stored table: nothing until this version of bcached has stored it.

@@ -71,7 +71,9 @@ impl UuidTable {
             }
         }
         if !table.is_ours {
-            table.slots.iter_mut().for_each(UuidSlot::was_used_by_others);
+            let numbers = (0..table.slots.len()).map(inode_of);
+            numbers
+                .for_each(|number| table.slot_mut(number).into_iter().for_each(UuidSlot::was_used_by_others));
         }
         table.long_gone =
             table.known().filter(|(_, slot)| slot.is_invalidated()).map(|(inode, _)| inode).collect();

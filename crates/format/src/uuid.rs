@@ -210,7 +210,8 @@ impl UuidSlot {
     }
 
     /// A kernel has used the set since the slot was written. Which stamps count stays as it is; but that the two are the same, which says
-    /// that bcached's last start of the volume came to its end and nobody has used the set since, is no longer so.
+    /// that bcached's last start of the volume came to its end and nobody has used the set since, is no longer so. What takes the place of
+    /// the former one is no stamp: those are odd.
     pub fn was_used_by_others(&mut self) {
         let [former, newest] = self.attachment;
         if former == newest && newest != 0 {

@@ -259,6 +259,13 @@ impl State {
         }
     }
 
+    /// The journal says this last of a place, when the set is opened.
+    pub(crate) fn note_replayed(&mut self, key: &Key) {
+        if key.dirty {
+            self.replayed_dirty.insert(key.inode);
+        }
+    }
+
     /// Adds a key of entry `sequence`; there is nothing else in its range.
     pub(crate) fn add_pending(&mut self, sequence: u64, key: &Key) {
         self.pin(&key.pointers);

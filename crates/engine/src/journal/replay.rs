@@ -157,6 +157,7 @@ pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
     }
     let is_beside = lies_over && replay_beside(set, journalled, noted).await?;
     if !is_beside {
+        note_dirty(set, &pending.keys).await;
         writer::checkpoint(set).await?;
         replay_in_order(set, Latest::of(set.env(), noted).await, |_| Some(Record::Journal)).await?;
     }
@@ -198,6 +199,7 @@ async fn replay_beside(set: &CacheSet, keys: &[(u64, Key)], noted: &[(u64, Key)]
         set.with(|s| {
             for (sequence, key) in core::iter::from_fn(|| latest.next()).take(LAID_MAX) {
                 let key = s.or_hole(&key);
+                s.note_replayed(&key);
                 s.work.insert(0);
                 s.add_pending(sequence, &key);
             }
@@ -214,6 +216,20 @@ async fn replay_beside(set: &CacheSet, keys: &[(u64, Key)], noted: &[(u64, Key)]
     set.with(|s| s.overlay.grows = false);
     set.signals().walked.notify_all();
     Ok(true)
+}
+
+/// Of which volumes journal and note say last that something is dirty. For what is put into leaves in its order, whatever is put there later.
+async fn note_dirty(set: &CacheSet, keys: &[(u64, Key)]) {
+    let mut latest = Latest::of(set.env(), keys).await;
+    while !latest.is_empty() {
+        set.env().breathe().await;
+        set.with(|s| {
+            s.work.visit(LAID_MAX);
+            for (_, key) in core::iter::from_fn(|| latest.next()).take(LAID_MAX) {
+                s.note_replayed(&s.or_hole(&key));
+            }
+        });
+    }
 }
 
 /// No bucket may be handed out so often that a pointer of an entry that is needed passes for a new one: that may be for long.

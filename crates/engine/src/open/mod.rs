@@ -160,6 +160,7 @@ fn assemble(
         uuid_key: parts.uuid_key,
         uuid_seal: parts.uuid_seal,
         opened_at: parts.opened_at,
+        replayed_dirty: BTreeSet::new(),
         coming: Vec::new(),
         forgetting: BTreeSet::new(),
         dirty: parts.dirty,

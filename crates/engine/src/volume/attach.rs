@@ -78,8 +78,8 @@ impl CacheSet {
         self.check_block_size(&superblock)?;
         let fresh = !matches!(superblock.state(), BackingState::Clean | BackingState::Dirty);
         let kept = known.filter(|_| !fresh);
-        let may_be_dirty =
-            kept.is_some_and(|inode| self.with(|s| attachment::may_have_dirty(s, &superblock, inode)));
+        let has_dirty = |s: &State, inode| s.dirty.of(inode) > 0 || s.overlay.has_dirty_of(inode);
+        let may_be_dirty = kept.is_some_and(|inode| self.with(|s| has_dirty(s, inode)));
         // It looks at the tree itself, because not all may have been counted.
         if let Some(inode) =
             kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0 || !s.has_counted(*inode)))
@@ -101,8 +101,8 @@ impl CacheSet {
             superblock.set_cache_mode(mode);
         }
         if may_be_dirty {
-            // A kernel says so when it has dirty data already, and the power may have gone in between. Unless all that is known, the
-            // walk tells.
+            // A kernel says so when it has dirty data already, and the power may have gone in between. What is found later has the walk
+            // say so.
             superblock.set_state(BackingState::Dirty);
         }
         superblock.set_attachment(self.with(|s| attachment::of(s, inode)));

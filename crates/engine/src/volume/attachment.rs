@@ -103,27 +103,23 @@ fn is_vouched_for(s: &State, superblock: &BackingSuperblock, inode: Inode) -> bo
     s.uuids.is_ours() && newest.is_some() && s.uuids.slot(inode).map(|slot| slot.attachment) == newest
 }
 
-/// The cache surely holds dirty data under this number: the journal says so, or all has been counted. What the tree says alone may
-/// have been written back since.
+/// The cache surely holds dirty data under this number: the journal has said so when the set was opened, and nobody could write that back
+/// since; or it has been counted. A set that is served before it has been walked may have more.
 fn has_dirty(s: &State, inode: Inode) -> bool {
-    s.overlay.has_dirty_of(inode) || (s.has_counted(inode) && s.dirty.of(inode) > 0)
-}
-
-/// The cache may hold dirty data under this number, of a volume that says `superblock` and is not refused.
-pub(super) fn may_have_dirty(s: &State, superblock: &BackingSuperblock, inode: Inode) -> bool {
-    let is_known = s.has_counted(inode) || is_vouched_for(s, superblock, inode);
-    has_dirty(s, inode) || s.dirty.of(inode) > 0 || !is_known
+    // What the tree says of a place may have been written back since, as long as the journal lies over it.
+    let is_counted = || !s.overlay.has_keys_of(inode) && s.dirty.of(inode) > 0;
+    (s.replayed_dirty.contains(&inode) && !s.uuids.has_lived(inode)) || is_counted()
 }
 
 impl CacheSet {
-    /// As [`recognise`]. A number that the table has lost is looked at before: a device that says *clean* has no dirty keys, so those
-    /// that stand there are somebody else's, or newer than the device.
+    /// As [`recognise`]. A number that the table has lost is looked at before: a device that says *clean* has no dirty keys, so those that
+    /// stand there are newer, or somebody else's.
     pub(super) async fn recognise(&self, superblock: &BackingSuperblock) -> Result<Option<Inode>, Error> {
-        let is_clean = superblock.state() == BackingState::Clean;
+        let is_clean = superblock.state() == BackingState::Clean && self.with(|s| s.uuids.is_ours());
         if let Some(number) = self.with(|s| lost_number(s, superblock)).filter(|_| is_clean)
             && self.has_dirty_from(number, 0).await?
         {
-            return Err(Error::OlderBacking);
+            return Err(Error::LostNumber { number });
         }
         let seconds = self.env().wall_seconds();
         self.with(|s| recognise(s, superblock, seconds))
