@@ -116,6 +116,12 @@ pub(super) fn size(file: &File, kind: DeviceKind) -> Result<u64, DeviceErrorKind
     }
 }
 
+/// True if the system says that the block device has no size. It is not asked itself, so nobody waits for it.
+pub(super) fn is_empty(identity: Identity) -> bool {
+    let Identity::Block { major, minor } = identity else { return false };
+    std::fs::read_to_string(sysfs(major, minor).join("size")).is_ok_and(|text| text.trim() == "0")
+}
+
 /// True if the block device is set to read-only.
 pub(super) fn is_read_only(identity: Identity) -> bool {
     let Identity::Block { major, minor } = identity else { return false };

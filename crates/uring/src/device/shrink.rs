@@ -57,8 +57,7 @@ impl Device {
         }
         // A block device that has lost its medium, or its connection, is empty: then each place is behind its end, which Linux calls "no
         // space". It may come back.
-        let is_empty =
-            || self.kind == DeviceKind::Block && matches!(limits::size(&self.file, self.kind), Ok(0));
+        let is_empty = || limits::is_empty(self.identity());
         if kind == IoErrorKind::NoSpace && is_empty() { IoErrorKind::Unreachable } else { kind }
     }
 
