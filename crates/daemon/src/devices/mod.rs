@@ -13,7 +13,7 @@ use bcached_format::{
 };
 use bcached_uring::{Access, Device, Presence};
 pub use ours::block_devices;
-pub use returned::{open_returned, open_returned_cache};
+pub use returned::{Found, open_returned, open_returned_cache};
 use std::path::PathBuf;
 
 /// A claimed cache device.

@@ -5,7 +5,7 @@ use super::patience::{Patience, Unopened};
 use super::returning::{Absent, fails};
 use super::table::CacheEntry;
 use super::{Event, Supervisor};
-use crate::devices::{self, CacheDevice};
+use crate::devices::{self, CacheDevice, Found};
 use crate::engine_failure;
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
@@ -25,7 +25,7 @@ pub struct CacheReturns {
     /// Those that their engines are about to take up.
     returning: BTreeMap<usize, (Presence, PathBuf)>,
     /// Looks that hang.
-    slow: Patience<Option<CacheDevice>>,
+    slow: Patience<Found<CacheDevice>>,
 }
 
 impl CacheReturns {
@@ -86,12 +86,13 @@ impl Supervisor {
         let (uuid, presence) = (known.uuid, known.presence);
         let open = move |device: &str| devices::open_returned_cache(device, uuid, presence);
         match self.cache_returns.slow.open(&known.device, open) {
-            Ok(Some(found)) => self.begin_cache_return(cache, &known.engine, found),
+            Ok(Found::Back(found)) => self.begin_cache_return(cache, &known.engine, found),
+            Ok(Found::Another(failure)) => self.cache_not_taken(cache, failure, Absent::tells),
             Err(Unopened::Hangs(_)) => {}
             Err(Unopened::Failed(failure)) if failure.kind != Kind::NotFound => {
-                self.cache_not_taken(cache, failure);
+                self.cache_not_taken(cache, failure, Absent::refused);
             }
-            Ok(None) | Err(Unopened::Failed(_)) => {
+            Ok(Found::Nothing) | Err(Unopened::Failed(_)) => {
                 if self.cache_returns.absent.get_mut(&cache).is_some_and(Absent::is_away) {
                     self.shared().table.caches[cache].absent = is_gone.then(|| gone.into());
                 }
@@ -131,7 +132,7 @@ impl Supervisor {
         match taken {
             Err(error) => {
                 let failure = engine_failure::of_cache_return(&name, &path, &error);
-                self.cache_not_taken(cache, failure);
+                self.cache_not_taken(cache, failure, Absent::refused);
             }
             Ok(may_have_lost) => {
                 self.cache_returns.absent.remove(&cache);
@@ -165,10 +166,10 @@ impl Supervisor {
         self.cache_returns.returning.retain(|cache, _| open.contains(cache));
     }
 
-    /// It is left alone for a while.
-    fn cache_not_taken(&mut self, cache: usize, failure: Failure) {
+    /// As of a volume.
+    fn cache_not_taken(&mut self, cache: usize, failure: Failure, note: fn(&mut Absent, &Failure) -> bool) {
         let Some(absent) = self.cache_returns.absent.get_mut(&cache) else { return };
-        if !absent.refused(&failure) {
+        if !note(absent, &failure) {
             return;
         }
         let entry = &mut self.shared().table.caches[cache];

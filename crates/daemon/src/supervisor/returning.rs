@@ -8,7 +8,7 @@ use super::options::Done;
 use super::patience::{Patience, Unopened};
 use super::table::{CacheEntry, VolumeEntry, VolumeState};
 use super::{Event, RETRY, Supervisor};
-use crate::devices::{self, BackingDevice};
+use crate::devices::{self, BackingDevice, Found};
 use crate::engine_failure;
 use crate::engine_thread::NotTaken;
 use crate::failure::{Failure, Kind};
@@ -29,7 +29,7 @@ pub struct Returns {
     /// Those that their engines are about to take up.
     returning: BTreeMap<usize, Returning>,
     /// Looks that hang.
-    slow: Patience<Option<BackingDevice>>,
+    slow: Patience<Found<BackingDevice>>,
 }
 
 /// A device that is looked for.
@@ -51,8 +51,13 @@ impl Absent {
     }
 
     /// True for the first who says that it is gone.
-    pub(super) const fn goes(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_gone, true)
+    pub(super) fn goes(&mut self) -> bool {
+        let is_first = !std::mem::replace(&mut self.is_gone, true);
+        if is_first {
+            // Whatever was told of it before has to be told again.
+            self.told = None;
+        }
+        is_first
     }
 
     /// Whether it is to be looked for now; if so, next after a pause.
@@ -79,16 +84,19 @@ impl Absent {
         is_news
     }
 
-    /// It was not taken up, and is left alone for a while, longer each time as long as that is for the same reason; true if it is news for
-    /// the log.
+    /// It was not taken up, and is left alone for a while; true if that is news for the log.
     pub(super) fn refused(&mut self, failure: &Failure) -> bool {
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        self.next = Instant::now() + self.pause;
+        self.tells(failure)
+    }
+
+    /// Why it is not there, or not taken up; true if that is news for the log.
+    pub(super) fn tells(&mut self, failure: &Failure) -> bool {
         let is_news = self.told.as_ref() != Some(failure);
         if is_news {
-            (self.told, self.pause) = (Some(failure.clone()), RETRY);
-        } else {
-            self.pause = (self.pause * 2).min(PAUSE_MAX);
+            self.told = Some(failure.clone());
         }
-        self.next = Instant::now() + self.pause;
         is_news
     }
 }
@@ -153,12 +161,13 @@ impl Supervisor {
         }
         let found = self.returns.slow.open(device, move |device| devices::open_returned(device, uuid, known));
         match found {
-            Ok(Some(backing)) => self.begin_return(volume, backing),
+            Ok(Found::Back(backing)) => self.begin_return(volume, backing),
+            Ok(Found::Another(failure)) => self.not_taken(volume, failure, Absent::tells),
             Err(Unopened::Hangs(_)) => {}
             Err(Unopened::Failed(failure)) if failure.kind != Kind::NotFound => {
-                self.not_taken(volume, failure);
+                self.not_taken(volume, failure, Absent::refused);
             }
-            Ok(None) | Err(Unopened::Failed(_)) => {
+            Ok(Found::Nothing) | Err(Unopened::Failed(_)) => {
                 if self.returns.absent.get_mut(&volume).is_some_and(Absent::is_away) {
                     self.shared().table.volumes[volume].absent = is_gone.then(|| gone.into());
                 }
@@ -207,11 +216,12 @@ impl Supervisor {
         let name = entry.display_name();
         match &taken {
             Err(NotTaken::Refused(error)) => {
-                self.not_taken(volume, engine_failure::of_return(name, &path, error));
+                self.not_taken(volume, engine_failure::of_return(name, &path, error), Absent::refused);
             }
             Err(NotTaken::Busy(limit)) => {
                 let why = format!("requests of it have not ended for {} s", limit.as_secs());
-                self.not_taken(volume, engine_failure::not_taken_up(name, &path).why(why));
+                let failure = engine_failure::not_taken_up(name, &path).why(why);
+                self.not_taken(volume, failure, Absent::refused);
             }
             Ok(lost) => {
                 self.returns.absent.remove(&volume);
@@ -247,10 +257,10 @@ impl Supervisor {
         self.returns.returning.retain(|volume, _| is(volume).1);
     }
 
-    /// It is left alone for a while.
-    fn not_taken(&mut self, volume: usize, failure: Failure) {
+    /// Why not; `note` is [`Absent::refused`] if it is left alone for a while.
+    fn not_taken(&mut self, volume: usize, failure: Failure, note: fn(&mut Absent, &Failure) -> bool) {
         let Some(absent) = self.returns.absent.get_mut(&volume) else { return };
-        if !absent.refused(&failure) {
+        if !note(absent, &failure) {
             return;
         }
         let entry = &mut self.shared().table.volumes[volume];
