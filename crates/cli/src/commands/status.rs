@@ -1,4 +1,4 @@
-//! `bcached status`: asks the daemon. The answer is no (exit status 1) if something is not served as configured.
+//! `bcached status`: asks the daemon. The answer is no (exit status 1) if something is not served as configured, or is not well.
 
 use super::called::called;
 use crate::failure::Failure;

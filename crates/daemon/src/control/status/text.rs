@@ -31,7 +31,11 @@ impl Status {
             let ownerless = cache.ownerless_dirty_bytes();
             if ownerless > 0 {
                 let dirty = human(ownerless);
-                let _ = writeln!(text, "cache {}: {dirty} dirty of no known volume, kept", cache.name);
+                let _ = writeln!(
+                    text,
+                    "cache {}: {dirty} dirty of no known volume, kept; add the volume that it may be of: docs/failures.md (a lost table of volumes)",
+                    cache.name
+                );
             }
             for left in &cache.unserved {
                 let (dirty, name) = (&left.dirty, left.name());
