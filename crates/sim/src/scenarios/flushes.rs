@@ -1,7 +1,7 @@
 //! What a flush covers, and what is left when it fails or is left out.
 
 use super::bench::{eager, quiet};
-use super::image::{backing, change_backing, on_disk};
+use super::image::{as_a_kernel_leaves_it, backing, change_backing, on_disk};
 use super::stage::{
     ANYWHERE, BACK, FLUSH, MILLISECOND, THROUGH, assert_not_opened, bench, failure, geometry, keep, pause,
     stage, trouble, write, write_fua,
@@ -70,6 +70,7 @@ fn a_disk_says_dirty_durably_before_anybody_uses_what_is_dirty_on_it() {
     keep(&mut stage, 0..8);
     stage.stop().unwrap();
     change_backing(&mut stage, 1, |superblock| superblock.set_state(BackingState::Clean));
+    as_a_kernel_leaves_it(&mut stage);
     stage.start().unwrap();
     stage.crash(Crash::PowerCut, Survivors::Nothing);
     assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty);
