@@ -14,6 +14,7 @@ use crate::space::{Usage, summaries};
 use crate::state::State;
 use crate::volume::{Volume, VolumeId, record};
 use crate::work::VISIT_MAX;
+use crate::writeback::trouble::WritebackTrouble;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_format::{BackingState, BucketId};
@@ -112,6 +113,9 @@ pub async fn all_is_known(set: &CacheSet) {
         return;
     }
     for id in set.with(|s| unmarked(s)) {
+        if set.with(|s| is_outdated(s, id)) {
+            continue;
+        }
         // A kernel may have died between the first dirty key and saying so. What cannot be written now is tried at the next start.
         // Meanwhile its device is not exchanged.
         set.with(|s| s.begin_background(id));
@@ -165,6 +169,16 @@ async fn by_age(set: &CacheSet) -> BTreeMap<u64, Vec<u32>> {
     })
     .await;
     by_age
+}
+
+/// What the backing device of the volume says could be believed, and is not so: it is an older copy of itself. It is left as it is, nothing
+/// is written back to it, and whoever looks is told.
+fn is_outdated(s: &mut State, id: VolumeId) -> bool {
+    let Some(volume) = s.volumes.get_mut(id).filter(|volume| volume.must_be_clean) else { return false };
+    let (sectors, error) = (volume.sectors, Error::OlderBacking);
+    (volume.is_outdated, volume.stands_still) = (true, true);
+    volume.writeback_trouble = Some(WritebackTrouble { sector: 0, sectors, error });
+    true
 }
 
 /// Volumes with dirty data whose superblocks say that there is none.

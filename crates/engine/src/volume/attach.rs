@@ -90,6 +90,10 @@ impl CacheSet {
             // The slot is about to say that this may still stand there after a crash.
             disk.flush().await.map_err(Error::io(Doing::Superblock))?;
         }
+        let must_be_clean = kept.is_some_and(|inode| {
+            superblock.state() == BackingState::Clean
+                && self.with(|s| attachment::is_vouched_for(s, &superblock, inode))
+        });
         let inode = self.take_slot(&superblock, known, fresh, &Cancel::default()).await?;
         let before = superblock.clone();
         if known.is_none() || fresh {
@@ -117,7 +121,13 @@ impl CacheSet {
                 false => Err(Error::BeingForgotten),
             }
         })?;
-        Ok(self.enter(disk, &superblock, Some(inode), number))
+        let id = self.enter(disk, &superblock, Some(inode), number);
+        self.with(|s| {
+            if let Some(volume) = s.volumes.get_mut(id) {
+                volume.must_be_clean = must_be_clean && !may_be_dirty;
+            }
+        });
+        Ok(id)
     }
 
     /// Serves the backing device `disk` past the cache. Whatever a cache may hold of it is void from then on, durably; refused if that is

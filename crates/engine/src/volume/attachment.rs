@@ -98,7 +98,7 @@ fn recognise(s: &mut State, superblock: &BackingSuperblock, seconds: u32) -> Res
 
 /// The last start of the volume came to its end, and bcached has used both devices alone since: *clean* on the superblock means that
 /// nothing of it is dirty.
-fn is_vouched_for(s: &State, superblock: &BackingSuperblock, inode: Inode) -> bool {
+pub(super) fn is_vouched_for(s: &State, superblock: &BackingSuperblock, inode: Inode) -> bool {
     let newest = said(s, superblock).map(|attachment| [attachment.stamp; 2]);
     s.uuids.is_ours() && newest.is_some() && s.uuids.slot(inode).map(|slot| slot.attachment) == newest
 }

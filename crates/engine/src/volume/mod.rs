@@ -129,6 +129,10 @@ pub struct Volume {
     pub pace: Pace,
     /// Who holds it writes the volume's dirty data back, and says that there is none.
     pub writeback_lock: Semaphore,
+    /// Its backing device said *clean* when it came, and could have been believed: if it was the newest, nothing was dirty.
+    pub must_be_clean: bool,
+    /// The walk has found something dirty all the same: the backing device is an older copy of itself. Nothing is written back to it.
+    pub is_outdated: bool,
     /// *Dirty* is durable on the superblock and nobody is about to change that: dirty keys may be made.
     pub dirty_marked: bool,
 }
@@ -200,6 +204,8 @@ impl Volume {
             leaving: 0,
             pace: Pace::default(),
             writeback_lock: Semaphore::new(1),
+            must_be_clean: false,
+            is_outdated: false,
             dirty_marked: false,
         }
     }

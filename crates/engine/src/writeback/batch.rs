@@ -54,7 +54,13 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
     };
     let began = set.env().now();
     let mut round = Round::default();
+    let outdated = set.with(|s| s.volumes.get(target.id).filter(|it| it.is_outdated).map(|it| it.sectors));
     let Chosen { works, is_round, are_stripes } = match hurries {
+        _ if outdated.is_some() => {
+            let end = target.data_offset + outdated.unwrap_or_default();
+            round.meets(target.data_offset, end, Error::OlderBacking);
+            Chosen { works: Vec::new(), is_round: true, are_stripes: None }
+        }
         // Who waits for all of it waits for a sweep.
         true => choose(set, target, size, &mut round).await,
         false => match choose_stripes(set, target, size, &mut round).await {

@@ -2,7 +2,7 @@
 //! holds and what the backing device holds are not of one time, and a volume is not served from both.
 
 use crate::memory::NoNote;
-use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, backing_superblock, bytes, open, run, write};
+use crate::rig::{BACKING, CACHE, Rig, SECOND, Sizes, ask, backing_superblock, bytes, open, run, write};
 use crate::stopped::{as_a_kernel_writes_it, geometry};
 use crate::tables::lose_table;
 use crate::unwalked::{self, EXTENTS, RESERVE};
@@ -188,6 +188,53 @@ fn a_disk_that_says_clean_while_the_journal_has_dirty_data_is_refused() {
             set.stop().await.expect("it stops");
         });
     }
+}
+
+/// Neither the journal nor a count shows it when the disk comes. The walk does: the copy is left as it is, whoever looks is told, and nothing
+/// is written back to it.
+#[test]
+fn a_copy_that_only_the_walk_can_tell_has_nothing_written_back() {
+    let options = Options { reserve: Some(RESERVE), ..unwalked::options() };
+    let mut rig = Rig::with_second(unwalked::SIZES, 1);
+    let (world, of_set) = (Rc::clone(&rig.world), options.clone());
+    let copy = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), of_set).await.expect("sound");
+        for number in 0..EXTENTS {
+            ask(&set, volume, write(2 * number, 1, 1)).await;
+        }
+        set.write_back(volume, &Cancel::default()).await.expect("it is written back");
+        while set.status().buckets_reserved < RESERVE || set.volumes()[0].state != Some(BackingState::Clean) {
+            env.sleep(Duration::from_millis(10)).await;
+        }
+        let copy = world.borrow_mut().copy(BACKING);
+        // Where the walk comes last.
+        ask(&set, volume, write(2 * EXTENTS, 64, 2)).await;
+        ask(&set, volume, Request::Flush).await;
+        // All leaves are written, and what the journal holds is not of this volume.
+        env.sleep(Duration::from_secs(40)).await;
+        let other = set.add_backing(SECOND, None).await.expect("sound");
+        ask(&set, other, write(0, 8, 3)).await;
+        ask(&set, other, Request::Flush).await;
+        copy
+    });
+    rig.world.borrow_mut().restore(BACKING, copy);
+    let world = Rc::clone(&rig.world);
+    run(&mut rig, move |env| async move {
+        let set = CacheSet::open(env.clone(), CACHE, Box::new(NoNote), options).await.expect("the set opens");
+        let volume = set.add_backing(BACKING, None).await.expect("nothing tells yet");
+        set.walked().await.expect("it is sound");
+        set.change_volume_options(volume, |options| options.writeback_running = true).expect("it is there");
+        assert_eq!(set.write_back(volume, &Cancel::default()).await, Err(Error::OlderBacking));
+        env.sleep(Duration::from_secs(100)).await;
+        let info = set.volumes().into_iter().find(|info| info.id == volume).expect("it is served");
+        let trouble = info.writeback_trouble.map(|trouble| trouble.error);
+        assert_eq!((trouble, info.state), (Some(Error::OlderBacking), Some(BackingState::Clean)));
+        assert_eq!(info.dirty_sectors, 64);
+        let mut sector = [0; 512];
+        world.borrow().look(1, 16 + 2 * EXTENTS, &mut sector);
+        assert_eq!(sector, [0; 512], "nothing was written to it");
+        set.stop().await.expect("it stops");
+    });
 }
 
 /// The same of what the tree says, after an orderly stop.
