@@ -55,15 +55,14 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
     let began = set.env().now();
     let mut round = Round::default();
     let outdated = set.with(|s| s.volumes.get(target.id).filter(|it| it.is_outdated).map(|it| it.sectors));
-    let Chosen { works, is_round, are_stripes } = match hurries {
-        _ if outdated.is_some() => {
-            let end = target.data_offset + outdated.unwrap_or_default();
-            round.meets(target.data_offset, end, Error::OlderBacking);
+    let Chosen { works, is_round, are_stripes } = match outdated {
+        Some(sectors) => {
+            round.meets(target.data_offset, target.data_offset + sectors, Error::OlderBacking);
             Chosen { works: Vec::new(), is_round: true, are_stripes: None }
         }
         // Who waits for all of it waits for a sweep.
-        true => choose(set, target, size, &mut round).await,
-        false => match choose_stripes(set, target, size, &mut round).await {
+        None if hurries => choose(set, target, size, &mut round).await,
+        None => match choose_stripes(set, target, size, &mut round).await {
             Some(chosen) => chosen,
             None => choose(set, target, size, &mut round).await,
         },

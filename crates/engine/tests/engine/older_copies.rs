@@ -53,6 +53,15 @@ fn is_refused(rig: &mut Rig, wanted: fn(&Error) -> bool) {
     });
 }
 
+/// The devices are of one time, and the newest data is there.
+fn is_served(rig: &mut Rig) {
+    run(rig, |env| async move {
+        let (set, volume) = added(env).await.expect("this is the right one");
+        assert_eq!(bytes(&set, volume, 0, 64).await, [2; 64]);
+        set.stop().await.expect("it stops");
+    });
+}
+
 fn is_older_cache(error: &Error) -> bool {
     matches!(error, Error::OlderCache { .. })
 }
@@ -119,11 +128,7 @@ fn a_backing_device_that_was_restored_after_a_crash_is_refused() {
         rig.world.borrow_mut().restore(BACKING, copy);
         is_refused(&mut rig, |error| *error == Error::OlderBacking);
         rig.world.borrow_mut().restore(BACKING, newest);
-        run(&mut rig, |env| async move {
-            let (set, volume) = added(env).await.expect("this is the right one");
-            assert_eq!(bytes(&set, volume, 0, 64).await, [2; 64]);
-            set.stop().await.expect("it stops");
-        });
+        is_served(&mut rig);
     }
 }
 
@@ -286,11 +291,7 @@ fn a_clean_disk_does_not_get_a_lost_number_back_under_which_something_is_dirty()
     rig.world.borrow_mut().restore(BACKING, copy);
     is_refused(&mut rig, |error| *error == Error::LostNumber { number: Inode(0) });
     rig.world.borrow_mut().restore(BACKING, newest);
-    run(&mut rig, |env| async move {
-        let (set, volume) = added(env).await.expect("this is the right one");
-        assert_eq!(bytes(&set, volume, 0, 64).await, [2; 64]);
-        set.stop().await.expect("it stops");
-    });
+    is_served(&mut rig);
 }
 
 /// Who has only the older cache left gives up what it holds of the volume; then the backing device is all that there is, and is attached
