@@ -7,6 +7,7 @@ pub mod served;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// No command here takes a second; one that hangs must fail and not stop the run.
@@ -115,10 +116,12 @@ pub fn tool(name: &str) -> Command {
     command
 }
 
-/// A folder of image files that goes away by itself.
-pub struct Images(tempfile::TempDir);
+/// A folder of image files that goes away by itself, after every [`Daemon`] in it: one that runs would put files back.
+pub struct Images(Arc<Folder>);
 
-impl Drop for Images {
+struct Folder(tempfile::TempDir);
+
+impl Drop for Folder {
     /// A daemon that was killed has left its file system mounted, and then the folder cannot be removed.
     fn drop(&mut self) {
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -131,7 +134,7 @@ impl Drop for Images {
 
 impl Images {
     pub fn new() -> Self {
-        Self(tempfile::tempdir().expect("a folder"))
+        Self(Arc::new(Folder(tempfile::tempdir().expect("a folder"))))
     }
 
     /// A sparse file of `bytes` zeroes, and its name as an argument.
@@ -142,7 +145,7 @@ impl Images {
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.0.0.path().join(name)
     }
 
     /// What a daemon of these images has for the places of its machine.
@@ -264,6 +267,7 @@ pub struct Daemon {
     child: std::process::Child,
     control: PathBuf,
     errors: PathBuf,
+    _folder: Arc<Folder>,
 }
 
 impl Daemon {
@@ -297,7 +301,7 @@ impl Daemon {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         let mut child = command.spawn().expect("starts");
         let out = child.stdout.take().expect("piped");
-        let daemon = Self { child, control, errors };
+        let daemon = Self { child, control, errors, _folder: images.0.clone() };
         let (send, receive) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let mut line = String::new();
@@ -425,8 +429,13 @@ pub struct Last<'a>(pub &'a Images);
 
 impl Drop for Last<'_> {
     fn drop(&mut self) {
-        if let Some(process) = pid(self.0).and_then(rustix::process::Pid::from_raw) {
-            let _ended_already = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+        let Some(id) = pid(self.0) else { return };
+        let process = rustix::process::Pid::from_raw(id).expect("not zero");
+        let _ended_already = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+        // It is nobody's child here, so it cannot be waited for. Ended, it has no program any more, whoever is to reap it.
+        let started = Instant::now();
+        while std::fs::read_link(format!("/proc/{id}/exe")).is_ok() && started.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
