@@ -276,7 +276,7 @@ fn a_cache_that_was_cut_short_is_waited_for_and_then_fails() {
         cache.set_len(1 << 20).expect("shorter");
         let mut waiting = site.begin(&[first, "read -P 7 0 64k"]);
         std::thread::sleep(MOMENT / 2);
-        assert!(is_running(&mut waiting), "{first}: it waits: {}", site.daemon.log());
+        assert!(is_running(&mut waiting), "{first}: it waits: {:?}\n{}", end(waiting), site.daemon.log());
         let ended = end(waiting);
         assert!((ended.out.clone() + &ended.err).contains("Input/output error"), "{first}: {ended:?}");
         for _ in 0..2 {

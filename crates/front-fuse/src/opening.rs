@@ -77,6 +77,7 @@ impl Shared {
         number: u64,
         reply: ReplyOpen,
     ) {
+        self.nodes.exports.writing().await_leavers(uuid, Peer::File(number), || !self.life.is_stopping());
         let deadline = Instant::now() + GOING;
         loop {
             match self.since(uuid, number, opener) {

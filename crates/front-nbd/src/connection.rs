@@ -147,7 +147,7 @@ impl Connection<'_> {
         if let Some((ring, lane)) = ring.as_ref().zip(lane.as_ref()) {
             lane.host(ring, socket);
         }
-        let reader = Box::new(Reader {
+        let mut reader = Box::new(Reader {
             shared: Arc::clone(shared),
             source,
             session,
@@ -157,8 +157,12 @@ impl Connection<'_> {
             budget,
             caller: caller.clone(),
             since,
-            claim,
+            claim: None,
+            socket: Arc::clone(socket),
         });
+        if let Some(claim) = claim {
+            reader.has(claim);
+        }
         // However it ends, the writer hears of it.
         let ending = lane.clone().map(EndsLane);
         let (reader, result) = reader.run(lane.as_deref());
@@ -212,15 +216,21 @@ struct PeerCatalog<'a> {
 }
 
 impl PeerCatalog<'_> {
-    /// The volume that is meant, perhaps after waiting for it: by then its client may have gone, or lost its place, or the server stops.
+    /// The volume that is meant, perhaps after waiting for it, and for its last writer: by then the client may have gone, or lost its place,
+    /// or the server stops.
     fn find(&self, name: &str) -> Result<Arc<Export>, NoExport> {
         self.shared.go_on();
         let begun = Instant::now();
         let goes_on = || !self.shared.is_stopping() && !self.socket.has_hung_up();
         let found = self.shared.exports.find_or_wait(name, self.waited.get(), goes_on);
-        self.waited.set(self.waited.get() + begun.elapsed());
         // Clients that were here before go on first.
         self.shared.go_on();
+        if let Ok(export) = &found
+            && !export.shared
+        {
+            self.shared.exports.writing().await_leavers(export.uuid, self.caller.peer, goes_on);
+        }
+        self.waited.set(self.waited.get() + begun.elapsed());
         found
     }
 }
@@ -351,6 +361,8 @@ pub(crate) struct Reader {
     since: Option<Moment>,
     /// The right to write, once it was needed and given.
     claim: Option<Claim>,
+    /// Tells whether the client has left.
+    socket: Arc<Socket>,
 }
 
 impl Reader {
@@ -483,11 +495,19 @@ impl Reader {
             return true;
         }
         let Some(since) = self.since else { return false };
-        self.claim = self.shared.exports.writing().claim(export.uuid, self.caller.peer, since);
-        if self.claim.is_some() {
+        let claim = self.shared.exports.writing().claim(export.uuid, self.caller.peer, since);
+        if let Some(claim) = claim {
             self.shared.writes(self.caller.number);
+            self.has(claim);
         }
         self.claim.is_some()
+    }
+
+    /// It has the right to write, until it has left and all that it asked for is done.
+    fn has(&mut self, claim: Claim) {
+        let socket = Arc::clone(&self.socket);
+        claim.ends_after(Arc::new(move || socket.has_hung_up()));
+        self.claim = Some(claim);
     }
 
     fn refuse(&mut self, header: &Header, error: NbdError, payload: u32) -> io::Result<()> {

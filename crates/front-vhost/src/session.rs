@@ -55,7 +55,7 @@ struct Session<'a> {
     control: &'a Control,
     device: Arc<Mutex<Device>>,
     handler: BackendReqHandler<Mutex<Device>>,
-    socket: UnixStream,
+    socket: Arc<UnixStream>,
     bell: Arc<OwnedFd>,
     lane: Option<Arc<Lane>>,
     /// Rings that were not emptied, for fairness.
@@ -108,13 +108,16 @@ impl<'a> Session<'a> {
         let queues = control.options.queues;
         let halves = route.connect_with_bell(control.limits.requests, ring);
         let (tally, limits) = (Arc::clone(&control.tally), &control.limits);
-        let writer = Writer::connects(&control.exports, export, control.peer);
+        let socket = Arc::new(stream.try_clone()?);
+        let goes_on = || control.order() != Order::Stop;
+        let writer = Writer::connects((&control.exports, export), control.peer, &socket, goes_on);
+        let is_read_only = writer.is_offered_read_only;
         let what = (Arc::clone(export), control.exports.clone(), writer);
         let serving = Serving::new(what, route, halves, tally, limits, queues);
         let setup = Setup {
             exports: control.exports.clone(),
             block: control.options.block,
-            is_read_only: writer.is_offered_read_only,
+            is_read_only,
             queues,
             wait: Box::new(move |limit| {
                 // Woken too early, the caller looks and comes back.
@@ -125,7 +128,6 @@ impl<'a> Session<'a> {
         };
         let device = Arc::new(Mutex::new(Device::new(serving, setup)?));
         guests.iter().zip(&lane).for_each(|(ring, lane)| lane.host(ring, &device));
-        let socket = stream.try_clone()?;
         control.connected(stream.try_clone()?);
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&device));
         Ok(Self { control, device, handler, socket, bell, lane, unfinished: Vec::new(), queues })

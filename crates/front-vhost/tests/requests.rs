@@ -3,15 +3,19 @@
 mod support;
 
 use bcached_port::ram::Verdict;
-use bcached_port::{ErrorKind, Operation};
+use bcached_port::{ErrorKind, Operation, Peer};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use support::guest::{
     Ask, DATA, DISCARD, GET_ID, Guest, IN, IOERR, NEXT, OK, OUT, UNSUPP, WRITE, WRITE_ZEROES,
 };
 use support::vmm::{BLK_FLUSH, BLK_RO, EVENT_IDX, USUAL, VERSION_1, Vmm};
-use support::{ARCHIVE, QUEUES, Served, TANK, TANK_SECTORS, pattern, serve, serve_with};
+use support::{
+    ARCHIVE, LIMIT, QUEUES, Served, TANK, TANK_SECTORS, holding, pattern, serve, serve_with, tank, wait_until,
+    write,
+};
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
 fn connected(served: &Served, volume: &str, features: u64) -> (Vmm, Guest) {
@@ -160,6 +164,35 @@ fn a_read_only_volume_is_read_and_not_written() {
     assert_eq!(queue.change(WRITE_ZEROES, (0, 8, 0)), IOERR);
     assert_eq!(queue.flush(), OK);
     assert_eq!(served.ram.content(ARCHIVE, 0, 8), [0; 4096]);
+}
+
+/// Machines and programs follow each other, as in a script: none is told that its disk is read-only because the one before is not done.
+#[test]
+fn who_has_left_is_waited_for_by_who_comes_next() {
+    let (served, hold, seen) = holding(bcached_front_vhost::Limits::default());
+    let (writing, volume) = (served.exports.writing(), tank(&served.ram).uuid);
+    let (vmm, mut guest) = connected(&served, "tank", USUAL);
+    hold.store(true, Ordering::SeqCst);
+    guest.queues[0].send(&write(0, &[1; 512]));
+    wait_until("the write to be with the engine", || seen.load(Ordering::SeqCst) > 0);
+    let program = Peer::Connection(1);
+    writing.await_leavers(volume, program, || unreachable!("the machine is still there"));
+    assert!(writing.look(volume, program).1);
+    vmm.kill();
+    writing.await_leavers(volume, program, || {
+        served.ram.release();
+        true
+    });
+    let (now, is_taken) = writing.look(volume, program);
+    assert!(!is_taken);
+    let claim = writing.claim(volume, program, now).expect("nobody writes");
+    let (asked, asks) = channel();
+    claim.ends_after(Arc::new(move || asked.send(()).is_ok()));
+    let socket = served.socket("tank");
+    let next = std::thread::spawn(move || Vmm::connect_again(&socket).offered);
+    asks.recv_timeout(LIMIT).expect("the next machine asks whether it has left");
+    drop(claim);
+    assert_eq!(next.join().expect("is answered") & BLK_RO, 0);
 }
 
 #[test]

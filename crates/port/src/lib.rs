@@ -64,7 +64,7 @@ pub use quiet::Quiet;
 pub use route::Route;
 pub use server::{ReplyTo, Request, Server, open};
 pub use way::{Way, Ways};
-pub use writing::{Claim, Moment, Peer, Writing};
+pub use writing::{Claim, HasLeft, Moment, Peer, Writing};
 
 use std::sync::Arc;
 

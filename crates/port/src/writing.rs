@@ -19,14 +19,19 @@
 //!   left: what it read before is no longer what is there, and writing on would destroy what the other one did.
 //!   It connects again, and reads again.
 //!
-//! The latter is decided by counting how often writing has begun, also by a client that wrote before: a connection may begin to write if
+//! **Who comes right after a writer.** A program that has written ends, and the next one connects before the connection of the first has been
+//! seen to end, or while its last requests are under way. Such a writer is waited for ([`Writing::await_leavers`]), as far as its front end
+//! can tell that it has left; else a script whose commands follow each other would find the volume read-only at random.
+//!
+//! The latter of the two rules is decided by counting how often writing has begun, also by a client that wrote before: a connection may begin to write if
 //! nobody else has begun since it was established.
 
 use crate::export::Uuid;
 use crate::lock::lock;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Identity of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,10 +53,25 @@ pub enum Peer {
     Kernel,
 }
 
+/// How long a writer that has left is waited for: its last requests may be slow, or never end.
+const LEAVING_MAX: Duration = Duration::from_secs(5);
+/// How often whoever waits looks whether it still may.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Whether the client of a connection has left, though the connection has not ended. Must not wait.
+pub type HasLeft = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// All volumes' writers. Clones share one table.
 #[derive(Clone, Default)]
 pub struct Writing {
-    volumes: Arc<Mutex<BTreeMap<Uuid, Volume>>>,
+    table: Arc<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    volumes: Mutex<BTreeMap<Uuid, Volume>>,
+    /// A connection of a writer has ended.
+    ended: Condvar,
 }
 
 /// A volume that has been written to. The table holds at most one of these for each volume there ever was.
@@ -63,8 +83,10 @@ struct Volume {
     taken_at: u64,
     /// Who began to write last.
     last: Option<Peer>,
-    /// Connections of `last` that have written and are not done.
-    connections: u64,
+    /// Connections of `last` that have written and are not done, by number, with what tells that the client has left.
+    connections: BTreeMap<u64, Option<HasLeft>>,
+    /// The number of the next one.
+    next: u64,
 }
 
 /// A moment in the history of a volume's writers.
@@ -75,6 +97,7 @@ pub struct Moment(u64);
 pub struct Claim {
     writing: Writing,
     volume: Uuid,
+    number: u64,
 }
 
 impl Writing {
@@ -82,8 +105,25 @@ impl Writing {
     #[must_use]
     pub fn look(&self, volume: Uuid, peer: Peer) -> (Moment, bool) {
         self.lock().get(&volume).map_or((Moment::default(), false), |volume| {
-            (Moment(volume.changes), volume.connections > 0 && volume.last != Some(peer))
+            (Moment(volume.changes), volume.is_taken(peer))
         })
+    }
+
+    /// Waits, a few seconds at most and while it `goes_on`, for a writer that has left with all its connections and is not done with what it
+    /// asked for. Who is still there is not waited for.
+    pub fn await_leavers(&self, id: Uuid, peer: Peer, goes_on: impl Fn() -> bool) {
+        let deadline = Instant::now() + LEAVING_MAX;
+        while self.is_leaving(id, peer) && Instant::now() < deadline && goes_on() {
+            let volumes = self.lock();
+            if volumes.get(&id).is_some_and(|volume| volume.is_taken(peer)) {
+                drop(self.table.ended.wait_timeout(volumes, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner));
+            }
+        }
+    }
+
+    /// Another client than `peer` has written and left, and is not done.
+    fn is_leaving(&self, id: Uuid, peer: Peer) -> bool {
+        self.lock().get(&id).is_some_and(|volume| volume.is_taken(peer) && volume.is_leaving())
     }
 
     /// Whether [`Writing::claim`] would be given.
@@ -103,29 +143,49 @@ impl Writing {
         }
         if volume.last == Some(peer) {
             // Others that have looked since it ended do not know what comes now.
-            volume.changes += u64::from(volume.connections == 0);
+            volume.changes += u64::from(volume.connections.is_empty());
         } else {
             volume.changes += 1;
             volume.taken_at = volume.changes;
             volume.last = Some(peer);
         }
-        volume.connections += 1;
+        let number = volume.next;
+        volume.next += 1;
+        volume.connections.insert(number, None);
         drop(volumes);
-        Some(Claim { writing: self.clone(), volume: id })
+        Some(Claim { writing: self.clone(), volume: id, number })
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Volume>> {
-        lock(&self.volumes)
+        lock(&self.table.volumes)
+    }
+}
+
+impl Claim {
+    /// Whoever comes while `has_left` waits for this to be dropped.
+    pub fn ends_after(&self, has_left: HasLeft) {
+        let mut volumes = self.writing.lock();
+        let volume = volumes.get_mut(&self.volume).expect("a claim's volume stays in the table");
+        volume.connections.insert(self.number, Some(has_left));
     }
 }
 
 impl Volume {
+    /// Another client than `peer` is writing.
+    fn is_taken(&self, peer: Peer) -> bool {
+        !self.connections.is_empty() && self.last != Some(peer)
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.connections.values().all(|has_left| has_left.as_ref().is_some_and(|has_left| has_left()))
+    }
+
     fn may_begin(&self, peer: Peer, since: Moment) -> bool {
         if self.last == Some(peer) {
             // Nobody, or only this client itself, began since.
             self.taken_at <= since.0 + 1
         } else {
-            self.connections == 0 && self.changes == since.0
+            self.connections.is_empty() && self.changes == since.0
         }
     }
 }
@@ -134,7 +194,9 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let mut volumes = self.writing.lock();
         let volume = volumes.get_mut(&self.volume).expect("a claim's volume stays in the table");
-        volume.connections -= 1;
+        volume.connections.remove(&self.number);
+        drop(volumes);
+        self.writing.table.ended.notify_all();
     }
 }
 
@@ -218,6 +280,26 @@ mod tests {
         drop(claim);
         let (now, _) = writing.look(TANK, file);
         assert!(writing.claim(TANK, file, now).is_some());
+    }
+
+    /// A script's next command came before the end of the last one's connection was seen, and was told that the volume is read-only.
+    #[test]
+    fn who_comes_after_a_writer_that_has_left_waits_until_it_is_done() {
+        let writing = Writing::default();
+        let claims = [0, 1].map(|_| writing.claim(TANK, ONE, Moment::default()).expect("nobody else writes"));
+        let until = |goes_on: &dyn Fn() -> bool| {
+            writing.await_leavers(TANK, OTHER, goes_on);
+            writing.look(TANK, OTHER).1
+        };
+        let never_asked = || unreachable!("it does not wait");
+        assert!(until(&never_asked), "nobody can tell whether it has left");
+        claims[0].ends_after(Arc::new(|| true));
+        claims[1].ends_after(Arc::new(|| false));
+        assert!(until(&never_asked), "one of its connections stays");
+        claims[1].ends_after(Arc::new(|| true));
+        assert!(until(&|| false), "who waits may go");
+        let ends = Mutex::new(Some(claims));
+        assert!(!until(&|| lock(&ends).take().is_none_or(|claims| claims.len() == 2)), "it has waited");
     }
 
     #[test]
