@@ -13,8 +13,8 @@ use support::guest::{
 };
 use support::vmm::{BLK_FLUSH, BLK_RO, EVENT_IDX, USUAL, VERSION_1, Vmm};
 use support::{
-    ARCHIVE, LIMIT, QUEUES, Served, TANK, TANK_SECTORS, holding, pattern, serve, serve_with, tank, wait_until,
-    write,
+    ARCHIVE, LIMIT, QUEUES, Served, TANK, TANK_SECTORS, holding, pattern, serve, serve_with, tank,
+    wait_until, write,
 };
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 

@@ -104,9 +104,9 @@ impl Writing {
     /// The present, and whether another client than `peer` is writing.
     #[must_use]
     pub fn look(&self, volume: Uuid, peer: Peer) -> (Moment, bool) {
-        self.lock().get(&volume).map_or((Moment::default(), false), |volume| {
-            (Moment(volume.changes), volume.is_taken(peer))
-        })
+        self.lock()
+            .get(&volume)
+            .map_or((Moment::default(), false), |volume| (Moment(volume.changes), volume.is_taken(peer)))
     }
 
     /// Waits, a few seconds at most and while it `goes_on`, for a writer that has left with all its connections and is not done with what it
@@ -116,7 +116,12 @@ impl Writing {
         while self.is_leaving(id, peer) && Instant::now() < deadline && goes_on() {
             let volumes = self.lock();
             if volumes.get(&id).is_some_and(|volume| volume.is_taken(peer)) {
-                drop(self.table.ended.wait_timeout(volumes, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner));
+                drop(
+                    self.table
+                        .ended
+                        .wait_timeout(volumes, LOOK_AGAIN)
+                        .unwrap_or_else(PoisonError::into_inner),
+                );
             }
         }
     }
