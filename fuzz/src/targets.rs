@@ -5,6 +5,7 @@
 //! is sealed again and must come back the same.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a target fails where it cannot go on")]
 
+use crate::common;
 use bcached_check::{Options, ReadAt, check, dump};
 use bcached_format::checksum::{checksum, checksum_seeded};
 use bcached_format::key_check::{check_child_key, check_child_order, check_leaf_key, check_leaf_order};
@@ -14,9 +15,6 @@ use bcached_format::{
     uuid as uuid_format,
 };
 use std::cell::RefCell;
-
-#[path = "../../crates/check/tests/common/mod.rs"]
-mod common;
 
 const MAGIC: SetMagic = SetMagic::of(Uuid([7; 16]));
 const BLOCK_BYTES: usize = 512;
@@ -168,7 +166,7 @@ pub fn uuid(data: &[u8]) {
 
 /// A good image with two levels, several sets, holes, and keys to replay.
 fn base_image() -> Vec<u8> {
-    use common::{clean, dirty};
+    use crate::common::{clean, dirty};
     let mut image = common::Image::with_tree(
         &[&[dirty(16, 24, 100), clean(100, 116, 101)], &[Key::hole(Inode(0), 20, 22)]],
         &[&[dirty(2000, 2008, 102)], &[Key { inode: Inode(1), ..dirty(8, 16, 103) }]],

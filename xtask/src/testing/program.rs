@@ -6,16 +6,23 @@
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// The program that has all integration tests of its package.
+const SUITE: &str = "suite";
+
+/// Options of test programs that change nothing of which tests run.
+const OF_OUTPUT: [&str; 3] = ["--show-output", "--nocapture", "--quiet"];
+
 /// The name of the tests in documentation, which cargo runs by itself.
 const DOCUMENTATION: &str = "documentation";
 
 /// One of them. Paths are strings here: one that is no UTF-8 is kept too.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Program {
     /// The file without what cargo appends, and the package that it tests.
     pub name: String,
@@ -67,6 +74,31 @@ impl Program {
         fs::write(&file, serde_json::to_vec(self)?).with_context(|| file.display().to_string())
     }
 
+    /// The modules of a suite, each as a program of its own; another program as it is, and a suite too of which only some tests are to run.
+    fn modules(self) -> Result<Vec<Self>> {
+        let prefix = format!("{SUITE} of ");
+        let is_whole = self.arguments.iter().all(|one| OF_OUTPUT.iter().any(|option| one == option));
+        let Some(package) = self.name.strip_prefix(&prefix).filter(|_| is_whole) else {
+            return Ok(vec![self]);
+        };
+        let listed = self.command().args(["--list", "--format=terse"]).output().context("a list of tests")?;
+        if !listed.status.success() {
+            bail!("{}: no list of tests: {}", self.name, String::from_utf8_lossy(&listed.stderr));
+        }
+        let listed = String::from_utf8(listed.stdout).context("names of tests")?;
+        let module = |(name, tests): (String, Vec<String>)| {
+            let exactly = ["--exact".to_owned()].into_iter().chain(tests).map(OsString::from);
+            Self {
+                name: format!("{name} of {package}"),
+                file: self.file.clone(),
+                arguments: self.arguments.iter().cloned().chain(exactly).collect(),
+                folder: self.folder.clone(),
+                environment: self.environment.clone(),
+            }
+        };
+        Ok(by_module(&listed).into_iter().map(module).collect())
+    }
+
     /// How it is started.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.file);
@@ -74,6 +106,16 @@ impl Program {
         command.envs(self.environment.iter().map(|(name, value)| (name, value))).stdin(Stdio::null());
         command
     }
+}
+
+/// The tests of a terse list, by their outermost module.
+fn by_module(listed: &str) -> BTreeMap<String, Vec<String>> {
+    let mut modules: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for test in listed.lines().filter_map(|line| line.strip_suffix(": test")) {
+        let (module, _) = test.split_once("::").unwrap_or((SUITE, test));
+        modules.entry(module.to_owned()).or_default().push(test.to_owned());
+    }
+    modules
 }
 
 /// How cargo is told of packages.
@@ -102,15 +144,65 @@ pub fn all(packages: &[String], options: &[OsString]) -> Result<Vec<Program>> {
     }
     let mut files = fs::read_dir(notes.path())?.collect::<Result<Vec<_>, _>>().context("notes")?;
     files.sort_unstable_by_key(fs::DirEntry::file_name);
-    let read = |file: &fs::DirEntry| -> Result<Program> {
+    let read = |file: &fs::DirEntry| -> Result<Vec<Program>> {
         let mut program: Program = serde_json::from_slice(&fs::read(file.path())?)?;
         // That cargo is to be quiet here it passes on.
         options.clone_into(&mut program.arguments);
-        Ok(program)
+        program.modules()
     };
-    let mut programs = files.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let mut programs = files.iter().map(read).collect::<Result<Vec<_>>>()?.concat();
     if packages.is_empty() {
         programs.push(Program::documentation(options)?);
     }
     Ok(programs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn tests_go_by_their_outermost_module() {
+        let listed = "errors::one: test\nerrors::deep::two: test\nalone: test\nnbd::three: test\nnbd::four: bench\n\n4 tests, 1 benchmark\n";
+        let names = |tests: &[&str]| tests.iter().map(|test| (*test).to_owned()).collect::<Vec<_>>();
+        let wanted = [
+            ("errors", names(&["errors::one", "errors::deep::two"])),
+            ("nbd", names(&["nbd::three"])),
+            ("suite", names(&["alone"])),
+        ];
+        assert_eq!(by_module(listed), wanted.map(|(module, tests)| (module.to_owned(), tests)).into());
+    }
+
+    /// A script stands for the program: it prints such a list, or what it was told to run.
+    #[test]
+    fn a_suite_is_started_once_for_each_module() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("suite-0123abcd");
+        let script =
+            "#!/bin/sh\ncase $* in *--list*) printf 'one::a: test\\ntwo::b: test\\n';; *) echo $*;; esac\n";
+        fs::write(&file, script).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        let started = |options: &[&str]| -> Vec<(String, String)> {
+            let mut program = Program::called(&[file.clone().into()]).unwrap();
+            "suite of some-package".clone_into(&mut program.name);
+            program.arguments = options.iter().map(OsString::from).collect();
+            let print = |program: &Program| {
+                let out = program.command().output().unwrap().stdout;
+                (program.name.clone(), String::from_utf8(out).unwrap())
+            };
+            program.modules().unwrap().iter().map(print).collect()
+        };
+        let named = |name: &str, told: &str| (name.to_owned(), told.to_owned());
+        let each = ["one", "two"].map(|module| {
+            let test = if module == "one" { "one::a" } else { "two::b" };
+            named(&format!("{module} of some-package"), &format!("--show-output --exact {test}\n"))
+        });
+        assert_eq!(started(&["--show-output"]), each);
+        assert_eq!(
+            started(&["one"]),
+            [named("suite of some-package", "one\n")],
+            "only some tests are to run"
+        );
+    }
 }

@@ -12,7 +12,7 @@ const MEMORY_MIB: f64 = 256.0;
 const ANSWER_S: f64 = 1.0;
 /// Writes at random places before the crash with a full journal.
 const JOURNALLED: u64 = 100_000;
-/// What a kernel's check takes of one processor for an extent, in nanoseconds, as measured (`tests/tests/kernel_check.rs`).
+/// What a kernel's check takes of one processor for an extent, in nanoseconds, as measured (`tests/tests/suite/kernel_check.rs`).
 const KERNEL_NS: f64 = 113.0;
 /// It is to take so many times what ours does.
 const KERNEL_TIMES: f64 = 20.0;

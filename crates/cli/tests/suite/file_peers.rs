@@ -1,0 +1,368 @@
+//! Other people's programs over a volume that is a file: the kernel's loop device with a file system on it, and an iSCSI target. No module of
+//! ours is in the kernel.
+
+use crate::common::{self, Daemon, Images, Loop, bytes, done, has_fuse, pattern, requires, run, tool};
+use rustix::fs::{FallocateFlags, fallocate};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const CACHE_BYTES: u64 = 64 * MIB;
+const BACKING_BYTES: u64 = 96 * MIB;
+
+/// The time that a program of others is given.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a program says that must succeed.
+#[track_caller]
+fn does<A: AsRef<OsStr>>(name: &str, words: impl IntoIterator<Item = A>) -> String {
+    let mut command = tool(name);
+    command.args(words);
+    let ran = run(&mut command);
+    assert_eq!(ran.exit, 0, "{command:?}: {ran:?}");
+    ran.out
+}
+
+fn volume_as_a_file() -> (Images, Daemon, PathBuf) {
+    let images = Images::new();
+    images.configure_pair(CACHE_BYTES, BACKING_BYTES, "export = \"fuse\"\n");
+    let daemon = Daemon::configured(&images);
+    let file = images.path("run/fuse/volumes/tank");
+    (images, daemon, file)
+}
+
+/// A loop device over a file, with its file system mounted; both are gone at the end.
+struct Mounted {
+    place: PathBuf,
+    // Dropped after the mount.
+    device: Loop,
+}
+
+impl Mounted {
+    fn at(device: Loop, place: PathBuf, options: &str) -> Self {
+        std::fs::create_dir_all(&place).expect("a folder");
+        let mounted = Self { place, device };
+        does(
+            "mount",
+            ["-t", "ext4", "-o", options, &mounted.device.0, mounted.place.to_str().expect("text")],
+        );
+        mounted
+    }
+
+    /// Unmounted, judged, and the device given back: nobody uses the file any more.
+    fn end(self, daemon: &Daemon) {
+        does("umount", [&self.place]);
+        does("e2fsck", ["-f", "-n", &self.device.0]);
+        drop(self);
+        daemon.wait_for("the loop device has let go", |status| status["clients"] == serde_json::json!([]));
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _gone_already = tool("umount").arg("--lazy").arg(&self.place).stderr(Stdio::null()).status();
+    }
+}
+
+/// The device over `file`, by the page cache or past it.
+fn attach(file: &Path, direct: bool) -> Option<Loop> {
+    let device = Loop::over(file.to_str().expect("text"))?;
+    does("losetup", [if direct { "--direct-io=on" } else { "--direct-io=off" }, &device.0]);
+    Some(device)
+}
+
+/// What a sparse file takes, in bytes.
+fn taken(path: &str) -> u64 {
+    let file = File::open(path).expect("it is there");
+    file.sync_all().expect("a sound disk");
+    file.metadata().expect("it is there").blocks() * 512
+}
+
+/// A hole in the file, or in a loop device over it, was written as zeroes to the cache and to the disk: a file system that was
+/// trimmed filled the disk that it was on.
+#[test]
+fn a_hole_frees_space_below_and_takes_none() {
+    if !has_fuse() || !requires("blkdiscard") {
+        return;
+    }
+    let images = Images::new();
+    let through = "export = \"fuse\"\ncache_mode = \"writethrough\"\nsequential_cutoff = 0\n";
+    let (_, below) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, through);
+    let daemon = Daemon::configured(&images);
+    // A busy machine is no reason to pass the cache: what is counted below as bypassed is none of that.
+    for threshold in ["congested_read_threshold_us=0", "congested_write_threshold_us=0"] {
+        done(&daemon, &["set", "fast", threshold]);
+    }
+    let place = images.path("run/fuse/volumes/tank");
+    let file = File::options().read(true).write(true).open(&place).expect("it is served");
+    let fill = || {
+        file.write_all_at(&pattern(8 << 20, 1), 0).expect("there is room");
+        file.sync_all().expect("sound disks");
+        taken(&below)
+    };
+    let (hole, zero) = (FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE);
+    let change =
+        |how, at, length| fallocate(&file, how | FallocateFlags::KEEP_SIZE, at, length).expect("it is done");
+    let mut content = vec![1; 8 << 20];
+
+    let full = fill();
+    assert!(full >= 8 * MIB, "what was written is there: {full}");
+    change(hole, 0, 8 * MIB);
+    assert!(taken(&below) <= full - 7 * MIB);
+    file.read_exact_at(&mut content, 0).expect("it is read");
+    assert!(content.iter().all(|byte| *byte == 0));
+
+    let before = taken(&below);
+    change(hole, 16 * MIB, 64 * MIB);
+    assert!(taken(&below) < before + MIB / 2, "nothing was there");
+    change(zero, 16 * MIB, 8 * MIB);
+    assert!(taken(&below) >= before + 7 * MIB, "its space is kept, so it is taken");
+
+    let full = fill();
+    // One process at a time writes to a volume: a loop device beside this one would be read-only.
+    drop(file);
+    if let Some(device) = attach(&place, true) {
+        does("blkdiscard", ["--offset", "0", "--length", "8388608", &device.0]);
+        assert!(taken(&below) <= full - 7 * MIB);
+        let file = File::open(&place).expect("it is served");
+        file.read_exact_at(&mut content, 0).expect("it is read");
+        assert!(content.iter().all(|byte| *byte == 0));
+    }
+    let status = daemon.status();
+    assert_eq!(status["volumes"][0]["bypassed_bytes"], 0, "{status}");
+}
+
+/// The content of file `n`, some of them of several extents and odd lengths.
+fn content(n: u8) -> Vec<u8> {
+    pattern(usize::from(n % 7) * 50_001 + 17, n)
+}
+
+fn file_of(folder: &Path, n: u8) -> PathBuf {
+    folder.join(format!("folder-{}", n % 5)).join(format!("file-{n}"))
+}
+
+fn write_files(folder: &Path, numbers: impl Iterator<Item = u8>) {
+    for n in numbers {
+        let path = file_of(folder, n);
+        std::fs::create_dir_all(path.parent().expect("in a folder")).expect("a folder");
+        std::fs::write(path, content(n)).expect("it takes it");
+    }
+}
+
+/// Exactly these files are there, with what was written to them.
+fn assert_files(folder: &Path, is_there: impl Fn(u8) -> bool) {
+    for n in 0..=120 {
+        let path = file_of(folder, n);
+        assert_eq!(path.exists(), is_there(n), "{}", path.display());
+        if is_there(n) {
+            assert!(bytes(&path) == content(n), "{} is another one", path.display());
+        }
+    }
+}
+
+/// ext4 over a loop device over the file, by the page cache and past it: what it holds outlives a stop of the daemon, a kill right after
+/// `sync`, and the discards of what was deleted.
+#[test]
+fn a_file_system_over_a_loop_device_over_the_file() {
+    let tools = ["losetup", "mkfs.ext4", "mount", "e2fsck", "fstrim"];
+    if !has_fuse() || !tools.iter().all(|tool| requires(tool)) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root mounts a file system");
+        return;
+    }
+    let (images, daemon, file) = volume_as_a_file();
+    let Some(device) = attach(&file, false) else { return };
+    does("mkfs.ext4", ["-q", &device.0]);
+    let place = images.path("mnt");
+    let mounted = Mounted::at(device, place.clone(), "discard");
+    write_files(&place, 0..=60);
+    does("sync", ["--file-system", place.to_str().expect("text")]);
+    let users = daemon.status()["clients"].to_string();
+    // Not the `losetup` that has ended.
+    assert!(users.contains(&mounted.device.0) && users.contains(place.to_str().expect("text")), "{users}");
+    mounted.end(&daemon);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+
+    // Past the page cache; some files leave, and their blocks are given back.
+    let daemon = Daemon::configured(&images);
+    let mounted = Mounted::at(attach(&file, true).expect("as before"), place.clone(), "defaults");
+    assert_files(&place, |n| n <= 60);
+    (0..=60).filter(|n| n % 3 == 0).for_each(|n| std::fs::remove_file(file_of(&place, n)).expect("it goes"));
+    does("sync", ["--file-system", place.to_str().expect("text")]);
+    let trimmed = does("fstrim", ["--verbose", place.to_str().expect("text")]);
+    assert!(!trimmed.contains(": 0 B"), "{trimmed}");
+    write_files(&place, 61..=120);
+    does("sync", ["--file-system", place.to_str().expect("text")]);
+    daemon.kill();
+    assert!(File::open(&file).is_err(), "its mount is dead");
+    drop(mounted);
+
+    // Its journal is replayed.
+    let daemon = Daemon::configured(&images);
+    let mounted = Mounted::at(attach(&file, false).expect("as before"), place.clone(), "defaults");
+    assert_files(&place, |n| n > 60 || n % 3 != 0);
+    mounted.end(&daemon);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
+
+/// `tgtd` with one target on a port of its own, killed at the end: it does not end by a signal as long as it has targets.
+struct Target {
+    daemon: Child,
+    port: u16,
+    socket: PathBuf,
+}
+
+impl Target {
+    const NAME: &str = "iqn.2026-01.test.bcached:tank";
+
+    /// Over `file`. Another program may take the port that was free just before; then another one is tried.
+    fn over(file: &Path, images: &Images) -> Self {
+        let socket = images.path("tgt");
+        let target = (0..5).find_map(|_| Self::start(&socket)).expect("one of five ports is free");
+        target.does(&["--op=new", "--mode=target", "--tid=1", "--targetname", Self::NAME]);
+        let unit = ["--op=new", "--mode=logicalunit", "--tid=1", "--lun=1", "--backing-store"];
+        target.does(&[&unit[..], &[file.to_str().expect("text")]].concat());
+        target.does(&["--op=bind", "--mode=target", "--tid=1", "--initiator-address=127.0.0.1"]);
+        target
+    }
+
+    fn start(socket: &Path) -> Option<Self> {
+        let free = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a port");
+        let port = free.local_addr().expect("bound").port();
+        drop(free);
+        let portal = format!("portal=127.0.0.1:{port}");
+        let mut command = tool("tgtd");
+        command.env("TGT_IPC_SOCKET", socket).args([
+            "--foreground",
+            "--control-port",
+            "1",
+            "--iscsi",
+            &portal,
+        ]);
+        let daemon = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut target = Self { daemon: daemon.expect("starts"), port, socket: socket.to_owned() };
+        let started = Instant::now();
+        loop {
+            if target.daemon.try_wait().expect("waits").is_some() {
+                return None;
+            }
+            if run(&mut target.admin(&["--op=show", "--mode=target"])).exit == 0 {
+                return Some(target);
+            }
+            assert!(started.elapsed() < LIMIT, "tgtd does not answer");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn admin(&self, words: &[&str]) -> Command {
+        let mut command = tool("tgtadm");
+        command.env("TGT_IPC_SOCKET", &self.socket).args(["--control-port=1", "--lld=iscsi"]).args(words);
+        command
+    }
+
+    #[track_caller]
+    fn does(&self, words: &[&str]) {
+        let ran = run(&mut self.admin(words));
+        assert_eq!(ran.exit, 0, "tgtadm {words:?}: {ran:?}");
+    }
+
+    fn uri(&self) -> String {
+        format!("iscsi://127.0.0.1:{}/{}/1", self.port, Self::NAME)
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ended_already = self.daemon.kill();
+        let _reaped_already = self.daemon.wait();
+    }
+}
+
+/// Whether qemu's tools speak iSCSI here; that is a package of its own.
+fn has_iscsi() -> bool {
+    if !["tgtd", "tgtadm", "qemu-io", "qemu-img"].iter().all(|tool| requires(tool)) {
+        return false;
+    }
+    let help = run(tool("qemu-img").arg("--help"));
+    let formats = help.out.lines().find(|line| line.starts_with("Supported formats:")).unwrap_or_default();
+    // Named whether its module is there or not; opening tells.
+    let asked = run(tool("qemu-img").args(["info", "iscsi://127.0.0.1:1/none/0"]));
+    let is_there = formats.contains("iscsi") && !asked.err.contains("Unknown protocol");
+    if !is_there {
+        println!("skipped: qemu-img speaks no iSCSI; install qemu-block-extra");
+    }
+    is_there
+}
+
+/// An iSCSI target over the file: what its clients write is in the volume after a restart, and what is written there they read.
+#[test]
+fn an_iscsi_target_over_the_file() {
+    if !has_fuse() || !has_iscsi() {
+        return;
+    }
+    let (images, daemon, file) = volume_as_a_file();
+    let image = images.path("image");
+    let mut data = pattern(usize::try_from(24 * MIB).expect("small"), 9);
+    std::fs::write(&image, &data).expect("a file");
+    let image = image.to_str().expect("text");
+    let target = Target::over(&file, &images);
+    let uri = target.uri();
+    let size = std::fs::metadata(&file).expect("a file").len();
+    let info = does("qemu-img", ["info", "--output=json", &uri]);
+    let info = common::json(&info);
+    // A target has blocks of 512 bytes, and so has a volume.
+    assert_eq!(info["virtual-size"].as_u64(), Some(size), "{info}");
+    does("qemu-img", ["convert", "-n", "-f", "raw", "-O", "raw", "-t", "none", image, &uri]);
+    let written = [
+        "write -P 0x5a 1000k 512",
+        "write -f -P 0xa5 30M 1M",
+        "write -z -u 2M 64k",
+        "discard 3M 128k",
+        "aio_write -P 7 40M 256k",
+        "aio_write -P 8 41M 256k",
+        "aio_flush",
+        "flush",
+        "read -P 0x5a 1000k 512",
+        "read -P 7 40M 256k",
+    ];
+    let commands = written.iter().flat_map(|command| ["-c", command]);
+    let said = does("qemu-io", ["-f", "raw", "-t", "none"].into_iter().chain(commands).chain([&*uri]));
+    assert!(!said.contains("failed") && !said.contains("error"), "{said}");
+    drop(target);
+    data[1000 << 10..][..512].fill(0x5a);
+    data[2 << 20..][..64 << 10].fill(0);
+    daemon.wait_for("the target has let go", |status| status["clients"] == serde_json::json!([]));
+    daemon.kill();
+
+    let daemon = Daemon::configured(&images);
+    let found = bytes(&file);
+    let all_are = |range: std::ops::Range<usize>, byte: u8| found[range].iter().all(|found| *found == byte);
+    assert!(all_are(30 << 20..31 << 20, 0xa5) && all_are(31 << 20..40 << 20, 0));
+    assert!(all_are(40 << 20..(40 << 20) + (256 << 10), 7) && all_are(41 << 20..(41 << 20) + (256 << 10), 8));
+    // What is discarded reads as zeroes here, but nobody promised that.
+    let discarded = 3 << 20..(3 << 20) + (128 << 10);
+    data[discarded.clone()].copy_from_slice(&found[discarded]);
+    assert!(found[..data.len()] == data[..], "what was written is there");
+
+    // The other way: written here, read there.
+    let other = pattern(usize::try_from(size).expect("small"), 77);
+    let open = File::options().write(true).open(&file).expect("it is there");
+    open.write_all_at(&other, 0).expect("it takes it");
+    drop(open);
+    let target = Target::over(&file, &images);
+    let copy = images.path("copy");
+    does("qemu-img", ["convert", "-f", "raw", "-O", "raw", &target.uri(), copy.to_str().expect("text")]);
+    assert!(bytes(&copy) == other, "it reads what was written");
+    drop(target);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}

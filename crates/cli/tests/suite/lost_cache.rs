@@ -1,0 +1,225 @@
+//! A cache whose superblock is damaged, while a backing device says that its newest data is in that set: nothing leads to
+//! `make`, nothing overwrites the device, and what is lost without it is told.
+
+use crate::common::{
+    Daemon, Images, Ran, ask, bcached, bytes, content, done, fill, json, patch, pattern, refused, requires,
+    run,
+};
+
+const CACHE_BYTES: u64 = 36 << 20;
+const BACKING_BYTES: u64 = 20 << 20;
+const DATA_BYTES: usize = 2 << 20;
+const SUPERBLOCK: usize = 4096;
+
+/// A cache, and a volume that has dirty data in it.
+struct Site {
+    images: Images,
+    fast: String,
+    tank: String,
+    set: String,
+}
+
+impl Site {
+    /// `None`: a tool is missing.
+    fn new() -> Option<Self> {
+        if !requires("nbdcopy") {
+            return None;
+        }
+        let images = Images::new();
+        let (fast, tank) = images.configure_pair(CACHE_BYTES, BACKING_BYTES, "writeback_running = false\n");
+        let daemon = Daemon::configured(&images);
+        // A busy machine makes the cache look congested, and what is to be dirty there would pass it by.
+        done(&daemon, &["set", "fast", "congested_write_threshold_us=0"]);
+        fill(&images, &daemon, "tank", &pattern(DATA_BYTES, 1));
+        assert_eq!(daemon.stop().0, 0);
+        let set =
+            json(&bcached(&["show", "--json", &fast]).out)["set_uuid"].as_str().expect("text").to_owned();
+        Some(Self { images, fast, tank, set })
+    }
+
+    fn lose_superblock(&self) {
+        patch(&self.fast, SUPERBLOCK as u64, &[0; 4096]);
+    }
+
+    fn config(&self) -> String {
+        self.images.path("config.toml").to_str().expect("text").to_owned()
+    }
+
+    /// It is refused for safety, with the set by its name and what to do, and nothing is written.
+    #[track_caller]
+    fn refuses(&self, words: &[&str], why: &str) {
+        let before = bytes(&self.fast);
+        let ran = bcached(words);
+        let said = told(&ran);
+        assert_eq!(ran.exit, 3, "{words:?}: {ran:?}");
+        for part in [why, &self.set, "tank", "how much is not known", "image it first", "docs/failures.md"] {
+            assert!(said.contains(part), "{words:?}: no {part:?} in {said}");
+        }
+        assert!(!said.contains("`bcached make") && !said.contains("wipe"), "{words:?}: {said}");
+        assert!(bytes(&self.fast) == before, "{words:?}: it was written");
+    }
+}
+
+fn told(ran: &Ran) -> String {
+    format!("{}{}", ran.out, ran.err)
+}
+
+#[test]
+fn a_cache_whose_superblock_is_gone_is_not_made_anew() {
+    let Some(site) = Site::new() else { return };
+    site.lose_superblock();
+    let (fast, tank, config) = (site.fast.as_str(), site.tank.as_str(), site.config());
+    let config = config.as_str();
+    let new = site.images.blank("new", BACKING_BYTES);
+    let remains = format!("remains of the cache set {}", site.set);
+    site.refuses(&["make", "--cache", fast, "--for", tank], &remains);
+    site.refuses(&["make", "--cache", fast, "--backing", tank], &remains);
+    site.refuses(&["make", "--dry-run", "--cache", fast, "--config", config], &remains);
+    site.refuses(&["make", "--cache", fast, "--backing", &new, "--config", config], &remains);
+    site.refuses(&["make", "--backing", fast, "--config", config], &remains);
+    site.refuses(&["doctor", "--config", config, fast], &remains);
+    site.refuses(&["doctor", fast, tank], &remains);
+    // No other device is a way out, as long as that set is missing.
+    let ran = bcached(&["doctor", &new, "--config", config]);
+    assert!(
+        ran.exit == 2 && ran.out.contains("which is missing") && !ran.out.contains("`bcached make"),
+        "{ran:?}"
+    );
+    let ran = bcached(&["scan", fast, tank]);
+    assert!(
+        ran.exit == 3 && ran.err.contains("image it first") && ran.out.contains("make no device anew"),
+        "{ran:?}"
+    );
+    let ran = run(&mut Daemon::command(&site.images, "run", &["--cache", fast, "--backing", tank]));
+    assert!(ran.exit == 2 && ran.err.contains("`bcached doctor"), "{ran:?}");
+    assert!(!told(&ran).contains("`bcached make"), "{ran:?}");
+    // What is dirty is not in sight here: something is on the device all the same.
+    let ran = bcached(&["make", "--dry-run", "-b", "64k", "--cache", fast]);
+    assert!(ran.exit == 0 && ran.err.contains("holds data of no known kind"), "{ran:?}");
+}
+
+/// The superblock still says what set it was of.
+#[test]
+fn a_cache_whose_superblock_is_damaged_is_not_made_anew() {
+    let Some(site) = Site::new() else { return };
+    let (fast, tank) = (site.fast.as_str(), site.tank.as_str());
+    for (offset, byte) in [(200, 9), (24, 0xc7)] {
+        let sound = bytes(fast);
+        patch(fast, SUPERBLOCK as u64 + offset, &[byte]);
+        let why = "its superblock, which is damaged, is that of the cache set";
+        site.refuses(&["make", "--cache", fast, "--for", tank], why);
+        site.refuses(&["make", "--cache", fast, "--for", tank, "--wipe-bcache"], why);
+        site.refuses(&["doctor", fast, tank], why);
+        let ran = bcached(&["scan", fast, tank]);
+        assert!(ran.out.contains(why) && !ran.out.contains("`bcached make"), "{ran:?}");
+        std::fs::write(fast, sound).expect("a file");
+    }
+    // Where nothing in sight is dirty in it, it is said how it is removed, and what comes before that.
+    patch(fast, SUPERBLOCK as u64 + 200, &[9]);
+    let ran = bcached(&["make", "--cache", fast]);
+    assert!(ran.exit == 3 && ran.err.contains("if it was a cache, image it first"), "{ran:?}");
+}
+
+/// Somebody has done it, and nobody has used the new set yet: the old one can be brought back.
+#[test]
+fn what_was_made_over_a_lost_cache_is_not_made_again() {
+    let Some(site) = Site::new() else { return };
+    site.lose_superblock();
+    let (fast, tank) = (site.fast.as_str(), site.tank.as_str());
+    assert_eq!(bcached(&["make", "-b", "64k", "--cache", fast]).exit, 0);
+    site.refuses(&["make", "--cache", fast, "--for", tank, "--wipe-bcache"], "remains of the cache set");
+    // Another daemon would take it for a new one.
+    let (other, slow) = (site.images.blank("other", BACKING_BYTES), site.images.blank("slow", CACHE_BYTES));
+    assert_eq!(bcached(&["make", "-b", "64k", "--cache", &slow, "--backing", &other]).exit, 0);
+    site.images.configure(&format!(
+        "version = 1\n[cache.slow]\ndevice = {slow:?}\n[volume.other]\nbacking = {other:?}\n\
+         [volume.tank]\nbacking = {tank:?}\n"
+    ));
+    let daemon = Daemon::configured(&site.images);
+    daemon.wait_for("the volume", |status| status["volumes"][0]["state"] == "served");
+    let before = bytes(fast);
+    for words in
+        [&["replace", "slow", "--with", fast][..], &["replace", "slow", "--with", fast, "--wipe-bcache"]]
+    {
+        refused(&daemon, words, 3, &format!("remains of the cache set {}", site.set));
+    }
+    assert!(bytes(fast) == before, "it was written");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// A device in the place of the cache, with nothing on it: it may be the wrong one, or one that has lost everything.
+#[test]
+fn the_configured_cache_of_a_dirty_volume_is_not_made_until_that_is_given_up() {
+    let Some(site) = Site::new() else { return };
+    std::fs::remove_file(&site.fast).expect("ours");
+    site.images.blank("fast", CACHE_BYTES);
+    let (fast, config) = (site.fast.as_str(), site.config());
+    let make = ["make", "-b", "64k", "--cache", fast, "--config", &config];
+    site.refuses(&make, "it is configured as the cache");
+    site.refuses(&["doctor", fast, "--config", &config], "it is configured as the cache");
+    // By other names than those of the configuration.
+    let linked = |name: &str, device: &str| {
+        let link = site.images.path(name);
+        std::os::unix::fs::symlink(device, &link).expect("ours");
+        link.to_str().expect("text").to_owned()
+    };
+    let (other_fast, other_tank) = (linked("by-id-fast", fast), linked("by-id-tank", &site.tank));
+    let named = ["make", "-b", "64k", "--cache", &other_fast, "--for", &other_tank, "--config", &config];
+    site.refuses(&named, "it is configured as the cache");
+    assert_eq!(bcached(&["make", "--cache", fast, "--config", "/nowhere"]).exit, 2, "no such configuration");
+    patch(&site.tank, SUPERBLOCK as u64, &[0; 4096]);
+    assert_eq!(bcached(&make).exit, 0, "its superblock is gone, so it is given up");
+}
+
+#[test]
+fn what_is_lost_with_a_cache_is_told_by_remove_and_replace() {
+    let Some(site) = Site::new() else { return };
+    site.lose_superblock();
+    let new = site.images.blank("new", CACHE_BYTES);
+    let daemon = Daemon::configured(&site.images);
+    let lost = format!("is in the cache set {}, which is missing: how much is not known", site.set);
+    let replace = ["replace", "fast", "--with", &new];
+    refused(&daemon, &replace, 3, &lost);
+    let status = ask(&daemon, &["status"]);
+    assert!(
+        status.out.contains("which is missing") && status.out.contains("do not make that device anew"),
+        "{status:?}"
+    );
+    assert!(
+        !told(&status).contains("`bcached make") && !daemon.log().contains("`bcached make"),
+        "{status:?}"
+    );
+    let planned = json(&done(&daemon, &["remove", "tank", "--dry-run", "--json"]));
+    assert_eq!(planned["dirty_unknown"], true, "{planned}");
+    let planned = done(&daemon, &["remove", "tank", "--dry-run"]);
+    assert!(planned.contains(&lost) && planned.contains("an unknown amount dirty"), "{planned}");
+    let removed = done(&daemon, &["remove", "tank"]);
+    assert!(
+        removed.contains(&lost) && removed.contains("is not known") && !removed.contains("0 B"),
+        "{removed}"
+    );
+    // Nobody else knows of it any more.
+    let planned = done(&daemon, &["replace", "fast", "--with", &new, "--dry-run"]);
+    assert!(planned.contains(&lost) && planned.contains("tank"), "{planned}");
+    let replaced = done(&daemon, &replace);
+    assert!(replaced.contains(&lost) && !replaced.contains("nothing"), "{replaced}");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// As the documents say it.
+#[test]
+fn a_superblock_is_written_back_into_an_image() {
+    let Some(site) = Site::new() else { return };
+    site.lose_superblock();
+    let image = site.images.path("image").to_str().expect("text").to_owned();
+    std::fs::copy(&site.fast, &image).expect("a copy");
+    let scratch = site.images.blank("scratch", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "--cache", &scratch, "--cset-uuid", &site.set, "--bucket", "64k"]).exit, 0);
+    assert_eq!(Daemon::start(&site.images, &["--cache", &scratch]).stop().0, 0);
+    patch(&image, SUPERBLOCK as u64, &bytes(&scratch)[SUPERBLOCK..][..4096]);
+    let ran = bcached(&["check", &image, "--backing", &site.tank]);
+    assert_eq!(ran.exit, 0, "{ran:?}");
+    let daemon = Daemon::start(&site.images, &["--cache", &image, "--backing", &site.tank]);
+    assert!(content(&site.images, &daemon, "tank")[..DATA_BYTES] == pattern(DATA_BYTES, 1), "all is there");
+    assert_eq!(daemon.stop().0, 0);
+}

@@ -1,0 +1,349 @@
+//! Every option of a volume and of a cache, read, set, set badly and unset, in each state that its owner can be in. The options are those that
+//! the program has, so a new one is walked by itself.
+//!
+//! The rule: it is done, and `get` says what was set; or it is refused, with what is the matter and what can be done, and nothing has
+//! changed. What was set while something was away holds when that is back.
+
+mod states;
+
+use crate::common::{Daemon, Images, Ran, ask, bcached, done, json, requires};
+use bcached_daemon::options::value::Kind;
+use bcached_daemon::options::{Definition, Place, Scope};
+use std::path::PathBuf;
+
+/// Behind all of the cache, so that writes to a backing device alone can be made to fail.
+const DATA_OFFSET: u64 = 40 << 20;
+const CACHE_BYTES: u64 = 36 << 20;
+const BACKING_BYTES: u64 = 60 << 20;
+
+/// The cache `fast` and the volume `media` on it, of which nothing is written back by itself.
+struct Site {
+    images: Images,
+    fast: PathBuf,
+    media: PathBuf,
+    /// Where a device is while it is missing.
+    away: PathBuf,
+}
+
+impl Site {
+    fn new() -> Self {
+        let images = Images::new();
+        let (fast, media) = (images.blank("fast", CACHE_BYTES), images.blank("media", BACKING_BYTES));
+        let offset = (DATA_OFFSET / 512).to_string();
+        assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
+        let made = bcached(&["make", "--writeback", "-o", &offset, "--label", "tank", "-B", &media]);
+        assert_eq!(made.exit, 0, "{made:?}");
+        images.configure(&format!(
+            "version = 1\n[cache.fast]\ndevice = {fast:?}\n[defaults]\nwait = \"1s\"\nwriteback_running = false\n\
+             [volume.media]\nbacking = {media:?}\n"
+        ));
+        let away = images.path("unplugged");
+        Self { fast: fast.into(), media: media.into(), away, images }
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::configured(&self.images)
+    }
+
+    /// What is kept of options, each with its section. That a volume is detached is none of it: it is kept while a job lasts, which may end at
+    /// any moment.
+    fn kept(&self) -> Vec<String> {
+        let text = self.images.kept();
+        let mut section = "";
+        let mut options = Vec::new();
+        for line in text.lines() {
+            if line.starts_with('[') {
+                section = line;
+            } else if line.contains(" = ") && !section.is_empty() && !line.starts_with("cache = ") {
+                options.push(format!("{section} {line}"));
+            }
+        }
+        options
+    }
+
+    /// The volume has been served, and stopped in order.
+    fn served_once(&self) {
+        let (exit, log) = self.start().stop();
+        assert_eq!(exit, 0, "{log}");
+    }
+}
+
+/// A state that a volume or a cache can be in.
+struct State {
+    /// Whose options are walked.
+    owner: &'static str,
+    scope: Scope,
+    /// Programs without which it cannot be brought about.
+    needs: &'static [&'static str],
+    /// Brings it about.
+    enter: fn(&Site) -> Daemon,
+    /// Whether it is so.
+    is_so: fn(&Daemon) -> bool,
+    /// Brings it about again if it is over by itself, which may be at any moment. Before each option, and at the end.
+    renew: fn(&Daemon),
+    /// What cannot be set in it, and what the refusal says.
+    refuses: &'static [(&'static str, i32, &'static str)],
+    /// What nobody can say in it, unless somebody has: its device keeps it.
+    hidden: &'static [&'static str],
+    /// What it does not have at all.
+    lacks: &'static [&'static str],
+    /// Whether what its superblock keeps is written in this state: it stays there when it is unset.
+    writes_superblock: bool,
+    /// Ends it; the owner works again.
+    leave: fn(&Site, Daemon) -> Daemon,
+}
+
+/// One option as `get` shows it.
+#[derive(Clone, PartialEq, Debug)]
+struct Seen {
+    value: Option<String>,
+    origin: String,
+}
+
+fn get(daemon: &Daemon, owner: &str, option: &str) -> Seen {
+    let ran = ask(daemon, &["get", "--json", owner, option]);
+    if ran.err.contains("lives on its cache alone") {
+        assert_refused(&ran, 2, "`bcached get ");
+        return Seen { value: None, origin: String::new() };
+    }
+    if ran.exit != 0 {
+        assert_refused(&ran, 4, "its device keeps it, which could not be read yet");
+        return Seen { value: None, origin: "superblock".to_owned() };
+    }
+    let shown = json(&ran.out)["options"][0].clone();
+    let text = |key: &str| shown[key].as_str().map(str::to_owned);
+    Seen { value: text("value"), origin: text("origin").unwrap_or_default() }
+}
+
+/// A value of the option that is not `now`, as `get` prints it.
+fn other(option: &Definition, now: Option<&str>) -> String {
+    let first = |values: &[&str]| {
+        let found = values.iter().find(|value| now != Some(**value));
+        (*found.expect("two are enough")).to_owned()
+    };
+    match option.kind {
+        Kind::Flag => first(&["0", "1"]),
+        Kind::Number(least, greatest) => {
+            let now: u64 = now.and_then(|now| now.parse().ok()).unwrap_or(least);
+            (if now < greatest { now + 1 } else { now - 1 }).to_string()
+        }
+        Kind::Size => first(&["1M", "2M"]),
+        Kind::Stripe | Kind::Rate(..) => first(&["8M", "16M"]),
+        Kind::Time(..) => first(&["40s", "50s"]),
+        // Each in turn: what was set last is not what there was at first.
+        Kind::Choice(words) => {
+            let at = words.iter().position(|word| now == Some(*word)).map_or(0, |at| at + 1);
+            words[at % words.len()].to_owned()
+        }
+        Kind::Hours => first(&["01:00-02:00", "03:00-04:00"]),
+        Kind::Text => first(&["one", "two"]),
+    }
+}
+
+/// What is none of its values: of another form, empty, negative, broken, with a unit that there is not, and next to each end of its range.
+/// (Beyond an end of an option of the kernel's the end is taken, as there: `the_end_of_a_range_is_taken_with_a_word`.)
+fn bad(option: &Definition) -> Vec<String> {
+    let beside = |least: u64, greatest: u64| {
+        let (below, above) = (least.checked_sub(1), greatest.checked_add(1));
+        below.into_iter().chain(above).collect::<Vec<u64>>()
+    };
+    let (ends, unit): (Vec<u64>, &str) = match option.kind {
+        Kind::Text => return vec!["x".repeat(33)],
+        _ if option.is_of_kernel => (Vec::new(), ""),
+        Kind::Number(least, greatest) => (beside(least, greatest), ""),
+        Kind::Rate(least, greatest) => (beside(least, greatest), ""),
+        // The longest has no end that a number could be beyond.
+        Kind::Time(least, greatest) => (beside(least, greatest), "ms"),
+        Kind::Flag | Kind::Size | Kind::Stripe | Kind::Choice(_) | Kind::Hours => (Vec::new(), ""),
+    };
+    let forms = ["?", "", "-1", "1.5.1", "1Q", "1 2", "25:00-26:00"].map(str::to_owned);
+    forms.into_iter().chain(ends.iter().map(|end| format!("{end}{unit}"))).collect()
+}
+
+/// Whether its device keeps what is set.
+fn is_kept(option: &Definition) -> bool {
+    matches!(option.place, Place::Label | Place::CacheMode | Place::Kept { .. })
+}
+
+/// Whether nobody keeps it.
+fn is_fleeting(option: &Definition) -> bool {
+    matches!(option.place, Place::Pace)
+}
+
+/// It says what is the matter and what can be done.
+#[track_caller]
+fn assert_refused(ran: &Ran, exit: i32, part: &str) {
+    let error = json(&ran.err)["error"].clone();
+    let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();
+    let whole = [text("what"), text("why"), text("next")].join("; ");
+    assert_eq!((ran.exit, error["exit"].as_i64()), (exit, Some(exit.into())), "{ran:?}");
+    assert!(whole.contains(part), "{part}: {ran:?}");
+    let says_more = !text("why").is_empty() || !text("next").is_empty();
+    assert!(!text("what").is_empty() && says_more, "{ran:?}");
+}
+
+impl State {
+    fn refusal(&self, option: &Definition) -> Option<(i32, &'static str)> {
+        // The device keeps a label whoever keeps the rest.
+        let is_any = |name: &str| name == "*" && !matches!(option.place, Place::Label);
+        let found = self.refuses.iter().find(|(name, ..)| *name == option.name || is_any(name));
+        found.map(|(_, exit, part)| (*exit, *part))
+    }
+
+    /// The same of one that is so for a moment: nothing is ever kept of it, and what it is now nobody can foretell.
+    fn walk_fleeting(&self, site: &Site, daemon: &Daemon, option: &Definition) {
+        let (owner, name, kept) = (self.owner, option.name, site.kept());
+        let set = |value: &str, more: &[&str]| {
+            ask(daemon, &[&["set", "--json", owner, &format!("{name}={value}")], more].concat())
+        };
+        get(daemon, owner, name);
+        for value in bad(option) {
+            assert_refused(&set(&value, &["--runtime"]), 2, name);
+        }
+        let new = other(option, None);
+        let is_lacking = self.lacks.contains(&name);
+        let why = if is_lacking { "it lives on its cache alone" } else { "add --runtime" };
+        assert_refused(&set(&new, &[]), 2, why);
+        match self.refusal(option) {
+            _ if is_lacking => assert_refused(&set(&new, &["--runtime"]), 2, why),
+            Some((exit, part)) => assert_refused(&set(&new, &["--runtime"]), exit, part),
+            None => {
+                let ran = set(&new, &["--runtime"]);
+                assert_eq!(ran.exit, 0, "{ran:?}");
+                assert_eq!(json(&ran.out)["changes"][0]["value"].as_str(), Some(new.as_str()), "{ran:?}");
+            }
+        }
+        assert_refused(&ask(daemon, &["unset", "--json", owner, name]), 2, name);
+        assert_eq!(site.kept(), kept, "nothing is kept of {name}");
+    }
+
+    /// Reads, sets, sets badly and unsets one option. All is as before when it returns.
+    fn walk(&self, site: &Site, daemon: &Daemon, option: &Definition) {
+        let (owner, name) = (self.owner, option.name);
+        if is_fleeting(option) {
+            return self.walk_fleeting(site, daemon, option);
+        }
+        let (before, kept) = (get(daemon, owner, name), site.kept());
+        assert_eq!(
+            before.value.is_none(),
+            self.hidden.contains(&name) || self.lacks.contains(&name),
+            "{name} is {before:?}"
+        );
+        let set = |value: &str, more: &[&str]| {
+            let said = format!("{name}={value}");
+            ask(daemon, &[&["set", "--json", owner, &said], more].concat())
+        };
+        let is_as_before = |after: &str| {
+            assert_eq!(
+                (get(daemon, owner, name), site.kept()),
+                (before.clone(), kept.clone()),
+                "{after} {name}"
+            );
+        };
+        let refusal = self.refusal(option);
+        for value in bad(option) {
+            assert_refused(&set(&value, &[]), 2, name);
+        }
+        is_as_before("a bad value of");
+        let new = other(option, before.value.as_deref());
+        if self.lacks.contains(&name) {
+            for refused in
+                [set(&new, &[]), set(&new, &["--runtime"]), ask(daemon, &["unset", "--json", owner, name])]
+            {
+                assert_refused(&refused, 2, "it lives on its cache alone");
+            }
+            return is_as_before("a refusal of");
+        }
+        if let Some((exit, part)) = refusal {
+            assert_refused(&set(&new, &[]), exit, part);
+            is_as_before("a refusal of");
+        } else {
+            self.assert_set(daemon, option, &set(&new, &[]), (&new, "set"));
+            assert!(matches!(option.place, Place::Label) || site.kept() != kept, "{name} is kept");
+            let again = set(&new, &[]);
+            assert_eq!(json(&again.out)["changes"][0]["already"].as_bool(), Some(true), "{again:?}");
+        }
+        if matches!(option.place, Place::Label) {
+            assert_refused(&set("three", &["--runtime"]), 2, "--runtime");
+            assert_refused(
+                &ask(daemon, &["unset", "--json", owner, name]),
+                2,
+                "nobody says it but the device",
+            );
+        } else {
+            let newest = other(option, Some(&new));
+            self.assert_set(daemon, option, &set(&newest, &["--runtime"]), (&newest, "runtime"));
+            done(daemon, &["unset", owner, name]);
+        }
+        let now = get(daemon, owner, name);
+        // Nobody else says it, and the device says what was set last.
+        let stays = refusal.is_none() && is_kept(option) && self.writes_superblock;
+        let after = if stays { Seen { value: Some(new), ..before } } else { before };
+        assert_eq!(now, after, "{name} is unset");
+        let is_kept = site.kept().iter().any(|line| line.contains(&format!("] {name} = ")));
+        assert!(!is_kept, "{name}: {:?}", site.kept());
+    }
+
+    fn assert_set(&self, daemon: &Daemon, option: &Definition, ran: &Ran, (value, origin): (&str, &str)) {
+        assert_eq!(ran.exit, 0, "{}={value}: {ran:?}\n{}", option.name, daemon.log());
+        let origin = if matches!(option.place, Place::Label) { "superblock" } else { origin };
+        let wanted = Seen { value: Some(value.to_owned()), origin: origin.to_owned() };
+        assert_eq!(get(daemon, self.owner, option.name), wanted, "{}", option.name);
+    }
+
+    /// Walks all options, then sets each, half of them until the daemon stops, and sees that they hold when the state is over.
+    fn check(&self) {
+        if !self.needs.iter().all(|tool| requires(tool)) {
+            return;
+        }
+        let site = Site::new();
+        let daemon = (self.enter)(&site);
+        let holds = |when: &str| {
+            daemon.wait_for(when, |_| {
+                (self.renew)(&daemon);
+                (self.is_so)(&daemon)
+            });
+        };
+        holds("the state was not entered");
+        for option in self.scope.options() {
+            (self.renew)(&daemon);
+            self.walk(&site, &daemon, option);
+        }
+        let mut wanted = Vec::new();
+        for (n, option) in self.scope.options().iter().enumerate() {
+            let is_label = matches!(option.place, Place::Label);
+            let runtime: &[&str] = if (n % 2 == 1 || self.refusal(option).is_some()) && !is_label {
+                &["--runtime"]
+            } else {
+                &[]
+            };
+            if is_fleeting(option)
+                || self.lacks.contains(&option.name)
+                || (is_label && self.refusal(option).is_some())
+            {
+                continue;
+            }
+            let value = other(option, get(&daemon, self.owner, option.name).value.as_deref());
+            done(&daemon, &[&["set", self.owner, &format!("{}={value}", option.name)], runtime].concat());
+            wanted.push((option.name, value, !runtime.is_empty()));
+        }
+        holds("the state is over though nobody has ended it");
+        let id = daemon.id();
+        let daemon = (self.leave)(&site, daemon);
+        let is_same = daemon.id() == id;
+        for (name, value, is_for_now) in &wanted {
+            if is_same || !*is_for_now {
+                let now = get(&daemon, self.owner, name).value;
+                assert_eq!(now.as_ref(), Some(value), "{name} when that is over\n{}", daemon.log());
+            }
+        }
+        let (exit, log) = daemon.stop();
+        assert_eq!(exit, 0, "{log}");
+        if let Some((_, mode, false)) = wanted.iter().find(|(name, ..)| *name == "cache_mode") {
+            let shown = json(&bcached(&["show", "--json", site.media.to_str().expect("text")]).out);
+            // The word of the tool that printed it first.
+            let word = if mode == "none" { "no caching" } else { mode.as_str() };
+            assert_eq!(shown["backing"]["cache_mode"].as_str(), Some(word), "{log}");
+        }
+    }
+}

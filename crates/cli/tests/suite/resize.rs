@@ -1,0 +1,416 @@
+//! Volumes that become larger and smaller, as processes: nothing of them is lost, a size that was asked for stays over restarts, and what
+//! is refused has changed nothing.
+
+use crate::common::{
+    self, Daemon, Images, bcached, content, done, fill, json, pattern, refused, requires, tool,
+};
+use std::fs::File;
+use std::io::Write as _;
+use std::process::Stdio;
+
+const MIB: u64 = 1 << 20;
+/// Where a volume's data begins.
+const OFFSET: u64 = 8192;
+
+/// A cache and a volume of 20 MiB in mode writeback, of which nothing is written back by itself.
+struct Site {
+    images: Images,
+    fast: String,
+    tank: String,
+}
+
+impl Site {
+    fn new() -> Self {
+        let images = Images::new();
+        let (fast, tank) = images.pair(100 * MIB, OFFSET + 20 * MIB);
+        let site = Self { images, fast, tank };
+        site.configure("");
+        site
+    }
+
+    /// The section of the volume `media` says this, too.
+    fn configure(&self, more: &str) {
+        let text = format!(
+            "version = 1\n[cache.fast]\ndevice = {:?}\n[volume.media]\nbacking = {:?}\nwriteback_running = false\nsequential_cutoff = 0\n{more}",
+            self.fast, self.tank
+        );
+        self.images.configure(&text);
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::configured(&self.images)
+    }
+
+    fn kept(&self) -> String {
+        self.images.kept()
+    }
+
+    fn resize_device(&self, volume_bytes: u64) {
+        let device = File::options().write(true).open(&self.tank).expect("ours");
+        device.set_len(OFFSET + volume_bytes).expect("resized");
+    }
+
+    /// Fills the volume from its start on with bytes that tell their place.
+    fn write(&self, daemon: &Daemon, bytes: u64, seed: u8) -> Vec<u8> {
+        let data = pattern(usize::try_from(bytes).expect("small"), seed);
+        fill(&self.images, daemon, "media", &data);
+        data
+    }
+
+    /// Writes a little near the end, which no rule sends past the cache however slow the machine is; `data` is what all of it holds then.
+    fn write_behind(&self, daemon: &Daemon, data: &mut [u8]) {
+        let ran = common::run(tool("qemu-io").args([
+            "-f",
+            "raw",
+            "-c",
+            "write -P 7 18M 64k",
+            "-c",
+            "flush",
+            &daemon.uri("media"),
+        ]));
+        assert_eq!(ran.exit, 0, "{ran:?}\n{}", daemon.log());
+        let start = usize::try_from(18 * MIB).expect("small");
+        data[start..start + (64 << 10)].fill(7);
+    }
+
+    /// All of the volume, as a client sees it.
+    fn read(&self, daemon: &Daemon) -> Vec<u8> {
+        content(&self.images, daemon, "media")
+    }
+}
+
+fn volume(daemon: &Daemon) -> serde_json::Value {
+    daemon.status()["volumes"][0].clone()
+}
+
+fn size(daemon: &Daemon) -> u64 {
+    volume(daemon)["size_bytes"].as_u64().unwrap_or_default()
+}
+
+#[test]
+fn a_device_that_has_grown_is_taken_up_while_it_is_served() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let before = site.write(&daemon, 20 * MIB, 1);
+    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 20 MiB large already\n");
+    // Its end is not a whole block.
+    site.resize_device(24 * MIB + 1024);
+    assert_eq!(
+        done(&daemon, &["grow", "media", "--dry-run"]),
+        "media: would be 24 MiB (25166848 bytes) large\n"
+    );
+    assert_eq!(size(&daemon), 20 * MIB);
+    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 24 MiB (25166848 bytes) large\n");
+    assert_eq!(size(&daemon), 24 * MIB + 1024);
+    let found = site.read(&daemon);
+    assert!(found[..before.len()] == before[..] && found[before.len()..].iter().all(|byte| *byte == 0));
+    let after = site.write(&daemon, 24 * MIB + 1024, 2);
+    site.resize_device(28 * MIB);
+    let job = json(&done(&daemon, &["grow", "media", "--json"]));
+    assert_eq!(
+        (job["schema"].as_str(), job["size_bytes"].as_u64()),
+        (Some("bcached.job"), Some(28 * MIB)),
+        "{job}"
+    );
+    assert!(site.read(&daemon)[..after.len()] == after[..], "the odd end is a part of a block now");
+    assert_eq!(daemon.stop().0, 0);
+    let check = bcached(&["check", &site.fast, "--backing", &site.tank]);
+    assert_eq!(check.exit, 0, "{check:?}");
+    let daemon = site.start();
+    assert_eq!(size(&daemon), 28 * MIB);
+    assert!(site.read(&daemon)[..after.len()] == after[..]);
+}
+
+/// The size that was asked for stays: over the cut of the device, which may come while the volume is served, and over restarts before it.
+#[test]
+fn a_volume_that_has_shrunk_stays_so_until_it_grows() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let mut data = site.write(&daemon, 20 * MIB, 1);
+    site.write_behind(&daemon, &mut data);
+    let dry = ["shrink", "media", "--size", "12M", "--dry-run"];
+    let planned = done(&daemon, &dry);
+    assert!(
+        planned.ends_with(" behind 12 MiB would be written back, then it would be 12 MiB large\n"),
+        "{planned}"
+    );
+    // Under load some of it may have gone past the cache.
+    let behind = json(&done(&daemon, &[&dry[..], &["--json"]].concat()))["dirty_bytes_at_start"].as_u64();
+    let dirty = volume(&daemon)["dirty_bytes"].as_u64();
+    let (behind, dirty) = (behind.expect("a number"), dirty.expect("a number"));
+    assert!(0 < behind && behind <= 8 * MIB && behind < dirty, "{behind} of {dirty}");
+    assert_eq!((site.kept().as_str(), size(&daemon)), ("", 20 * MIB));
+    assert_eq!(done(&daemon, &["shrink", "media", "--size", "12M"]), "media: it is 12 MiB large\n");
+    assert_eq!(done(&daemon, &["shrink", "media", "--size", "12M"]), "media: it is 12 MiB large already\n");
+    assert!(site.kept().contains("size = \"12M\""), "{}", site.kept());
+    assert_eq!(
+        volume(&daemon)["dirty_bytes"].as_u64(),
+        Some(12 * MIB),
+        "what lies before the end stays dirty"
+    );
+    let below = common::bytes(&site.tank);
+    let behind = usize::try_from(12 * MIB).expect("small");
+    assert!(below[8192 + behind..] == data[behind..], "what lay behind it is on the device");
+    assert_eq!(site.read(&daemon), data[..behind]);
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    assert_eq!((size(&daemon), site.read(&daemon).len()), (12 * MIB, behind), "the device is still longer");
+    site.resize_device(12 * MIB);
+    assert_eq!(done(&daemon, &["flush", "media"]), "media: what was dirty is written back\n");
+    assert_eq!(volume(&daemon)["state"].as_str(), Some("served"), "{}", volume(&daemon));
+    site.resize_device(20 * MIB);
+    assert_eq!(done(&daemon, &["grow", "media"]), "media: it is 20 MiB large\n");
+    assert!(!site.kept().contains("size"), "{}", site.kept());
+    let found = site.read(&daemon);
+    assert!(
+        found[..behind] == data[..behind] && found[behind..].iter().all(|byte| *byte == 0),
+        "what was cut is gone"
+    );
+    assert_eq!(daemon.stop().0, 0);
+    let check = bcached(&["check", &site.fast, "--backing", &site.tank]);
+    assert_eq!(check.exit, 0, "{check:?}");
+}
+
+/// While its device takes no data a shrink does not come to an end. A kill in the middle, and a start, and it goes on; cancelled it
+/// leaves all as it was.
+#[test]
+fn a_shrink_goes_on_after_a_kill_and_can_be_cancelled() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let mut data = site.write(&daemon, 20 * MIB, 1);
+    site.write_behind(&daemon, &mut data);
+    daemon.fail_writes_beyond(OFFSET);
+    let job = json(&done(&daemon, &["shrink", "media", "--size", "12M", "--no-wait", "--json"]));
+    let id = job["id"].as_u64().expect("a number").to_string();
+    refused(&daemon, &["detach", "media"], 3, "shrink goes on there");
+    assert_eq!(done(&daemon, &["cancel", &id]), "media: shrink was cancelled\n");
+    assert_eq!((site.kept().contains("size"), size(&daemon)), (false, 20 * MIB));
+    assert!(site.read(&daemon) == data, "nothing is lost");
+    done(&daemon, &["shrink", "media", "--size", "12M", "--no-wait"]);
+    assert!(site.kept().contains("size = \"12M\""), "{}\n{}", site.kept(), daemon.log());
+    daemon.kill();
+
+    let daemon = site.start();
+    assert!(site.read(&daemon) == data[..usize::try_from(12 * MIB).expect("small")]);
+    daemon.wait_for("it goes on with it", |status| {
+        let volume = &status["volumes"][0];
+        volume["size_bytes"].as_u64() == Some(12 * MIB) && status["jobs"].as_array().is_none_or(Vec::is_empty)
+    });
+    assert_eq!(daemon.stop().0, 0);
+    let below = common::bytes(&site.tank);
+    let behind = usize::try_from(12 * MIB).expect("small");
+    assert!(below[8192 + behind..] == data[behind..], "what lay behind it is on the device");
+}
+
+#[test]
+fn what_cannot_be_resized_is_refused_in_a_sentence() {
+    if !requires("nbdcopy") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let data = site.write(&daemon, 20 * MIB, 1);
+    let shrink = |size: &'static str| ["shrink", "media", "--size", size];
+    refused(
+        &daemon,
+        &shrink("30M"),
+        2,
+        "it is 20 MiB large; `bcached grow media` takes up a device that has grown",
+    );
+    refused(&daemon, &shrink("10000001"), 2, "one block of 4 KiB or several; `--size 9764k` would do");
+    refused(&daemon, &shrink("0"), 2, "one block of 4 KiB or several; `--size 4k` would do");
+    refused(&daemon, &shrink("1MB"), 2, "`1MB` is not a size");
+    refused(&daemon, &["shrink", "nothing", "--size", "1M"], 2, "nothing is called `nothing`");
+    refused(&daemon, &["grow", "nothing"], 2, "nothing is called `nothing`");
+    refused(&daemon, &["grow", "media", "--size", "1G"], 2, "it becomes as large as its backing device");
+    site.resize_device(10 * MIB);
+    refused(
+        &daemon,
+        &["grow", "media"],
+        4,
+        "has room for 10 MiB and the volume is 20 MiB large; give the device its size back",
+    );
+    site.resize_device(20 * MIB);
+    assert!(size(&daemon) == 20 * MIB && !site.kept().contains("size"));
+    drop(data);
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Who is connected keeps the size that he was told, so nothing is taken from him; a device that grew is his when he connects again.
+#[test]
+fn a_volume_in_use_grows_and_does_not_shrink() {
+    if !requires("qemu-io") || !requires("nbdinfo") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    let mut client = tool("qemu-io")
+        .args(["-f", "raw", &daemon.uri("media")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    daemon.wait_for("a client", |status| status["clients"].as_array().is_some_and(|all| !all.is_empty()));
+    refused(&daemon, &["shrink", "media", "--size", "12M"], 3, "cannot shrink media now: it is in use by");
+    site.resize_device(24 * MIB);
+    let told = "media: it is 24 MiB large\nmedia: who is connected sees the new size when connecting again\n";
+    assert_eq!(done(&daemon, &["grow", "media"]), told);
+    client.stdin.take().expect("piped").write_all(b"write 0 4096\nq\n").expect("it listens");
+    let ended = client.wait_with_output().expect("ends");
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("wrote 4096/4096"), "{ended:?}");
+    let sized = common::run(tool("nbdinfo").args(["--size", &daemon.uri("media")]));
+    assert_eq!(sized.out.trim(), (24 * MIB).to_string(), "{sized:?}");
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// `size` in a file of somebody's own limits a volume, and `grow` does not go beyond it.
+#[test]
+fn a_size_in_the_configuration_is_a_limit() {
+    let site = Site::new();
+    site.configure("size = \"8M\"\n");
+    let daemon = site.start();
+    assert_eq!(size(&daemon), 8 * MIB);
+    let told = "media: it is 8 MiB large already\nmedia: the configuration says `size = \"8M\"`, and the device has room for 20 MiB\n";
+    assert_eq!(done(&daemon, &["grow", "media"]), told);
+    assert_eq!(daemon.stop().0, 0);
+    // It was kept as if it had been set, and what its user wrote there later was nothing.
+    assert!(!site.images.path("config.d/99-set.toml").exists(), "{}", site.kept());
+    // One that is no whole blocks was no limit at all.
+    site.configure("size = \"12289k\"\n");
+    let daemon = site.start();
+    assert_eq!(size(&daemon), 12 * MIB);
+    assert!(!daemon.log().contains("event=job-failed"), "{}", daemon.log());
+    assert_eq!(daemon.stop().0, 0);
+}
+
+/// Its size is in the cache: no device says it, and what lies behind the end is nowhere else.
+#[test]
+fn a_volume_in_the_cache_alone_gets_another_size() {
+    if !requires("nbdcopy") || !requires("nbdinfo") {
+        return;
+    }
+    let site = Site::new();
+    let daemon = site.start();
+    done(&daemon, &["add", "scratch", "--size", "4M"]);
+    for name in ["a\u{202e}b", " ", "a\n"] {
+        refused(&daemon, &["add", name, "--size", "4M"], 2, "no character that cannot be seen, and no blank");
+    }
+    let words = |verb, size| [verb, "scratch", "--size", size];
+    refused(&daemon, &["grow", "scratch"], 2, "its new size is not said; the largest that fits is `--size ");
+    refused(&daemon, &words("grow", "1M"), 2, "it is 4 MiB large; `bcached shrink scratch --size 1M` makes");
+    refused(&daemon, &words("grow", "10000001"), 2, "one block of 4 KiB or several");
+    refused(
+        &daemon,
+        &words("grow", "1G"),
+        3,
+        "beside what is dirty and what others in it were promised; the largest",
+    );
+    let dry = done(&daemon, &[&words("grow", "6M")[..], &["--dry-run"]].concat());
+    assert_eq!(dry, "scratch: would be 6 MiB large\n");
+    assert_eq!(done(&daemon, &words("grow", "6M")), "scratch: it is 6 MiB large\n");
+    assert_eq!(done(&daemon, &words("grow", "6M")), "scratch: it is 6 MiB large already\n");
+    let data = pattern(usize::try_from(6 * MIB).expect("small"), 1);
+    fill(&site.images, &daemon, "scratch", &data);
+    daemon.kill();
+
+    let daemon = site.start();
+    assert!(content(&site.images, &daemon, "scratch") == data, "larger, after a crash too");
+    refused(&daemon, &words("shrink", "8M"), 2, "it is 6 MiB large; `bcached grow scratch --size 8M` makes");
+    refused(&daemon, &words("shrink", "0"), 2, "one block of 4 KiB or several");
+    let next = "and is nowhere else; discard what is not needed there, or give it up with `--accept-loss 2M`";
+    let loss = format!("2 MiB of it behind 4 MiB would be lost, {next}");
+    refused(&daemon, &words("shrink", "4M"), 3, &loss);
+    let loss = format!("2 MiB of it behind 4 MiB would be lost, more than the 1 MiB accepted, {next}");
+    refused(&daemon, &[&words("shrink", "4M")[..], &["--accept-loss", "1M"]].concat(), 3, &loss);
+    assert!(content(&site.images, &daemon, "scratch") == data, "nothing is lost");
+    let list = site.images.path("list.json").display().to_string();
+    let smaller = [&words("shrink", "4M")[..], &["--accept-loss", "2M", "--lost-ranges", &list]].concat();
+    let would = format!("scratch: would be 4 MiB large: 2 MiB would be lost; {list} says which\n");
+    assert_eq!(done(&daemon, &[&smaller[..], &["--dry-run"]].concat()), would);
+    let smaller = json(&done(&daemon, &[&smaller[..], &["--json"]].concat()));
+    assert_eq!(
+        (smaller["lost_bytes"].as_u64(), smaller["lost_ranges"].as_str()),
+        (Some(2 * MIB), Some(&*list))
+    );
+    let lost = json(&std::fs::read_to_string(&list).expect("it was written"));
+    let range = (lost["ranges"][0]["start_bytes"].as_u64(), lost["ranges"][0]["length_bytes"].as_u64());
+    assert_eq!((range, &lost["ranges"][1]), ((Some(4 * MIB), Some(2 * MIB)), &serde_json::Value::Null));
+    assert_eq!(
+        done(&daemon, &words("shrink", "4M")),
+        "scratch: it is 4 MiB large\n",
+        "it asks for nothing more"
+    );
+    assert_eq!(daemon.stop().0, 0);
+
+    let daemon = site.start();
+    let four = usize::try_from(4 * MIB).expect("small");
+    assert!(content(&site.images, &daemon, "scratch") == data[..four], "what it keeps is there");
+    done(&daemon, &words("grow", "6M"));
+    let grown = content(&site.images, &daemon, "scratch");
+    assert!(grown.len() > four && grown[four..].iter().all(|byte| *byte == 0), "it does not come back");
+    assert_eq!(daemon.stop().0, 0);
+    let checked = bcached(&["check", &site.fast, "--backing", &site.tank]).out;
+    assert!(checked.contains(" 2 volumes, 0 B dirty, 4 MiB of volumes that live here alone\n"), "{checked}");
+}
+
+/// Who thinks better of it before the first of the data is given up has lost nothing; until then who connects is told of the smaller size, and
+/// nobody can want a third one.
+#[test]
+fn a_shrink_that_loses_data_can_be_cancelled() {
+    if !requires("nbdcopy") || !requires("nbdinfo") || !requires("mkfifo") {
+        return;
+    }
+    use std::io::Read as _;
+    let site = Site::new();
+    let daemon = site.start();
+    done(&daemon, &["add", "scratch", "--size", "6M"]);
+    let data = pattern(usize::try_from(6 * MIB).expect("small"), 1);
+    fill(&site.images, &daemon, "scratch", &data);
+    let list = site.images.path("list.json");
+    let name = list.to_str().expect("text");
+    let words = ["shrink", "scratch", "--size", "4M", "--accept-loss", "2M", "--lost-ranges", name];
+    // It is written under this name first: whoever opens that waits for a reader.
+    let pipe = site.images.path("list.new");
+    assert_eq!(common::run(tool("mkfifo").arg(&pipe)).exit, 0);
+    let job = json(&done(&daemon, &[&words[..], &["--no-wait", "--json"]].concat()));
+    let number = job["id"].to_string();
+    refused(&daemon, &["shrink", "scratch", "--size", "2M"], 3, "shrink to 4 MiB goes on there (job ");
+    refused(&daemon, &["grow", "scratch", "--size", "8M"], 3, "goes on there (job ");
+    let size = |daemon: &Daemon| common::run(tool("nbdinfo").args(["--size", &daemon.uri("scratch")])).out;
+    assert_eq!(size(&daemon), format!("{}\n", 4 * MIB));
+    let cancelled = std::thread::scope(|scope| {
+        let cancel = scope.spawn(|| common::ask(&daemon, &["cancel", &number]));
+        daemon.wait_for("it is to be cancelled", |_| daemon.log().contains("event=job-cancel"));
+        let mut head = String::new();
+        File::open(&pipe).and_then(|mut pipe| pipe.read_to_string(&mut head)).expect("it is written");
+        cancel.join().expect("no panic")
+    });
+    assert!(cancelled.out.starts_with("scratch: shrink was cancelled\n"), "{cancelled:?}");
+    daemon.wait_for("it is as large as before", |status| {
+        let volumes = status["volumes"].as_array().into_iter().flatten();
+        let mut scratch = volumes.filter(|volume| volume["name"] == "scratch");
+        scratch.any(|volume| volume["size_bytes"].as_u64() == Some(6 * MIB))
+    });
+    assert!(!list.exists() && !pipe.exists(), "there is no list of what was not lost");
+    assert!(content(&site.images, &daemon, "scratch") == data, "nothing is lost");
+    assert_eq!(size(&daemon), format!("{}\n", 6 * MIB));
+    refused(
+        &daemon,
+        &["shrink", "media", "--size", "4M", "--accept-loss", "1M"],
+        2,
+        "none of it is lost; leave that",
+    );
+    let done = done(&daemon, &words);
+    assert_eq!(done, format!("scratch: it is 4 MiB large: 2 MiB are lost; {name} says which\n"));
+    assert_eq!(daemon.stop().0, 0);
+}

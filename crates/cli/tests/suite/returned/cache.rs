@@ -1,0 +1,135 @@
+//! The same of the cache device. The file that is cut stands for a disk with a volatile cache, as every file does.
+
+use super::client::Client;
+use super::{volume, wait_for_event};
+use crate::common::{Daemon, Images, bcached, bytes, content, done, fill, pattern, requires, reseal};
+
+const DATA_BYTES: usize = 1 << 20;
+
+/// A cache with a volume in mode writeback that nothing is written back of, and one in mode writethrough.
+fn site(options: &str) -> Images {
+    let images = Images::new();
+    let fast = images.blank("fast", 36 << 20);
+    assert_eq!(bcached(&["make", "-b", "64k", "-C", &fast]).exit, 0);
+    // What nobody flushes stays out of the journal.
+    let mut text = format!("version = 1\n[cache.fast]\ndevice = {fast:?}\njournal_delay_ms = 60000\n");
+    for (volume, mode) in [("dirty", "writeback"), ("clean", "writethrough")] {
+        let device = images.blank(volume, 20 << 20);
+        assert_eq!(bcached(&["make", "--label", volume, "-B", &device]).exit, 0);
+        text += &format!(
+            "[volume.{volume}]\nbacking = {device:?}\ncache_mode = \"{mode}\"\nwriteback_running = false\n\
+             sequential_cutoff = 0\n{options}\n"
+        );
+    }
+    images.configure(&text);
+    images
+}
+
+/// The cache as it is now, which may come back, by this name.
+fn copy(images: &Images, name: &str) -> String {
+    let copy = images.path(name);
+    std::fs::copy(images.path("fast"), &copy).expect("a copy");
+    copy.to_str().expect("text").to_owned()
+}
+
+/// From now on nothing is to be had from the device.
+fn pull(images: &Images) {
+    let file = std::fs::File::options().write(true).open(images.path("fast"));
+    file.and_then(|file| file.set_len(0)).expect("cut");
+}
+
+/// Another one has its name from now on.
+fn plug(images: &Images, copy: &str) {
+    std::fs::rename(copy, images.path("fast")).expect("another file");
+}
+
+fn wait_until_served(daemon: &Daemon) {
+    daemon.wait_for("both are served", |status| {
+        ["dirty", "clean"].iter().all(|name| volume(status, name)["state"] == "served")
+    });
+}
+
+/// Who pulled an SSD and put it back had to start the daemon again, and clients had seen errors until then.
+#[test]
+fn a_cache_device_that_comes_back_is_taken_up_under_its_clients() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let images = site("");
+    let daemon = Daemon::configured(&images);
+    let data = pattern(DATA_BYTES, 3);
+    fill(&images, &daemon, "dirty", &data);
+    fill(&images, &daemon, "clean", &data);
+    let (mut dirty, mut clean) = (Client::connect(&daemon, "dirty"), Client::connect(&daemon, "clean"));
+    dirty.ask("write -f -P 9 2M 64k", "wrote 65536/65536");
+    clean.ask("write -P 9 2M 64k", "wrote 65536/65536");
+    let copy = copy(&images, "fast elsewhere");
+    // Nobody flushes these: with its power they may go.
+    dirty.ask("write -P 7 4M 64k", "wrote 65536/65536");
+    pull(&images);
+    dirty.begin("write -f -P 6 6M 64k");
+    wait_for_event(&daemon, "cache-stopped-writing");
+    clean.ask("write -P 8 3M 64k", "wrote 65536/65536");
+    clean.ask("read -P 9 2M 64k", "read 65536/65536");
+    assert!(dirty.waits(), "{}", daemon.log());
+    plug(&images, &copy);
+    wait_for_event(&daemon, "device-returned");
+    dirty.hears("the first that is to be durable", "write failed: Input/output error");
+    dirty.ask("write -f -P 6 6M 64k", "wrote 65536/65536");
+    wait_for_event(&daemon, "cache-works-again");
+    wait_until_served(&daemon);
+    // What was given up has no other trace than this.
+    wait_for_event(&daemon, "writes-given-up");
+    let log = daemon.log();
+    let given_up: Vec<_> = log.lines().filter(|line| line.contains("event=writes-given-up")).collect();
+    assert_eq!(given_up.len(), 1, "{log}");
+    // Perhaps with the one that waits, which nobody was told of yet.
+    assert!(given_up[0].contains("cache fast") && given_up[0].contains("sectors 8192 to "), "{log}");
+    assert!(given_up[0].contains("KiB of dirty ("), "{log}");
+    dirty.ask("read -P 9 2M 64k", "read 65536/65536");
+    dirty.ask("read -P 6 6M 64k", "read 65536/65536");
+    // All of this one was on its backing device.
+    clean.ask("read -P 8 3M 64k", "read 65536/65536");
+    clean.ask("write -f -P 5 7M 4k", "wrote 4096/4096");
+    dirty.leave();
+    clean.leave();
+    for name in ["dirty", "clean"] {
+        assert!(content(&images, &daemon, name)[..DATA_BYTES] == data, "{name}");
+    }
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+    let checked = bcached(&["check", images.path("fast").to_str().expect("text")]);
+    assert_eq!(checked.exit, 0, "{}", checked.out);
+}
+
+/// What somebody has started meanwhile holds another history than what clients were told.
+#[test]
+fn a_cache_device_that_somebody_else_has_used_is_not_taken_up() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    let images = site("on_cache_error = \"fail\"");
+    let daemon = Daemon::configured(&images);
+    let data = pattern(DATA_BYTES, 3);
+    fill(&images, &daemon, "dirty", &data);
+    let mut client = Client::connect(&daemon, "dirty");
+    let (used, same) = (copy(&images, "used"), copy(&images, "same"));
+    // Whoever starts it counts the writes of its superblock on.
+    reseal(&used, 112, bytes(&used)[4096 + 112] + 1);
+    pull(&images);
+    client.ask("write -f -P 6 6M 64k", "write failed");
+    plug(&images, &used);
+    daemon.wait_for("why", |status| {
+        let reason = status["caches"][0]["reason"].as_str().unwrap_or_default().to_owned();
+        reason.contains("somebody else has used it meanwhile")
+    });
+    client.ask("read -P 6 6M 64k", "read failed");
+    plug(&images, &same);
+    wait_for_event(&daemon, "cache-works-again");
+    client.leave();
+    assert!(content(&images, &daemon, "dirty")[..DATA_BYTES] == data);
+    done(&daemon, &["set", "dirty", "writeback_running=true"]);
+    done(&daemon, &["flush", "dirty"]);
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
