@@ -6,6 +6,7 @@ use crate::failure::{Failure, Kind};
 use crate::sizes::{exact, human, typed};
 use bcached_engine::{Doing, Error};
 use bcached_env::IoErrorKind;
+use bcached_host::NOT_GIVEN;
 use bcached_uring::note::NoteError;
 use std::path::Path;
 
@@ -141,9 +142,6 @@ pub fn of_stop(what: String, error: &Error) -> Failure {
 
 /// What becomes of a set that was not stopped in order, if nothing is known to be wrong with it.
 pub const RECOVERS: &str = "the next start recovers it as after a crash";
-
-/// Why a set cannot be opened again that has nothing to do with it.
-pub const NOT_GIVEN: &str = "the machine does not give what an engine needs";
 
 /// The set's metadata are not what they must be, or contradict each other.
 fn is_damage(error: &Error) -> bool {

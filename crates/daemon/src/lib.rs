@@ -39,7 +39,6 @@ pub mod places;
 pub mod sizes;
 mod supervisor;
 mod sysfs;
-mod translate;
 pub mod whole_file;
 
 pub use devices::block_devices;

@@ -9,7 +9,8 @@ use std::io::{self, BufRead, Write};
 pub const FRAMES_MAX: usize = 64;
 
 /// Files in which somebody works for a request: who carries it out, who brings it there, front ends, the driver.
-const OF_REQUESTS: [&str; 4] = ["engine_thread/workers.rs", "crates/front-", "crates/port/", "crates/uring/"];
+const OF_REQUESTS: [&str; 4] =
+    ["crates/host/src/workers.rs", "crates/front-", "crates/port/", "crates/uring/"];
 /// Who looks after devices works for no request, whatever it does it by.
 const BESIDE: &str = "daemon/src/supervisor/";
 /// Files that change the tree in memory, for whomever.

@@ -3,30 +3,20 @@
 //! | file | what |
 //! |---|---|
 //! | `pump` | takes requests and commands |
-//! | `workers` | how requests are carried out, with a task or without |
-//! | `keeper` | which set serves which volume |
-//! | `revival` | a set that has failed is opened again |
-//! | `returned` | a backing device comes back as another one |
-//! | `cache_back` | the cache device does |
-//! | `absent` | one that is gone |
-//! | `frozen` | requests that wait for a device |
+//! | `machine` | what the host of the set needs of this machine |
+//! | `returned` | a backing device, or the cache device, comes back as another one |
+//!
+//! Which set serves which volume, and what becomes of requests while a device is gone, is decided in `bcached_host`.
 //!
 //! Everybody else talks to the set through an [`Engine`]: requests through the port, the few things that are not
 //! requests through commands. Both ring the same bell; the pump takes until there is nothing left, letting others run in between, then waits for it.
 //! A bell that rings while the pump is taking is delivered at the next wait, so none is lost.
 
-mod absent;
-mod cache_back;
-mod frozen;
-mod keeper;
-mod letting_go;
+mod machine;
 mod pump;
 mod resize;
 mod returned;
-mod revival;
 mod unserved;
-mod watch;
-mod workers;
 
 use crate::devices::CacheDevice;
 use crate::engine_failure;
@@ -35,18 +25,16 @@ use bcached_engine::{
     Ages, CacheSet, Error, Explained, Options, Settings, Shrinking, Status, VolumeId, VolumeInfo,
     VolumeOptions,
 };
-use bcached_env::{Executor, Note, NoteRecord, Order};
+use bcached_env::{Executor, Order};
 use bcached_format::{CacheMode, Label, Uuid};
+pub use bcached_host::backing_reconnect::NotTaken;
+use bcached_host::{Host, Opening, watch};
 use bcached_port::{Connector, Server};
-use bcached_uring::note::NoteError;
-use bcached_uring::{
-    Backend, Bell, Device, DriverOptions, Guests, MappedNote, NoteFate, NoteFound, NoteIdentity, open_driver,
-};
-use keeper::{Keeper, NoteGone, Recipe};
+use bcached_uring::{Backend, Bell, Device, DriverOptions, Guests, NoteFate, NoteFound, open_driver};
+use machine::{NotePlace, ThisMachine, open_note};
 use pump::Pump;
 use resize::Under;
-pub use returned::NotTaken;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
@@ -54,9 +42,6 @@ use std::time::{Duration, Instant};
 
 /// Requests that wait in the port for the engine.
 const QUEUE_MAX: usize = 1024;
-
-/// Requests that the engine works on at once.
-const IN_FLIGHT_MAX: usize = bcached_engine::REQUESTS_MAX;
 
 /// How long somebody who looks waits for an engine's answer. An engine answers between two transitions.
 const STATUS_LIMIT: Duration = Duration::from_secs(2);
@@ -258,7 +243,13 @@ fn run(start: Start, report: &dyn Fn(Result<Opened, Failure>), tell: impl Fn(New
         Err(failure) => return report(Err(failure)),
     };
     report(Ok(thread.opened()));
-    thread.executor.env().spawn(watch::run(thread.keeper.clone(), tell));
+    let news = move |change| {
+        tell(match change {
+            watch::Change::Failed => News::Failed,
+            watch::Change::Works => News::Works,
+        });
+    };
+    thread.executor.env().spawn(watch::run(thread.host.clone(), news));
     thread.serve();
 }
 
@@ -268,7 +259,8 @@ pub type LeftNote = (NoteFound, NoteFate);
 /// What the thread owns.
 struct EngineThread {
     executor: Executor,
-    keeper: Keeper,
+    host: Host,
+    machine: ThisMachine,
     server: Option<Server>,
     commands: Option<Receiver<Command>>,
     engine: Engine,
@@ -282,72 +274,59 @@ impl EngineThread {
             .map_err(|error| engine_failure::of_machine(error.to_string()))?;
         let (device, table) = (start.device.path().to_owned(), start.bucket_memory);
         let cache = driver.disks.add(start.device);
-        let place = start.note;
         let (commands, receiver) = mpsc::channel();
         let (told, bell) = (commands.clone(), driver.bell.clone());
-        let note_gone: NoteGone = Arc::new(move || keep_note(&told, &bell));
-        let (note, found) = match &place {
-            Some(place) => open_note(place, start.set_uuid, &note_gone)
-                .map_err(|error| engine_failure::of_note(Some(&device), &error))?,
-            None => (Box::new(NoNote) as Box<dyn Note>, (NoteFound::Nothing, NoteFate::default())),
-        };
-        let tells = !note.given_up().is_empty();
-        let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
-        let recipe = Recipe {
-            cache: cache.into(),
+        let note = start.note.map(|path| NotePlace {
+            path,
             set_uuid: start.set_uuid,
-            note: place,
-            note_gone,
-            options: start.options.clone().into(),
-        };
-        let opening = CacheSet::open(executor.env(), cache, note, start.options);
+            gone: Arc::new(move || keep_note(&told, &bell)),
+        });
+        let (opened_note, found) = open_note(note.as_ref(), &device)?;
+        let tells = !opened_note.given_up().is_empty();
+        let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
+        let opening = CacheSet::open(executor.env(), cache, opened_note, start.options.clone());
         let opened = executor
             .block_on(opening)
             .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))
             .and_then(|set| set.map_err(|error| engine_failure::of_open_logged(&device, table, &error)));
-        if let (Err(_), Some(place), false) = (&opened, &recipe.note, tells) {
-            take_back_note(place, &found.0);
+        if let (Err(_), Some(note), false) = (&opened, &note, tells) {
+            note.remove_unused(&found.0);
         }
         let set = opened?;
         let ring = driver.bell.clone();
         let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));
         let engine = Engine { connector, guests: driver.guests, commands, bell: driver.bell };
-        let keeper = Keeper::new(executor.env(), driver.disks, recipe, set);
+        let opening =
+            Opening { cache: cache.into(), set_uuid: start.set_uuid, options: start.options.into() };
+        let machine = ThisMachine { disks: driver.disks, note };
+        let host = Host::new(executor.env(), Box::new(machine.clone()), opening, set);
         let (server, commands) = (Some(server), Some(receiver));
-        Ok(Self { executor, keeper, server, commands, engine, backend: driver.backend, note: found })
+        Ok(Self { executor, host, machine, server, commands, engine, backend: driver.backend, note: found })
     }
 
     fn opened(&self) -> Opened {
         Opened {
             engine: self.engine.clone(),
-            volumes: self.keeper.status().volumes,
+            volumes: self.host.status().volumes,
             backend: self.backend.clone(),
             note: self.note.clone(),
-            note_path: self.keeper.inner().recipe.note.clone(),
+            note_path: self.machine.note.as_ref().map(|note| note.path.clone()),
         }
     }
 
     /// Until told to stop.
     fn serve(&mut self) {
         let (Some(server), Some(commands)) = (self.server.take(), self.commands.take()) else { return };
-        self.executor.block_on(Pump::new(self.keeper.clone()).run(server, commands));
+        let pump = Pump::new(self.host.clone(), self.machine.clone());
+        self.executor.block_on(pump.run(server, commands));
     }
 }
 
 impl Drop for EngineThread {
     /// However it ends, also by a panic.
     fn drop(&mut self) {
-        self.keeper.is_over();
+        self.host.abandon();
     }
-}
-
-fn open_note(place: &Path, set: Uuid, gone: &NoteGone) -> Result<(Box<dyn Note>, LeftNote), NoteError> {
-    let identity = NoteIdentity::of_this_boot(set.0)?;
-    let note = MappedNote::open(place, &identity, bcached_uring::note::NOTE_BYTES)?;
-    let gone = Arc::clone(gone);
-    note.tell_when_gone(move || gone());
-    let found = (note.found().clone(), note.fate());
-    Ok((Box::new(note), found))
 }
 
 /// Has the set see to it that nothing depends on the note's file, which is gone.
@@ -361,41 +340,6 @@ fn keep_note(commands: &mpsc::Sender<Command>, bell: &Bell) {
     if commands.send(Command::Do(Box::new(keep))).is_ok() {
         bell.ring();
     }
-}
-
-/// No request has been carried out, so a note that held nothing when it was opened, and tells of nothing that was given up, holds nothing
-/// now: whoever looks must not take it for that of a process that was killed. The device is still ours, so nobody else has opened it.
-fn take_back_note(place: &Path, found: &NoteFound) {
-    if !matches!(found, NoteFound::Records(_) | NoteFound::Damaged { .. }) {
-        bcached_uring::note::remove(place);
-    }
-}
-
-/// Of a set that holds no data: it has no room, and nobody asks for any.
-struct NoNote;
-
-impl Note for NoNote {
-    fn room(&self) -> usize {
-        0
-    }
-
-    fn append(&mut self, _record: NoteRecord) {}
-
-    fn forget_through(&mut self, _sequence: u64) {}
-
-    fn give_up(&mut self) -> Vec<NoteRecord> {
-        Vec::new()
-    }
-
-    fn given_up(&self) -> Vec<NoteRecord> {
-        Vec::new()
-    }
-
-    fn recovered(&mut self, _session: u64) -> Vec<NoteRecord> {
-        Vec::new()
-    }
-
-    fn begin(&mut self, _session: u64) {}
 }
 
 impl Engine {

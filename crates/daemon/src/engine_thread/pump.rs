@@ -1,18 +1,15 @@
-//! The pump between port and engine: takes requests and commands until there is nothing left, letting others run in between, then waits for
-//! their bell.
+//! The pump between port and engine: takes requests and commands until there is nothing left,
+//! letting others run in between, then waits for their bell.
 
-use super::cache_back;
-use super::frozen::Desk;
-use super::keeper::Keeper;
-use super::workers::Workers;
-use super::{
-    Added, Adding, Answer, Command, Given, IN_FLIGHT_MAX, Keep, Long, NotTaken, Stopped, Way, resize,
-    returned, revival,
-};
+use super::machine::ThisMachine;
+use super::{Added, Adding, Answer, Command, Given, Keep, Long, Stopped, Way, resize, returned};
 use bcached_engine::{CacheSet, Cancel, Error, Removed, VolumeId};
 use bcached_env::Env;
 use bcached_env::sync::Semaphore;
 use bcached_format::CacheMode;
+use bcached_host::dispatch::Dispatcher;
+use bcached_host::workers::{IN_FLIGHT_MAX, Workers};
+use bcached_host::{Host, reopen};
 use bcached_port::Server;
 use bcached_uring::Disks;
 use std::cell::RefCell;
@@ -30,25 +27,26 @@ const AT_ONCE_MAX: usize = 256;
 
 /// Takes from port and channel; begins requests, and tasks for commands.
 pub struct Pump {
-    keeper: Keeper,
+    host: Host,
+    machine: ThisMachine,
     workers: Rc<Workers>,
     /// Long work that goes on, by its number.
     jobs: Rc<RefCell<BTreeMap<u64, Cancel>>>,
 }
 
 impl Pump {
-    pub fn new(keeper: Keeper) -> Self {
-        let desk = Desk::new(keeper.clone(), Semaphore::new(IN_FLIGHT_MAX));
-        let workers = Workers::new(keeper.inner().env.clone(), desk);
-        Self { keeper, workers, jobs: Rc::default() }
+    pub fn new(host: Host, machine: ThisMachine) -> Self {
+        let dispatcher = Dispatcher::new(host.clone(), Semaphore::new(IN_FLIGHT_MAX));
+        let workers = Workers::new(host.inner().env.clone(), dispatcher);
+        Self { host, machine, workers, jobs: Rc::default() }
     }
 
     pub async fn run(self, mut server: Server, commands: Receiver<Command>) {
         let env = self.env();
-        env.spawn(revival::run(self.keeper.clone()));
+        env.spawn(reopen::run(self.host.clone()));
         loop {
-            // Commands are obeyed also while every place is taken, perhaps by requests to a device that hangs, and while there is no end of
-            // requests.
+            // Commands are obeyed also while every place is taken, perhaps by requests to a device
+            // that hangs, and while there is no end of requests.
             let is_all = self.begin_requests(&mut server);
             let mut stop = None;
             while let Ok(command) = commands.try_recv() {
@@ -67,15 +65,15 @@ impl Pump {
         }
     }
 
-    /// Begins what has come, as far as there is room for it; false if others are to run before the rest of it. A bell that rings meanwhile need not be
-    /// heard: what rang it is looked for again.
+    /// Begins what has come, as far as there is room for it; false if others are to run before the
+    /// rest of it. A bell that rings meanwhile need not be heard: what rang it is looked for again.
     fn begin_requests(&self, server: &mut Server) -> bool {
         for _ in 0..AT_ONCE_MAX {
-            let Some(permit) = self.workers.desk().find_room() else { return true };
+            let Some(permit) = self.workers.dispatcher().find_room() else { return true };
             let Some(request) = server.take() else { return true };
             self.workers.begin(request, permit);
             // Those that wait for a task would have the ones behind them wait for one, too.
-            if !self.keeper.inner().env.has_breath() || self.workers.has_given() {
+            if !self.host.inner().env.has_breath() || self.workers.has_queued() {
                 return false;
             }
         }
@@ -83,12 +81,12 @@ impl Pump {
     }
 
     fn env(&self) -> Env {
-        self.keeper.inner().env.clone()
+        self.host.inner().env.clone()
     }
 
     async fn bell_or_freed(&self) {
         let env = self.env();
-        let (mut bell, mut freed) = (pin!(env.bell()), pin!(self.workers.desk().freed.wait()));
+        let (mut bell, mut freed) = (pin!(env.bell()), pin!(self.workers.dispatcher().freed.wait()));
         poll_fn(|context| {
             let rung = bell.as_mut().poll(context).is_ready();
             let is_freed = freed.as_mut().poll(context).is_ready();
@@ -98,70 +96,68 @@ impl Pump {
     }
 
     fn obey(&self, command: Command) {
-        let (keeper, env) = (self.keeper.clone(), self.env());
+        let (host, machine, env) = (self.host.clone(), self.machine.clone(), self.env());
         match command {
             Command::Under(volume, answer) => {
-                let disks = &keeper.inner().disks;
-                answer(keeper.settled(volume).ok().and_then(|set| resize::under(&set, disks, volume)));
+                answer(host.settled(volume).ok().and_then(|set| resize::under(&set, &machine.disks, volume)));
             }
             Command::Status(answer) => {
-                let status = keeper.status();
+                let status = host.status();
                 if status.failed.is_some() {
-                    keeper.alarm();
+                    host.alarm();
                 }
                 answer(status);
             }
             Command::Ages(answer) => {
                 // Without a set there are none, which whoever asks finds out by the missing answer.
-                if let Ok(set) = keeper.main() {
+                if let Ok(set) = host.main() {
                     env.spawn(async move { answer(set.ages().await) });
                 }
             }
-            Command::Nodes(wanted, answer) => set_node_budget(keeper, &env, wanted, answer),
+            Command::Nodes(wanted, answer) => set_node_budget(host, &env, wanted, answer),
             Command::Do(work) => {
                 // The same.
-                if let Ok(set) = keeper.main() {
+                if let Ok(set) = host.main() {
                     work(set, &env);
                 }
             }
-            Command::Attempt(work) => work(keeper.main(), &env),
-            Command::ChangeCache(change) => keeper.change_cache(&change),
+            Command::Attempt(work) => work(host.main(), &env),
+            Command::ChangeCache(change) => host.change_cache(&change),
             Command::SetOptions(volume, new, answer) => {
-                answer(keeper.change_options(volume, new));
+                answer(host.change_options(volume, new));
                 // Who waits may not have to any more.
-                keeper.change(|_| ());
+                host.change(|_| ());
             }
             Command::SetCacheMode(volume, mode, keep, answer) => {
-                set_cache_mode(&keeper, &env, volume, (mode, keep), answer);
+                set_cache_mode(&host, &env, volume, (mode, keep), answer);
             }
             Command::AddBacking(adding, answer) => env.spawn(async move {
-                let (disks, owes) = (keeper.inner().disks.clone(), adding.owes);
-                let added = keeper.add(|set| add_backing(set, disks, adding)).await;
+                let owes = adding.owes;
+                let added = host.add(|set| add_backing(set, machine.disks, adding)).await;
                 if let (Ok(added), true) = (&added, owes) {
-                    keeper.with(|sets| sets.owes.insert(added.volume.id));
+                    host.with(|state| state.owes.insert(added.volume.id));
                 }
                 answer(added);
             }),
-            Command::GiveUp(volume, answer) => match keeper.settled(volume) {
-                Ok(set) => env.spawn(async move { answer(give_up(set, &keeper, volume).await) }),
+            Command::GiveUp(volume, answer) => match host.settled(volume) {
+                Ok(set) => env.spawn(async move { answer(give_up(set, (&host, &machine), volume).await) }),
                 Err(error) => answer(Err(error)),
             },
-            Command::HandOver(volume, answer) => match keeper.settled(volume) {
-                Ok(set) => env.spawn(async move { answer(hand_over(set, &keeper, volume).await) }),
+            Command::HandOver(volume, answer) => match host.settled(volume) {
+                Ok(set) => env.spawn(async move { answer(hand_over(set, (&host, &machine), volume).await) }),
                 Err(error) => answer(Err(error)),
             },
-            Command::TakeBack(volume, device, answer) => match keeper.settled(volume) {
-                Ok(set) => env.spawn(async move {
-                    answer(returned::take_back(set, &keeper, volume, device).await);
-                }),
-                Err(error) => answer(Err(NotTaken::Refused(error))),
-            },
-            Command::TakeBackCache(cache, answer) => cache_back::take_back(&keeper, *cache, answer),
-            Command::Long(number, long, volume, answer) => match keeper.settled(volume) {
+            Command::TakeBack(volume, device, answer) => env.spawn(async move {
+                answer(returned::take_back(&host, &machine, volume, device).await);
+            }),
+            Command::TakeBackCache(cache, answer) => {
+                returned::take_back_cache(&host, &machine, *cache, answer);
+            }
+            Command::Long(number, long, volume, answer) => match host.settled(volume) {
                 Ok(set) => self.begin_long(set, (number, long), volume, answer),
                 Err(error) => answer(Err(error)),
             },
-            Command::BeginShrinking(number, volume, sectors, answer) => match keeper.settled(volume) {
+            Command::BeginShrinking(number, volume, sectors, answer) => match host.settled(volume) {
                 Ok(set) => self.begin_job(number, async move |cancel| {
                     answer(set.begin_shrinking(volume, sectors, &cancel).await);
                 }),
@@ -179,7 +175,7 @@ impl Pump {
         volume: VolumeId,
         answer: Answer<Result<(), Error>>,
     ) {
-        let disks = self.keeper.inner().disks.clone();
+        let disks = self.machine.disks.clone();
         self.begin_job(number, async move |cancel| {
             answer(match long {
                 Long::Flush => set.write_back(volume, &cancel).await,
@@ -202,51 +198,53 @@ impl Pump {
     }
 
     fn cancel_job(&self, number: u64) {
-        if let (Some(cancel), Ok(set)) = (self.jobs.borrow().get(&number), self.keeper.main()) {
+        if let (Some(cancel), Ok(set)) = (self.jobs.borrow().get(&number), self.host.main()) {
             set.cancel(cancel);
         }
     }
 
-    /// What the engine has begun is answered. What still lies in the port, or comes later, is not begun: whoever asked
-    /// learns that the engine is gone. So does who waits for a cache that fails.
+    /// What the engine has begun is answered. What still lies in the port, or comes later, is not
+    /// begun: whoever asked learns that the engine is gone. So does who waits for a cache that
+    /// fails.
     async fn stop(self, mut server: Server, answer: Answer<Stopped>) {
         server.close();
         while let Some(request) = server.take() {
             drop(request.reply_to);
         }
-        let outcome = self.keeper.stop().await;
-        let _all_answered = self.workers.desk().room.acquire(IN_FLIGHT_MAX).await;
+        let outcome = self.host.stop().await;
+        let _all_answered = self.workers.dispatcher().room.acquire(IN_FLIGHT_MAX).await;
         if outcome.is_ok() {
-            // Empty now, and of no use to anybody; the device is still ours, so nobody else has opened it.
-            if let Some(note) = &self.keeper.inner().recipe.note {
-                bcached_uring::note::remove(note);
+            // Empty now, and of no use to anybody; the device is still ours, so nobody else has
+            // opened it.
+            if let Some(note) = &self.machine.note {
+                bcached_uring::note::remove(&note.path);
             }
         }
-        answer(Stopped { outcome, volumes: self.keeper.status().volumes });
+        answer(Stopped { outcome, volumes: self.host.status().volumes });
     }
 }
 
 fn set_cache_mode(
-    keeper: &Keeper,
+    host: &Host,
     env: &Env,
     volume: VolumeId,
     (mode, keep): (CacheMode, Keep),
     answer: Answer<Result<(), Error>>,
 ) {
     if keep == Keep::ForNow {
-        return answer(keeper.change_mode_for_now(volume, mode));
+        return answer(host.change_mode_for_now(volume, mode));
     }
-    let keeper = keeper.clone();
-    env.spawn(async move { answer(keeper.change_mode(volume, mode).await) });
+    let host = host.clone();
+    env.spawn(async move { answer(host.change_mode(volume, mode).await) });
 }
 
 /// So much memory for nodes, also when the set is opened again.
-fn set_node_budget(keeper: Keeper, env: &Env, wanted: usize, answer: Answer<Option<usize>>) {
-    let Ok(set) = keeper.main() else { return answer(None) };
+fn set_node_budget(host: Host, env: &Env, wanted: usize, answer: Answer<Option<usize>>) {
+    let Ok(set) = host.main() else { return answer(None) };
     env.spawn(async move {
         let has = set.set_node_budget(wanted).await.ok();
         if let Some(has) = has {
-            keeper.inner().recipe.options.borrow_mut().node_budget_bytes = has;
+            host.inner().opening.options.borrow_mut().node_budget_bytes = has;
         }
         answer(has);
     });
@@ -255,29 +253,35 @@ fn set_node_budget(keeper: Keeper, env: &Env, wanted: usize, answer: Answer<Opti
 /// How long a device that was given up may take to be let go by the driver.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
-/// Of a set that has failed a volume goes as one that has left it: what is dirty there keeps it, since no other set serves it.
-async fn hand_over(set: CacheSet, keeper: &Keeper, volume: VolumeId) -> Result<Given, Error> {
+/// Of a set that has failed a volume goes as one that has left it: what is dirty there keeps it,
+/// since no other set serves it.
+async fn hand_over(set: CacheSet, of: (&Host, &ThisMachine), volume: VolumeId) -> Result<Given, Error> {
     set.leave_failed(volume).await?;
     let is_attached = set.volumes().iter().any(|info| info.id == volume && info.attached);
     if is_attached {
         return Err(set.failure().map_or(Error::Attached, |why| Error::Failed(Box::new(why))));
     }
-    give_up(set, keeper, volume).await
+    give_up(set, of, volume).await
 }
 
-async fn give_up(set: CacheSet, keeper: &Keeper, volume: VolumeId) -> Result<Given, Error> {
+async fn give_up(
+    set: CacheSet,
+    (host, machine): (&Host, &ThisMachine),
+    volume: VolumeId,
+) -> Result<Given, Error> {
     // Of a set that has failed it goes as one that has left it.
     let _stays = set.leave_failed(volume).await;
     let Removed { disk, lost } = set.remove_volume(volume).await?;
     drop(set);
-    // Nobody has been told yet, and the number is nobody's any more. Who waits for its device hears that now.
-    let owed = keeper.change(|sets| {
-        sets.absences.forget(volume);
-        sets.owed_modes.remove(&volume);
-        sets.owes.remove(&volume)
+    // Nobody has been told yet, and the number is nobody's any more. Who waits for its device hears
+    // that now.
+    let owed = host.change(|state| {
+        state.absences.forget(volume);
+        state.owed_modes.remove(&volume);
+        state.owes.remove(&volume)
     });
     let lost = lost.or_else(|| owed.then_some(Error::LostWrites));
-    let (disks, env) = (&keeper.inner().disks, &keeper.inner().env);
+    let (disks, env) = (&machine.disks, &host.inner().env);
     let mut device = disk.and_then(|disk| disks.remove(disk));
     let limit = env.now() + LET_GO_LIMIT;
     // The driver lets it go when it next looks at its list.
@@ -309,18 +313,38 @@ async fn add_backing(set: CacheSet, disks: Disks, adding: Adding) -> Result<Adde
 
 #[cfg(test)]
 mod tests {
-    use super::super::revival::tests::{backing, served_through};
     use super::*;
-    use bcached_env::{Buffer, Outcome};
+    use crate::devices::memory;
+    use bcached_engine::Options;
+    use bcached_env::{Buffer, Executor, Order, Outcome};
+    use bcached_host::{NoNote, Opening};
     use bcached_port::Operation;
+    use bcached_uring::{DriverOptions, open_driver};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Mutex, mpsc};
+
+    /// A set without volumes.
+    fn opened() -> (Executor, Pump) {
+        let driver = open_driver(&DriverOptions::default()).expect("a driver");
+        let cache = memory::make(8).expect("memory");
+        let nodes = bcached_engine::node_budget_min(cache.superblock.bucket_sectors(), 1);
+        let options = Options { node_budget_bytes: nodes, ..Options::default() };
+        let disk = driver.disks.add(cache.device);
+        let mut executor = Executor::new(driver.driver, Order::Fifo, 1);
+        let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
+        let set = executor.block_on(opening).expect("a driver").expect("it is whole");
+        let set_uuid = cache.superblock.set_uuid();
+        let opening = Opening { cache: disk.into(), set_uuid, options: options.into() };
+        let machine = ThisMachine { disks: driver.disks, note: None };
+        let host = Host::new(executor.env(), Box::new(machine.clone()), opening, set);
+        (executor, Pump::new(host, machine))
+    }
 
     /// What is refused takes no time that anybody charges, and no place.
     #[test]
     fn commands_are_obeyed_between_requests_without_an_end() {
         const REQUESTS: usize = 1000;
-        let (mut executor, keeper, _) = served_through(&backing(7), |driver| driver);
+        let (mut executor, pump) = opened();
         let (connector, server) = bcached_port::open(REQUESTS, Arc::new(|| ()));
         let (requests, mut replies) = connector.connect(REQUESTS);
         for number in 0..REQUESTS {
@@ -337,7 +361,7 @@ mod tests {
         let look = move |_status| tells.store(counts.lock().expect("one thread")(), Ordering::Relaxed);
         commands.send(Command::Status(Box::new(look))).expect("the pump is there");
         executor.env().spawn(async move {
-            let _stays = Pump::new(keeper).run(server, receiver).await;
+            let _stays = pump.run(server, receiver).await;
         });
         assert_eq!(executor.run_until(|| count.lock().expect("one thread")() == REQUESTS), Outcome::Done);
         let told_at = told_at.load(Ordering::Relaxed);

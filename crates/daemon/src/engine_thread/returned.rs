@@ -1,25 +1,15 @@
-//! A volume whose backing device is back as another device: it takes the place of the one that was open, when the requests that the set
-//! has are answered, and who waits for the device goes on.
+//! Devices that are back as other devices of the system.
 
-use super::absent::EXCHANGE_LIMIT;
-use super::keeper::Keeper;
-use super::{Answer, Command, Engine};
-use bcached_engine::{CacheSet, Error, Removed, VolumeId};
+use super::machine::ThisMachine;
+use super::{Answer, Command, Engine, NotTaken};
+use crate::devices::CacheDevice;
+use bcached_engine::{Error, Removed, VolumeId};
+use bcached_host::Host;
 use bcached_uring::Device;
-use std::time::Duration;
-
-/// Why a device does not take the place of the former one. Nothing has changed.
-#[derive(Clone, Debug)]
-pub enum NotTaken {
-    /// It is not what it should be, or the volume cannot be changed now.
-    Refused(Error),
-    /// Requests of the volume have not ended for so long.
-    Busy(Duration),
-}
 
 impl Engine {
-    /// The volume is served from `device` from now on. What is answered is why its next flush fails, if something that was acknowledged may
-    /// have gone with the old one.
+    /// Serves the volume from `device` from now on. The answer is why its next flush fails, if
+    /// something that was acknowledged may have gone with the former device.
     pub fn take_back(
         &self,
         volume: VolumeId,
@@ -28,49 +18,58 @@ impl Engine {
     ) {
         self.send(Command::TakeBack(volume, device, answer));
     }
+
+    /// Reopens the set, which has failed, on this device, which must be the one that it was on. The
+    /// answer, before that has ended, is whether something that was acknowledged and not flushed
+    /// may have been lost.
+    pub fn take_back_cache(&self, cache: CacheDevice, answer: Answer<Result<bool, Error>>) {
+        self.send(Command::TakeBackCache(Box::new(cache), answer));
+    }
 }
 
 pub async fn take_back(
-    set: CacheSet,
-    keeper: &Keeper,
+    host: &Host,
+    machine: &ThisMachine,
     volume: VolumeId,
     device: Device,
 ) -> Result<Option<Error>, NotTaken> {
-    let taken = match keeper.begin_exchange(volume).await {
-        true => exchange(set, keeper, volume, device).await.map_err(NotTaken::Refused),
-        false => Err(NotTaken::Busy(EXCHANGE_LIMIT)),
-    };
-    keeper.end_exchange(volume, taken.is_ok());
-    taken
-}
-
-async fn exchange(
-    set: CacheSet,
-    keeper: &Keeper,
-    volume: VolumeId,
-    device: Device,
-) -> Result<Option<Error>, Error> {
-    let disks = &keeper.inner().disks;
-    // One that has grown meanwhile is as large as it was until somebody asks for the rest.
-    if let Some(former) = set.disk_of(volume).and_then(|disk| disks.device(disk)) {
+    let disks = &machine.disks;
+    let former = host.settled(volume).map_err(NotTaken::Refused)?.disk_of(volume);
+    // A device that has grown meanwhile counts as large as it was, until somebody asks for the
+    // rest.
+    if let Some(former) = former.and_then(|disk| disks.device(disk)) {
         let (before, now) = (former.info().sectors, device.info().sectors);
         device.count_on(before.min(now));
     }
     let disk = disks.add(device);
-    match set.take_back(volume, disk).await {
+    match host.take_back(volume, disk).await {
         Ok(Removed { disk: former, lost }) => {
             if let Some(former) = former {
                 drop(disks.remove(former));
             }
-            if lost.is_some() {
-                keeper.with(|sets| sets.owes.insert(volume));
-            }
             Ok(lost)
         }
         Err(error) => {
-            // Nobody uses it: the claim is given up.
+            // Its claim is given up.
             drop(disks.remove(disk));
             Err(error)
         }
     }
+}
+
+pub fn take_back_cache(
+    host: &Host,
+    machine: &ThisMachine,
+    cache: CacheDevice,
+    answer: Answer<Result<bool, Error>>,
+) {
+    let disks = machine.disks.clone();
+    let disk = disks.add(cache.device);
+    let answer = move |taken: Result<bool, Error>| {
+        if taken.is_err() {
+            drop(disks.remove(disk));
+        }
+        answer(taken);
+    };
+    host.take_back_cache(disk, &cache.superblock, Box::new(answer));
 }

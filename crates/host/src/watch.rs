@@ -1,41 +1,49 @@
-//! Says that the set has failed when it has, and that it works again: whoever only looks now and then, or asks for something, learns that
-//! later, or of two failures with a moment between them learns of one.
+//! Tells when the set fails and when it works again. A caller that looks at the status now and then
+//! would learn of it later, and of two failures in quick succession would learn of one.
 
-use super::News;
-use super::keeper::Keeper;
+use crate::Host;
 
-/// The task: as long as the engine runs. Calls `tell` once for each set that fails, also one that had when it came, and once when it is open
-/// again.
-pub async fn run(keeper: Keeper, tell: impl Fn(News)) {
-    // The start of a set that is known to have failed.
+/// What has become of the set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It has failed. Its status says why.
+    Failed,
+    /// It is open again, and may fail anew.
+    Works,
+}
+
+/// A task that runs until the host stops. Calls `tell` once for each set that fails, also for one
+/// that had failed before, and once when it is open again.
+pub async fn run(host: Host, tell: impl Fn(Change)) {
+    // The session of the set that is known to have failed.
     let mut told = None;
-    while !keeper.with(|sets| sets.is_stopping) {
-        let open = keeper.with(|sets| {
-            let has_failed = sets.main.as_ref()?.failure().is_some();
-            Some((sets.session, has_failed))
+    while !host.with(|state| state.is_stopping) {
+        let open = host.with(|state| {
+            let has_failed = state.main.as_ref()?.failure().is_some();
+            Some((state.session, has_failed))
         });
         if let Some((session, has_failed)) = open
             && told != Some(session)
         {
             if told.take().is_some() {
-                tell(News::Works);
+                tell(Change::Works);
             }
             if has_failed {
                 told = Some(session);
-                tell(News::Failed);
-                keeper.alarm();
+                tell(Change::Failed);
+                host.alarm();
             }
         }
-        keeper.changes().await;
+        host.changes().await;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::letting_go::let_go;
-    use super::super::revival::tests::{backing, served_through};
-    use super::super::revival::{bring_home, open_again};
     use super::*;
+    use crate::quiesce::quiesce;
+    use crate::reopen::{bring_back, reopen};
+    use crate::testing::{Rig, backing, served_through};
     use bcached_engine::{Error, Settings};
     use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
     use std::cell::{Cell, RefCell};
@@ -79,10 +87,10 @@ mod tests {
         }
     }
 
-    /// Has the set of `keeper` fail, and leaves it.
-    async fn fail(keeper: &Keeper, full: &Full) {
-        full.set(Some(keeper.inner().recipe.cache.get()));
-        let set = keeper.main().expect("it works");
+    /// Has the set of `host` fail, and leaves it.
+    async fn fail(host: &Host, full: &Full) {
+        full.set(Some(host.inner().opening.cache.get()));
+        let set = host.main().expect("it works");
         let kept = set.keep_settings(Settings { discard: Some(true), replacement: None }).await;
         kept.expect_err("its superblock cannot be written");
         assert!(set.failure().is_some());
@@ -94,31 +102,30 @@ mod tests {
         let (file, full) = (backing(3), Full::default());
         let wrap =
             |driver| Box::new(Failing(driver, Rc::clone(&full), RefCell::default())) as Box<dyn Driver>;
-        let (mut executor, keeper, _volume) = served_through(&file, wrap);
+        let (Rig { mut executor, host, .. }, _volume) = served_through(&file, wrap);
         let (env, told) = (executor.env(), Rc::new(RefCell::new(String::new())));
         let ended = executor.block_on(async move {
             // This one has failed before anybody looks.
-            fail(&keeper, &full).await;
+            fail(&host, &full).await;
             let writes = Rc::clone(&told);
-            env.spawn(run(keeper.clone(), move |news| {
-                writes.borrow_mut().push_str(match news {
-                    News::Failed => "failed ",
-                    News::Works => "works ",
-                    News::Opened(_) | News::Ended => "?",
+            env.spawn(run(host.clone(), move |change| {
+                writes.borrow_mut().push_str(match change {
+                    Change::Failed => "failed ",
+                    Change::Works => "works ",
                 });
             }));
             env.sleep(Duration::from_millis(10)).await;
             assert_eq!(*told.borrow(), "failed ");
             full.set(None);
-            assert!(let_go(&keeper).await);
-            open_again(&keeper).await.expect("its device takes writes again");
-            assert!(bring_home(&keeper).await);
+            assert!(quiesce(&host).await);
+            reopen(&host).await.expect("its device takes writes again");
+            assert!(bring_back(&host).await);
             env.sleep(Duration::from_millis(10)).await;
             assert_eq!(*told.borrow(), "failed works ");
-            fail(&keeper, &full).await;
+            fail(&host, &full).await;
             env.sleep(Duration::from_millis(10)).await;
             assert_eq!(*told.borrow(), "failed works failed ");
-            keeper.stop().await
+            host.stop().await
         });
         assert!(matches!(ended, Some(Err(Error::Failed(_)))), "{ended:?}");
     }

@@ -1,4 +1,5 @@
-//! Between the port's language and the engine's: requests in, answers out. The only place that knows both.
+//! Between the port's language and the engine's: requests in, answers out. The only place that
+//! knows both.
 
 use bcached_engine::{Error, Reply as EngineReply, Request};
 use bcached_env::IoErrorKind;

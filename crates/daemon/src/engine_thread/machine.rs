@@ -1,0 +1,88 @@
+//! What the host of a set needs of this machine: devices in memory, and the set's note.
+
+use super::LeftNote;
+use crate::devices::memory;
+use crate::engine_failure;
+use crate::failure::Failure;
+use bcached_engine::Error;
+use bcached_env::{DiskId, Note};
+use bcached_format::{CacheSuperblock, Uuid};
+use bcached_host::{Machine, NOT_GIVEN, NoNote};
+use bcached_uring::note::{NOTE_BYTES, NoteError};
+use bcached_uring::{Disks, MappedNote, NoteFate, NoteFound, NoteIdentity};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Has the engine's thread see to a note whose file is gone. Called on any thread.
+pub type NoteGone = Arc<dyn Fn() + Send + Sync>;
+
+/// The note of a set, as a file.
+#[derive(Clone)]
+pub struct NotePlace {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// The set.
+    pub set_uuid: Uuid,
+    /// Called when somebody has removed the file.
+    pub gone: NoteGone,
+}
+
+impl NotePlace {
+    /// Opens the note, or makes one.
+    pub fn open(&self) -> Result<(Box<dyn Note>, LeftNote), NoteError> {
+        let identity = NoteIdentity::of_this_boot(self.set_uuid.0)?;
+        let note = MappedNote::open(&self.path, &identity, NOTE_BYTES)?;
+        let gone = Arc::clone(&self.gone);
+        note.tell_when_gone(move || gone());
+        let found = (note.found().clone(), note.fate());
+        Ok((Box::new(note), found))
+    }
+
+    /// Removes a note that held nothing when it was opened, before any request was carried out: it
+    /// holds nothing now, and must not be taken for that of a process that was killed. The cache
+    /// device is still ours, so nobody else has opened it.
+    pub fn remove_unused(&self, found: &NoteFound) {
+        if !matches!(found, NoteFound::Records(_) | NoteFound::Damaged { .. }) {
+            bcached_uring::note::remove(&self.path);
+        }
+    }
+}
+
+/// The note of a set that is being opened, with what a former process has left in it.
+pub fn open_note(place: Option<&NotePlace>, device: &Path) -> Result<(Box<dyn Note>, LeftNote), Failure> {
+    match place {
+        Some(place) => place.open().map_err(|error| engine_failure::of_note(Some(device), &error)),
+        None => Ok((Box::new(NoNote), (NoteFound::Nothing, NoteFate::default()))),
+    }
+}
+
+/// This machine, for one set.
+#[derive(Clone)]
+pub struct ThisMachine {
+    /// The devices that its driver knows.
+    pub disks: Disks,
+    /// `None`: nothing is ever written that would have to be noted.
+    pub note: Option<NotePlace>,
+}
+
+impl Machine for ThisMachine {
+    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, Error> {
+        memory::with(superblock).map(|device| self.disks.add(device)).map_err(|failure| not_given(&failure))
+    }
+
+    fn remove(&self, disk: DiskId) {
+        drop(self.disks.remove(disk));
+    }
+
+    fn open_note(&self) -> Result<Box<dyn Note>, Error> {
+        let Some(place) = &self.note else { return Ok(Box::new(NoNote)) };
+        let opened = place.open().map_err(|error| not_given(&engine_failure::of_note(None, &error)));
+        opened.map(|(note, _)| note)
+    }
+}
+
+/// Logs why, and says so to the engine.
+fn not_given(failure: &Failure) -> Error {
+    tracing::warn!(event = "cache-not-opened-again", "{failure}");
+    Error::Inconsistent(NOT_GIVEN)
+}

@@ -1,0 +1,184 @@
+//! Backing devices that are gone: since when requests wait for one, and how another device takes
+//! its place.
+//!
+//! An open device that was pulled never works again, and fails every operation. A request that met
+//! this has been refused by the set and has changed nothing that counts; by the policy of the
+//! volume it is tried again when the device is back. No request of the volume is in flight while
+//! the device is exchanged: waiting requests are not in flight, and new ones wait for the exchange
+//! to end. So the exchange and the requests never wait for each other.
+
+use crate::Host;
+use crate::host::State;
+use bcached_engine::{CacheSet, Error, OnError, VolumeId};
+use bcached_env::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long an exchange waits for the requests in flight.
+pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
+
+/// The devices that are gone or being exchanged, and the requests in flight.
+#[derive(Default)]
+pub struct Absences {
+    missed: BTreeMap<VolumeId, Missed>,
+    /// Volumes whose devices are being exchanged.
+    exchanged: BTreeSet<VolumeId>,
+    /// How many requests the sets have, by volume. A volume stays here at 0.
+    in_flight: BTreeMap<VolumeId, usize>,
+}
+
+/// A device that requests needed and did not have.
+struct Missed {
+    /// When the first of them asked.
+    since: Time,
+    /// It did not come in time, and the log says so.
+    is_over: bool,
+}
+
+/// Counts a request that a set has.
+pub struct InFlight(Host, VolumeId);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let is_awaited = self.0.with(|state| {
+            let Some(count) = state.absences.in_flight.get_mut(&self.1) else { return false };
+            *count -= 1;
+            *count == 0 && state.absences.is_exchanging(self.1)
+        });
+        if is_awaited {
+            self.0.wake();
+        }
+    }
+}
+
+impl Absences {
+    fn is_exchanging(&self, volume: VolumeId) -> bool {
+        self.exchanged.contains(&volume)
+    }
+
+    fn is_idle(&self, volume: VolumeId) -> bool {
+        self.in_flight.get(&volume).is_none_or(|count| *count == 0)
+    }
+
+    /// Since when requests of the volume have been waiting for its backing device, if any have.
+    #[must_use]
+    pub fn missed_since(&self, volume: VolumeId) -> Option<Time> {
+        self.missed.get(&volume).map(|missed| missed.since)
+    }
+
+    /// The volume is no longer served.
+    pub fn forget(&mut self, volume: VolumeId) {
+        self.missed.remove(&volume);
+        if self.is_idle(volume) {
+            self.in_flight.remove(&volume);
+        }
+    }
+}
+
+impl Host {
+    /// The set for a request of the volume, and [`Host::moves`] at that moment; waits while the
+    /// volume's device is being exchanged. `None`: no set has the volume.
+    pub(crate) async fn enter(&self, volume: VolumeId) -> Option<(InFlight, CacheSet, u64)> {
+        self.until(|state| state.is_stopping || !state.absences.is_exchanging(volume)).await;
+        self.with(|state| self.entered(state, volume))
+    }
+
+    /// Likewise; `None` also where it would have to wait.
+    pub(crate) fn enter_at_once(&self, volume: VolumeId) -> Option<(InFlight, CacheSet, u64)> {
+        self.with(
+            |state| {
+                if state.absences.is_exchanging(volume) { None } else { self.entered(state, volume) }
+            },
+        )
+    }
+
+    fn entered(&self, state: &mut State, volume: VolumeId) -> Option<(InFlight, CacheSet, u64)> {
+        let set = state.set_of(volume)?;
+        *state.absences.in_flight.entry(volume).or_insert(0) += 1;
+        Some((InFlight(self.clone(), volume), set, state.moves()))
+    }
+
+    /// Until when a request waits that needs a backing device which is gone; `None`: it does not
+    /// wait, or no longer.
+    pub(crate) fn waits_for_backing(&self, volume: VolumeId) -> Option<Time> {
+        let options = self.options_of(volume);
+        if options.on_backing_error != OnError::Freeze || self.with(|state| state.is_stopping) {
+            return None;
+        }
+        let now = self.inner().env.now();
+        let (since, is_first) = self.with(|state| {
+            let missed = &mut state.absences.missed;
+            let is_first = !missed.contains_key(&volume);
+            (missed.entry(volume).or_insert(Missed { since: now, is_over: false }).since, is_first)
+        });
+        let limit = options.freeze_timeout;
+        let until = since + limit;
+        if now >= until {
+            self.has_waited(volume);
+            return None;
+        }
+        if is_first {
+            let (name, limit) = (self.name_of(volume), limit.as_secs());
+            tracing::warn!(
+                event = "device-awaited",
+                "volume {name}: its backing device is gone: requests that need it wait for it, for {limit} s in all \
+                 (freeze_timeout); connect it again"
+            );
+        }
+        Some(until)
+    }
+
+    /// The device has not come in time: requests that need it fail from now on.
+    pub(crate) fn has_waited(&self, volume: VolumeId) {
+        let is_news = self.with(|state| {
+            let missed = state.absences.missed.get_mut(&volume);
+            missed.is_some_and(|missed| !std::mem::replace(&mut missed.is_over, true))
+        });
+        if is_news {
+            let name = self.name_of(volume);
+            tracing::error!(
+                event = "device-awaited-in-vain",
+                "volume {name}: its backing device has not come back in time (freeze_timeout): requests that need it fail from now \
+                 on, also flushes; it is still looked for; connect it again, or `bcached remove` the volume when nobody uses it"
+            );
+        }
+    }
+
+    /// From now on no request of the volume begins. True when none is in flight any more; false if
+    /// they do not end in time.
+    pub(crate) async fn begin_exchange(&self, volume: VolumeId) -> bool {
+        self.with(|state| state.absences.exchanged.insert(volume));
+        let until = self.inner().env.now() + EXCHANGE_LIMIT;
+        let is_idle = |host: &Self| host.with(|state| state.absences.is_idle(volume));
+        while !is_idle(self) && self.inner().env.now() < until {
+            self.changes_until(until).await;
+        }
+        is_idle(self)
+    }
+
+    /// Requests that waited go on: with the new device, if it `is_there`.
+    pub(crate) fn end_exchange(&self, volume: VolumeId, is_there: bool) {
+        self.change(|state| {
+            state.absences.exchanged.remove(&volume);
+            if is_there {
+                state.absences.missed.remove(&volume);
+            }
+        });
+    }
+
+    /// Whether a request was refused because a backing device is gone, and not the cache device.
+    pub(crate) fn misses_backing(&self, error: &Error) -> bool {
+        let Error::Io { source, .. } = error else { return false };
+        error.is_absence() && source.disk != self.inner().opening.cache.get()
+    }
+
+    /// The label of a volume, or its UUID.
+    fn name_of(&self, volume: VolumeId) -> String {
+        let volumes = self.set_of(volume).map(|set| set.volumes()).unwrap_or_default();
+        let found = volumes.into_iter().find(|info| info.id == volume);
+        found.map_or_else(String::new, |info| {
+            let label = info.label.to_string();
+            if label.is_empty() { info.uuid.to_string() } else { label }
+        })
+    }
+}

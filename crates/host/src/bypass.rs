@@ -1,0 +1,115 @@
+//! The bypass: a set on a device in memory, which serves volumes past their cache while that is
+//! closed. It caches nothing.
+
+use crate::{Host, NoNote};
+use bcached_engine::{CacheSet, Error, Options, VolumeId};
+use bcached_format::{CacheFormat, CacheSuperblock, Replacement, Uuid};
+
+/// Buckets of the bypass, each of so many sectors: as few as an engine runs with.
+const BUCKETS: u64 = 600;
+const BUCKET_SECTORS: u16 = 128;
+
+/// Size of its device.
+pub const SECTORS: u64 = BUCKETS * BUCKET_SECTORS as u64;
+
+/// Its superblock, for volumes whose devices are written in blocks of so many sectors (1 or 8).
+#[must_use]
+pub fn superblock(block_sectors: u16) -> CacheSuperblock {
+    let superblock = CacheSuperblock::format(CacheFormat {
+        uuid: Uuid([0xfe; 16]),
+        // No device says that it belongs to this set.
+        set_uuid: Uuid([0xff; 16]),
+        device_sectors: SECTORS,
+        block_sectors,
+        bucket_sectors: BUCKET_SECTORS,
+        discard: false,
+        replacement: Replacement::Lru,
+    });
+    superblock.expect("sizes that can be run")
+}
+
+/// Opens the bypass if any volume can do without the cache, so that it is there before the cache is
+/// closed. False: it is needed and cannot be had.
+pub(crate) async fn is_ready(host: &Host) -> bool {
+    let is_needed = host.status().volumes.iter().any(|info| !info.flash_only && !info.may_be_dirty());
+    if !is_needed {
+        return true;
+    }
+    let opened = open(host).await;
+    if let Err(error) = &opened {
+        tracing::warn!(
+            event = "cache-not-opened-again",
+            "volumes could not go without it meanwhile: {error}"
+        );
+    }
+    opened.is_ok()
+}
+
+/// Gives it the volumes whose data is all on their backing devices.
+pub(crate) async fn take_volumes(host: &Host) {
+    let able: Vec<_> = host.with(|state| {
+        let able = state.away.iter().filter(|(_, away)| !away.on_bypass && !away.info.may_be_dirty());
+        able.map(|(id, away)| (*id, away.disk)).collect()
+    });
+    if able.is_empty() {
+        return;
+    }
+    let Ok(bypass) = open(host).await else { return };
+    for (id, disk) in able {
+        if let Err(error) = bypass.add_uncached_as(id, disk).await {
+            tracing::warn!(event = "no-way-past-the-cache", "a volume waits for its cache: {error}");
+            continue;
+        }
+        // They may have been changed meanwhile.
+        let options = host.options_of(id);
+        let _it_is_there = bypass.change_volume_options(id, |begun| *begun = options);
+        host.change(|state| {
+            if let Some(away) = state.away.get_mut(&id) {
+                away.on_bypass = true;
+            }
+        });
+    }
+}
+
+/// Takes a volume from it, if the bypass has it; from then on no set has the volume.
+///
+/// # Errors
+/// The bypass cannot let the volume go now.
+pub(crate) async fn give_back(host: &Host, id: VolumeId) -> Result<(), Error> {
+    let bypass = host.change(|state| {
+        let away = state.away.get_mut(&id).filter(|away| away.on_bypass)?;
+        away.on_bypass = false;
+        state.bypass.as_ref().map(|(bypass, _)| bypass.clone())
+    });
+    if let Some(bypass) = bypass
+        && bypass.remove_volume(id).await?.lost.is_some()
+    {
+        host.with(|state| state.owes.insert(id));
+    }
+    Ok(())
+}
+
+/// Closes it. It has no volumes any more.
+pub(crate) async fn close(host: &Host) {
+    let Some((bypass, disk)) = host.change(|state| state.bypass.take()) else { return };
+    let _it_has_nothing_to_lose = bypass.stop().await;
+    host.inner().machine.remove(disk);
+}
+
+async fn open(host: &Host) -> Result<CacheSet, Error> {
+    if let Some((bypass, _)) = host.with(|state| state.bypass.clone()) {
+        return Ok(bypass);
+    }
+    let inner = host.inner();
+    // Blocks smaller than those of a device cannot be written to it; larger ones cost more.
+    let block_sectors = if host.status().block_sectors < 8 { 1 } else { 8 };
+    let disk = inner.machine.memory_cache(&superblock(block_sectors))?;
+    let nodes = bcached_engine::node_budget_min(u64::from(BUCKET_SECTORS), 1);
+    let options = Options { node_budget_bytes: nodes, ..Options::default() };
+    let opened = CacheSet::open(inner.env.clone(), disk, Box::new(NoNote), options).await;
+    match &opened {
+        Ok(bypass) => host.change(|state| state.bypass = Some((bypass.clone(), disk))),
+        Err(_) => inner.machine.remove(disk),
+    }
+    opened
+}

@@ -1,0 +1,248 @@
+//! Closes a set that has failed, with nothing in flight: all requests are answered, and what its
+//! volumes have on their backing devices is flushed.
+//!
+//! From the first step on no request begins, so a device that hangs must not keep the other volumes
+//! waiting. Whether one hangs is asked before the first step; one that begins to hang later is
+//! waited for briefly. Then the set, which still serves volumes that can do without the cache,
+//! stays open, and all of this is tried again later.
+
+use crate::Host;
+use crate::host::Away;
+use bcached_engine::{CacheSet, VolumeId};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A device that has not answered an operation for this long hangs. A disk under load may take a
+/// second.
+const HANGS: Duration = Duration::from_secs(2);
+
+/// How long all volumes may stand still for one device.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// How often it is asked whether other handles on the set are left.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// How far the flushes of the backing devices have come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    UnderWay,
+    Done,
+    /// Nobody waits for them any more.
+    GivenUp,
+}
+
+/// Closes the set, if it is open. False: a device hangs or is being added, and the set is as it
+/// was.
+pub async fn quiesce(host: &Host) -> bool {
+    let env = &host.inner().env;
+    let Ok(set) = host.main() else { return true };
+    if host.is_adding() || a_device_hangs(host, &set) {
+        return false;
+    }
+    let begun = env.now();
+    // From here on no request begins.
+    host.change(|state| {
+        let before = set.status();
+        state.why.clone_from(&before.failed);
+        state.before = Some(Box::new(before));
+        state.main = None;
+    });
+    if !flushed_in_time(host, &set).await {
+        tracing::warn!(
+            event = "cache-not-opened-again",
+            "the cache set cannot be opened again while a backing device of its volumes does not answer: it is tried again"
+        );
+        host.stays_open(set, begun);
+        return false;
+    }
+    // It fails, since the set has failed.
+    let _failed = set.stop().await;
+    // Nobody has told this set since `main` was taken that its note's file is gone, and the next
+    // one reads the note by its path.
+    let _or_it_is_lost = set.renew_note();
+    part(host, &set);
+    while !set.is_last_handle() {
+        env.sleep(LOOK).await;
+    }
+    true
+}
+
+fn a_device_hangs(host: &Host, set: &CacheSet) -> bool {
+    let disks = set.volumes().into_iter().filter_map(|info| set.disk_of(info.id));
+    disks.into_iter().any(|disk| host.inner().env.disk(disk).health().longest_wait >= HANGS)
+}
+
+/// Waits until all requests are answered and the backing devices flushed; false if that takes too
+/// long.
+async fn flushed_in_time(host: &Host, set: &CacheSet) -> bool {
+    let env = &host.inner().env;
+    let progress = Rc::new(Cell::new(Progress::UnderWay));
+    // An operation of a device cannot be taken back: this task ends when the device answers,
+    // whoever waits for it.
+    env.spawn(flush_backings(host.clone(), set.clone(), Rc::clone(&progress)));
+    let until = env.now() + LIMIT;
+    while progress.get() == Progress::UnderWay && env.now() < until {
+        host.changes_until(until).await;
+    }
+    progress.replace(Progress::GivenUp) == Progress::Done
+}
+
+async fn flush_backings(host: Host, set: CacheSet, progress: Rc<Cell<Progress>>) {
+    // A write that is answered after the flushes would not be covered by them.
+    set.drained().await;
+    let volumes: Vec<VolumeId> = set.volumes().iter().map(|info| info.id).collect();
+    for id in volumes {
+        if progress.get() == Progress::GivenUp {
+            return;
+        }
+        // If the superblock cannot say that the volume has left the cache, it waits for the cache
+        // like one with dirty data.
+        let _stays = set.leave_failed(id).await;
+        if set.flush_backing_of(id).await.is_err() {
+            host.with(|state| state.owes.insert(id));
+        }
+    }
+    if progress.get() == Progress::UnderWay {
+        progress.set(Progress::Done);
+    }
+    host.wake();
+}
+
+/// Takes the volumes from the set, which is stopped.
+fn part(host: &Host, set: &CacheSet) {
+    let mut status = set.status();
+    host.change(|state| {
+        state.next = Some(set.next_number());
+        // The set has not been told what was changed while it was being closed.
+        for info in &mut status.volumes {
+            if let Some(changed) = state.parted(info.id) {
+                info.options = changed.options;
+            }
+            if let Some(mode) = state.new_modes.remove(&info.id) {
+                info.mode = mode;
+            }
+        }
+        // It may have failed in a worse way by now.
+        state.why.clone_from(&status.failed);
+        state.is_lost = state.why.as_ref().is_some_and(|error| !error.may_pass());
+        for (info, latencies) in status.volumes.iter().zip(&status.latencies) {
+            let Some(disk) = set.disk_of(info.id) else { continue };
+            let (info, latencies) = (info.clone(), latencies.clone());
+            state.away.insert(info.id, Away { disk, info, latencies, on_bypass: false });
+        }
+        state.before = Some(Box::new(status));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reopen::{bring_back, reopen};
+    use crate::testing::{Rig, backing, served_through};
+    use bcached_engine::{Client, Request};
+    use bcached_env::{Buffer, DiskId, DiskInfo, Driver, Event, Op, Time, Token};
+    use bcached_format::CacheMode;
+    use std::cell::RefCell;
+    use std::future::{Future, poll_fn};
+    use std::pin::pin;
+
+    /// Nothing here takes a second, what hangs apart.
+    const TEST_LIMIT: Duration = Duration::from_secs(60);
+
+    /// A disk that hangs, if any, and what it was asked meanwhile.
+    #[derive(Default)]
+    struct Hung {
+        disk: Cell<Option<DiskId>>,
+        asked: RefCell<Vec<(DiskId, Token, Op)>>,
+    }
+
+    /// The real driver, and one disk that does not answer.
+    struct Hanging(Box<dyn Driver>, Rc<Hung>);
+
+    impl Driver for Hanging {
+        fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
+            match self.1.disk.get() == Some(disk) {
+                true => self.1.asked.borrow_mut().push((disk, token, op)),
+                false => self.0.submit(disk, token, op),
+            }
+        }
+
+        fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
+            if self.1.disk.get().is_none() {
+                for (disk, token, op) in self.1.asked.take() {
+                    self.0.submit(disk, token, op);
+                }
+            }
+            self.0.wait(until, events);
+        }
+
+        fn now(&self) -> Time {
+            self.0.now()
+        }
+
+        fn wall_seconds(&self) -> u32 {
+            self.0.wall_seconds()
+        }
+
+        fn info(&self, disk: DiskId) -> DiskInfo {
+            self.0.info(disk)
+        }
+    }
+
+    /// What comes of it, unless it takes too long.
+    async fn limited<T>(host: &Host, future: impl Future<Output = T>) -> T {
+        let (mut future, mut limit) = (pin!(future), pin!(host.inner().env.sleep(TEST_LIMIT)));
+        poll_fn(|context| {
+            assert!(limit.as_mut().poll(context).is_pending(), "it hangs");
+            future.as_mut().poll(context).map(Some)
+        })
+        .await
+        .expect("only what has come is ready")
+    }
+
+    async fn read(set: CacheSet, volume: VolumeId) -> bool {
+        let request = Request::Read { sector: 0, buffer: Buffer::zeroed(4096) };
+        set.serve_for(Client(1), volume, request).await.result.is_ok()
+    }
+
+    /// One disk that hung kept a cache that was well again from all volumes, and those that need
+    /// none from their disks.
+    #[test]
+    fn a_disk_that_hangs_keeps_nobody_else_from_being_served() {
+        let (files, hung) = ([backing(3), backing(4)], Rc::new(Hung::default()));
+        let wrap = |driver| Box::new(Hanging(driver, Rc::clone(&hung))) as Box<dyn Driver>;
+        let (mut rig, well) = served_through(&files[0], wrap);
+        let ill = rig.add(&files[1]);
+        let Rig { mut executor, host, .. } = rig;
+        let (env, hangs) = (executor.env(), Rc::clone(&hung));
+        let ended = executor.block_on(async move {
+            let set = host.main().expect("it works");
+            hangs.disk.set(set.disk_of(ill));
+            env.spawn(async move { assert!(read(set, ill).await, "it is answered at last") });
+            while hangs.asked.borrow().is_empty() {
+                env.sleep(LOOK).await;
+            }
+            let said = host.clone();
+            env.spawn(async move {
+                said.until(|state| state.main.is_none()).await;
+                said.change_mode_for_now(well, CacheMode::None).expect("it will be so");
+            });
+            assert!(!limited(&host, quiesce(&host)).await, "the set is not let go of");
+            let set_of = host.set_of(well).expect("the set has it as before");
+            assert!(limited(&host, read(set_of, well)).await, "and serves it");
+            assert_eq!(host.status().volumes[0].mode, CacheMode::None, "what was said meanwhile counts");
+            assert!(!limited(&host, quiesce(&host)).await, "it hangs for long by now");
+            assert!(host.set_of(well).is_some(), "so nobody was kept waiting");
+
+            hangs.disk.set(None);
+            while !limited(&host, quiesce(&host)).await {
+                env.sleep(LOOK).await;
+            }
+            reopen(&host).await.expect("nothing has happened to it");
+            assert!(bring_back(&host).await);
+            host.stop().await
+        });
+        assert_eq!(ended, Some(Ok(())));
+    }
+}

@@ -1,0 +1,316 @@
+//! Opens a set again that has failed, once its device works, and brings its volumes back.
+//!
+//! The set is not closed before the device has shown that it works: the block at which it failed
+//! last is read and written back. Then the set is closed, and opened as after a crash, from its
+//! journal and its note, so everything that was acknowledged is there. Each volume is added under
+//! its own number, and the requests that waited for it go on. A step that fails is tried again,
+//! less and less often.
+
+use crate::host::State;
+use crate::quiesce::quiesce;
+use crate::{Host, bypass, cache_reconnect};
+use bcached_engine::{CacheSet, Error, Options, VolumeId};
+use bcached_env::{Buffer, Time};
+use bcached_format::BackingState;
+use std::time::Duration;
+
+/// The shortest pause before an attempt. Each attempt in vain, and each failure soon after a
+/// success, doubles it.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// The longest.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// When a set has worked for this long its next failure begins with the shortest pause.
+const WORKS_AFTER: Duration = Duration::from_secs(60);
+
+/// The task that reopens the set. It ends when the host stops.
+pub async fn run(host: Host) {
+    let env = host.inner().env.clone();
+    let (mut pause, mut well_since) = (PAUSE_MIN, None::<Time>);
+    // The first attempt with a cache device that has come back is made at once.
+    let mut is_tried = false;
+    loop {
+        while !is_wanted(&host) {
+            if host.with(|state| state.is_stopping) {
+                return;
+            }
+            host.alarmed(None).await;
+        }
+        if well_since.take().is_some_and(|since| env.now() - since >= WORKS_AFTER) {
+            pause = PAUSE_MIN;
+        }
+        let until = env.now() + pause;
+        let is_back = |state: &mut State| state.returned.is_some() && !is_tried;
+        while env.now() < until && !host.with(|state| state.is_stopping || is_back(state)) {
+            host.alarmed(Some(until)).await;
+        }
+        if host.with(|state| state.is_stopping) {
+            return;
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+        let was_well = has_all(&host);
+        host.with(|state| state.is_trying = true);
+        let is_well = attempt(&host).await;
+        is_tried = host.change(|state| {
+            state.is_trying = false;
+            state.returned.is_some()
+        });
+        if is_well && !was_well {
+            well_since = Some(env.now());
+            tracing::info!(
+                event = "cache-works-again",
+                "the cache set is open again: all of its volumes have it"
+            );
+        }
+    }
+}
+
+/// Whether an attempt may help.
+fn is_wanted(host: &Host) -> bool {
+    if host.with(|state| state.returned.is_some()) {
+        return true;
+    }
+    let (main, is_lost, is_owed) = host.with(|state| {
+        let is_owed = !state.away.is_empty() || !state.owed_modes.is_empty();
+        (state.main.clone(), state.is_lost, is_owed)
+    });
+    match main {
+        None => !is_lost,
+        Some(set) => set.failure().map_or(is_owed, |error| error.may_pass()),
+    }
+}
+
+/// The set works, and has all of its volumes.
+fn has_all(host: &Host) -> bool {
+    let (main, is_any_away) = host.with(|state| (state.main.clone(), !state.away.is_empty()));
+    !is_any_away && works(main.as_ref())
+}
+
+fn works(main: Option<&CacheSet>) -> bool {
+    main.is_some_and(|set| set.failure().is_none())
+}
+
+/// True if the set works and has all of its volumes. Cache modes that are still owed are tried
+/// again after a pause.
+async fn attempt(host: &Host) -> bool {
+    let main = host.with(|state| state.main.clone());
+    let is_open = works(main.as_ref());
+    drop(main);
+    if is_open {
+        cache_reconnect::decline(host);
+    } else if !close_and_reopen(host).await {
+        return false;
+    }
+    let all = bring_back(host).await;
+    if all {
+        bypass::close(host).await;
+    }
+    write_owed_modes(host).await;
+    all
+}
+
+async fn close_and_reopen(host: &Host) -> bool {
+    let is_back = host.with(|state| state.returned.is_some());
+    if !is_back && !answers(host).await || !bypass::is_ready(host).await || !quiesce(host).await {
+        return false;
+    }
+    bypass::take_volumes(host).await;
+    if is_back {
+        cache_reconnect::exchange(host);
+    }
+    if host.with(|state| state.is_lost) {
+        return false;
+    }
+    let Err(error) = reopen(host).await else { return true };
+    tracing::warn!(event = "cache-not-opened-again", "the cache set cannot be opened again: {error}");
+    let is_lost = !error.may_pass();
+    host.change(|state| {
+        state.is_lost = is_lost;
+        state.why = Some(error.clone());
+        if let Some(before) = &mut state.before {
+            before.failed = Some(error);
+        }
+    });
+    false
+}
+
+/// Whether the cache device reads and writes the block at which it failed last. Nobody else writes
+/// there: a set that has failed does not write.
+async fn answers(host: &Host) -> bool {
+    let inner = host.inner();
+    let disk = inner.env.disk(inner.opening.cache.get());
+    let health = disk.health();
+    if health.waiting > 0 {
+        return false;
+    }
+    let block = disk.info().logical_block_sectors.max(1);
+    let sector = health.last_error.map_or(0, |error| error.sector - error.sector % u64::from(block));
+    let bytes = usize::try_from(block).expect("a block is small") * 512;
+    let (read, buffer) = disk.read(sector, Buffer::zeroed(bytes)).await;
+    read.is_ok() && disk.write(sector, buffer.freeze()).await.is_ok()
+}
+
+/// Opens the set as after a crash.
+pub(crate) async fn reopen(host: &Host) -> Result<(), Error> {
+    let inner = host.inner();
+    let note = inner.machine.open_note()?;
+    let fresh = Options::default();
+    // These two are of one opening, and not of the next.
+    let options =
+        Options { opening: fresh.opening, phases: fresh.phases, ..inner.opening.options.borrow().clone() };
+    let set = CacheSet::open(inner.env.clone(), inner.opening.cache.get(), note, options).await?;
+    host.reopened(set.clone());
+    // The note's file may have been removed while there was no set to be told.
+    let _until_the_next_file = set.keep_note().await;
+    Ok(())
+}
+
+/// Adds the volumes that are away to the set; true if it has all of them.
+pub(crate) async fn bring_back(host: &Host) -> bool {
+    let away: Vec<_> = host.with(|state| state.away.keys().copied().collect());
+    let mut all = true;
+    for id in away {
+        if host.with(|state| state.is_stopping) {
+            return false;
+        }
+        if let Err(error) = bring_one(host, id).await {
+            tracing::warn!(event = "volume-not-back", "a volume has not come back to its cache: {error}");
+            all = false;
+        }
+    }
+    all
+}
+
+async fn bring_one(host: &Host, id: VolumeId) -> Result<(), Error> {
+    let Ok(set) = host.main() else { return Ok(()) };
+    bypass::give_back(host, id).await?;
+    let found = host.with(|state| {
+        let away = state.away.get(&id)?;
+        Some((away.disk, away.info.mode, away.info.state, away.info.attached))
+    });
+    let Some((disk, mode, state, attached)) = found else { return Ok(()) };
+    // A volume that was detached before stays without a cache.
+    if state == Some(BackingState::None) && !attached {
+        set.add_uncached_as(id, disk).await?;
+    } else {
+        set.add_backing_as(id, disk).await?;
+    }
+    let options = host.options_of(id);
+    set.change_volume_options(id, |begun| *begun = options)?;
+    // It may differ from the superblock: a mode can be set until the next start only.
+    let mode = host.with(|state| state.away.get(&id).map_or(mode, |away| away.info.mode));
+    set.set_cache_mode_for_now(id, mode)?;
+    host.is_back(id);
+    Ok(())
+}
+
+/// Writes cache modes that were set while their volumes were away into the superblocks.
+async fn write_owed_modes(host: &Host) {
+    let Ok(set) = host.main() else { return };
+    let owed: Vec<VolumeId> = host.with(|state| {
+        let is_back = |id: &&VolumeId| !state.away.contains_key(*id);
+        state.owed_modes.keys().filter(is_back).copied().collect()
+    });
+    for id in owed {
+        // It may have been changed while earlier ones were written. A change from here on is
+        // written after this one: the engine changes a superblock in the order in which it is asked
+        // to.
+        let mode = host.with(|state| state.owed_modes.get(&id).copied().filter(|_| !state.is_stopping));
+        let Some(mode) = mode else { continue };
+        match set.keep_cache_mode(id, mode).await {
+            Err(error) if !matches!(error, Error::NoVolume) => {
+                let what = "the superblock of a volume keeps its former cache mode for now";
+                tracing::error!(event = "cache-mode-failed", "{what}: {error}");
+            }
+            // Another one may be owed by now.
+            _ => host.with(|state| {
+                if state.owed_modes.get(&id) == Some(&mode) {
+                    state.owed_modes.remove(&id);
+                }
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Rig, backing, mode_in, served};
+    use bcached_format::CacheMode;
+    use rustix::fs::SealFlags;
+
+    /// What was said while the set was let go of was refused, and the configuration said it all the
+    /// same.
+    #[test]
+    fn a_cache_mode_said_while_the_set_is_let_go_of_is_kept() {
+        let file = backing(3);
+        let (Rig { mut executor, host, .. }, id) = served(&file);
+        let env = executor.env();
+        let said = host.clone();
+        env.spawn(async move {
+            said.until(|state| state.main.is_none()).await;
+            assert!(said.with(|state| state.away.is_empty()), "it is being let go of");
+            said.change_mode(id, CacheMode::Writearound).await.expect("it will be so");
+            assert!(said.with(|state| state.away.is_empty()), "it still is");
+        });
+        let ended = executor.block_on(async move {
+            assert!(quiesce(&host).await);
+            assert_eq!(host.status().volumes[0].mode, CacheMode::Writearound);
+            reopen(&host).await.expect("nothing has happened to it");
+            assert!(bring_back(&host).await);
+            write_owed_modes(&host).await;
+            assert!(host.with(|state| state.owed_modes.is_empty()) && has_all(&host));
+            let mode = host.status().volumes[0].mode;
+            host.stop().await.expect("in order");
+            mode
+        });
+        assert_eq!((ended, mode_in(&file)), (Some(CacheMode::Writearound), CacheMode::Writearound));
+    }
+
+    /// While the mode of one volume was written, another one was said of the next, and the one of
+    /// before was written over that.
+    #[test]
+    fn what_was_owed_is_not_written_over_a_newer_word() {
+        let files = [backing(3), backing(4)];
+        let (mut rig, first) = served(&files[0]);
+        let second = rig.add(&files[1]);
+        let Rig { mut executor, host, .. } = rig;
+        let env = executor.env();
+        let stopped = executor.block_on(async move {
+            for id in [first, second] {
+                host.with(|state| state.owed_modes.insert(id, CacheMode::Writearound));
+            }
+            let said = host.clone();
+            env.spawn(async move {
+                // The first of them is being written by now.
+                said.change_mode(second, CacheMode::None).await.expect("it can be written");
+            });
+            write_owed_modes(&host).await;
+            assert!(host.with(|state| state.owed_modes.is_empty()));
+            host.stop().await
+        });
+        assert_eq!(stopped, Some(Ok(())));
+        assert_eq!(files.each_ref().map(mode_in), [CacheMode::Writearound, CacheMode::None]);
+    }
+
+    /// One attempt to write it was all that was made.
+    #[test]
+    fn a_cache_mode_that_could_not_be_written_is_still_owed() {
+        let file = backing(3);
+        let (Rig { mut executor, host, .. }, id) = served(&file);
+        let device = file.try_clone().expect("a descriptor");
+        let (owed, left) = executor
+            .block_on(async move {
+                host.with(|state| state.owed_modes.insert(id, CacheMode::Writearound));
+                rustix::fs::fcntl_add_seals(&device, SealFlags::FUTURE_WRITE).expect("nobody has mapped it");
+                assert!(is_wanted(&host) && attempt(&host).await && is_wanted(&host), "all are set_of");
+                let owed = host.with(|state| state.owed_modes.get(&id).copied());
+                // Another word takes its place, and fails in its turn, which whoever said it hears.
+                host.change_mode(id, CacheMode::None).await.expect_err("it cannot be written");
+                (owed, host.with(|state| state.owed_modes.get(&id).copied()))
+            })
+            .expect("a driver");
+        assert_eq!((owed, left), (Some(CacheMode::Writearound), Some(CacheMode::Writearound)));
+        assert_eq!(mode_in(&file), CacheMode::Writeback);
+    }
+}

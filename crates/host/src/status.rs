@@ -1,0 +1,56 @@
+//! The status of a host: that of its set, with all volumes wherever they are.
+
+use crate::Host;
+use crate::host::{Away, State};
+use bcached_engine::{Latencies, Status, VolumeId, VolumeInfo, WaitedOut};
+use bcached_env::Time;
+
+impl Host {
+    /// A snapshot; of the set as it was, while it is closed.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let (main, bypass) = self.with(|state| (state.main.clone(), state.bypass.clone()));
+        let of_bypass = bypass.map(|(bypass, _)| bypass.status());
+        let of_main = main.map(|main| main.status());
+        let now = self.inner().env.now();
+        self.with(|state| {
+            let before = || state.before.as_deref().expect("it was kept when the set was closed").clone();
+            let mut status = of_main.unwrap_or_else(before);
+            // Volumes that are away are served, or soon will be.
+            status.unserved.retain(|left| !state.away.values().any(|away| away.info.uuid == left.uuid));
+            for (id, away) in &state.away {
+                put(&mut status, shown(*id, away, of_bypass.as_ref()));
+            }
+            status.waited_out =
+                status.volumes.iter().filter_map(|info| waited_out(state, info, now)).collect();
+            status
+        })
+    }
+}
+
+/// A volume that is away, as the bypass has it, or as it was when it left.
+fn shown(id: VolumeId, away: &Away, of_bypass: Option<&Status>) -> (VolumeInfo, Latencies) {
+    let on_bypass = of_bypass.filter(|_| away.on_bypass).and_then(|status| {
+        let at = status.volumes.iter().position(|volume| volume.id == id)?;
+        Some((status.volumes[at].clone(), status.latencies.get(at)?.clone()))
+    });
+    on_bypass.unwrap_or_else(|| (away.info.clone(), away.latencies.clone()))
+}
+
+fn put(status: &mut Status, (info, latencies): (VolumeInfo, Latencies)) {
+    match status.volumes.iter().position(|volume| volume.id == info.id) {
+        Some(at) => (status.volumes[at], status.latencies[at]) = (info, latencies),
+        None => {
+            status.volumes.push(info);
+            status.latencies.push(latencies);
+        }
+    }
+}
+
+/// What requests of the volume have waited for in vain, for as long as they may.
+fn waited_out(state: &State, info: &VolumeInfo, now: Time) -> Option<WaitedOut> {
+    let is_over = |since: Time| now >= since + info.options.freeze_timeout;
+    let cache = state.waiting_since(info.id).is_some_and(is_over);
+    let backing = state.absences.missed_since(info.id).is_some_and(is_over);
+    (cache || backing).then_some(WaitedOut { volume: info.id, cache, backing })
+}

@@ -1,0 +1,112 @@
+//! What tests of the host have in common: a set in memory, on the real driver.
+
+use crate::{Host, Machine, NoNote, Opening, bypass};
+use bcached_engine::{CacheSet, Error, Options, VolumeId};
+use bcached_env::{DiskId, Driver, Executor, Note, Order};
+use bcached_format::{
+    BackingFormat, BackingSuperblock, CacheMode, CacheSuperblock, DeviceFacts, RawSuperblock,
+    SUPERBLOCK_SECTOR, Superblock, Uuid,
+};
+use bcached_uring::{Access, Device, Disks, DriverOptions, open_driver};
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+
+/// Of a backing device.
+const SECTORS: u64 = 4096;
+
+/// A host, where it runs, and its devices.
+pub struct Rig {
+    pub executor: Executor,
+    pub host: Host,
+    disks: Disks,
+}
+
+impl Rig {
+    /// Adds a volume to the set.
+    pub fn add(&mut self, file: &File) -> VolumeId {
+        let disk = self.disks.add(device(file));
+        let set = self.host.main().expect("it works");
+        let added = self.executor.block_on(async move { set.add_backing(disk, None).await });
+        added.expect("a driver").expect("it is taken")
+    }
+}
+
+/// A machine with nothing but memory.
+struct InMemory(Disks);
+
+impl Machine for InMemory {
+    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, Error> {
+        Ok(self.0.add(device(&memory(bypass::SECTORS, &superblock.seal()[..]))))
+    }
+
+    fn remove(&self, disk: DiskId) {
+        drop(self.0.remove(disk));
+    }
+
+    fn open_note(&self) -> Result<Box<dyn Note>, Error> {
+        Ok(Box::new(NoNote))
+    }
+}
+
+fn device(file: &File) -> Device {
+    Device::open(format!("/proc/self/fd/{}", file.as_raw_fd()), Access::Own).expect("memory")
+}
+
+/// A file in memory of so many sectors that begins with a superblock.
+fn memory(sectors: u64, superblock: &[u8]) -> File {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(memfd_create("device", flags).expect("memory"));
+    file.set_len(sectors * 512).expect("a size");
+    file.write_all_at(superblock, SUPERBLOCK_SECTOR * 512).expect("room");
+    file
+}
+
+/// A backing device without a cache.
+pub fn backing(number: u8) -> File {
+    let superblock = BackingSuperblock::format(BackingFormat {
+        uuid: Uuid([number; 16]),
+        set_uuid: Uuid([0; 16]),
+        block_sectors: 8,
+        bucket_sectors: 128,
+        data_offset: None,
+        cache_mode: CacheMode::Writeback,
+        device_sectors: SECTORS,
+    });
+    memory(SECTORS, &superblock.expect("sizes that can be run").seal()[..])
+}
+
+/// The cache mode in its superblock.
+pub fn mode_in(file: &File) -> CacheMode {
+    let mut bytes = [0; 4096];
+    file.read_exact_at(&mut bytes, SUPERBLOCK_SECTOR * 512).expect("it is there");
+    let facts = DeviceFacts { sectors: SECTORS, logical_block_sectors: 1 };
+    let found = RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts));
+    let Ok(Superblock::Backing(superblock)) = found else { unreachable!("it is one of a backing device") };
+    superblock.cache_mode()
+}
+
+/// A set with that one volume.
+pub fn served(file: &File) -> (Rig, VolumeId) {
+    served_through(file, |driver| driver)
+}
+
+/// Likewise on a driver that wraps the real one.
+pub fn served_through(file: &File, wrap: impl FnOnce(Box<dyn Driver>) -> Box<dyn Driver>) -> (Rig, VolumeId) {
+    let driver = open_driver(&DriverOptions::default()).expect("a driver");
+    let disks = driver.disks;
+    // A cache like the bypass, with as few buckets as an engine runs with.
+    let superblock = bypass::superblock(8);
+    let nodes = bcached_engine::node_budget_min(superblock.bucket_sectors(), 1);
+    let options = Options { node_budget_bytes: nodes, ..Options::default() };
+    let disk = disks.add(device(&memory(bypass::SECTORS, &superblock.seal()[..])));
+    let mut executor = Executor::new(wrap(driver.driver), Order::Fifo, 1);
+    let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
+    let set = executor.block_on(opening).expect("a driver").expect("it is whole");
+    let opening = Opening { cache: disk.into(), set_uuid: superblock.set_uuid(), options: options.into() };
+    let host = Host::new(executor.env(), Box::new(InMemory(disks.clone())), opening, set);
+    let mut rig = Rig { executor, host, disks };
+    let id = rig.add(file);
+    (rig, id)
+}

@@ -1,0 +1,236 @@
+//! Begins requests, and runs the tasks that some of them need. Most requests a set begins and ends
+//! without a task. The tasks carry out one request after the other, so a request that finds an idle
+//! one allocates nothing and starts no task.
+//!
+//! Serving allocates as little as it can: the kernel's dirty pages may wait for a request, and an
+//! allocation for those pages to be written. As many tasks are started as requests that needed one
+//! were ever in flight together, and most of them are kept.
+
+use crate::absence::InFlight;
+use crate::dispatch::{Attempt, Dispatcher, Served, Stage};
+use crate::retry::Retry;
+use crate::translate::{self, Work};
+use bcached_engine::{Asker, Begun, CacheSet, Client, Reply as EngineReply, VolumeId};
+use bcached_env::Env;
+use bcached_env::sync::{Notify, Permit};
+use bcached_port::{Operation, ReplyTo, Request};
+use slab::Slab;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// Requests that a host works on at once.
+pub const IN_FLIGHT_MAX: usize = bcached_engine::REQUESTS_MAX;
+
+/// The workers of one host.
+pub struct Workers {
+    env: Env,
+    dispatcher: Dispatcher,
+    /// Requests that wait for a task to begin them. One task has been woken or started for each,
+    /// and whichever runs first takes the first: they begin in the order in which they came, in
+    /// whatever order the tasks run.
+    queue: RefCell<VecDeque<Queued>>,
+    /// Each wakes one idle task.
+    idle: RefCell<Vec<Rc<Notify>>>,
+    /// Requests that a set has, without a task.
+    asked: RefCell<Slab<Asked>>,
+}
+
+/// A request for a task.
+struct Queued {
+    origin: Origin,
+    stage: Stage,
+}
+
+/// Where a request comes from, and its room until the answer.
+struct Origin {
+    client: Client,
+    volume: VolumeId,
+    reply_to: ReplyTo,
+    permit: Permit,
+}
+
+/// A request that a set has, without a task.
+struct Asked {
+    origin: Origin,
+    attempt: Attempt,
+}
+
+impl Workers {
+    /// None is started yet.
+    pub fn new(env: Env, dispatcher: Dispatcher) -> Rc<Self> {
+        let (queue, idle, asked) = Default::default();
+        Rc::new(Self { env, dispatcher, queue, idle, asked })
+    }
+
+    /// How they carry requests out.
+    pub const fn dispatcher(&self) -> &Dispatcher {
+        &self.dispatcher
+    }
+
+    /// Whether requests wait for a task to begin them.
+    #[must_use]
+    pub fn has_queued(&self) -> bool {
+        !self.queue.borrow().is_empty()
+    }
+
+    /// Has a request carried out and answered.
+    pub fn begin(self: &Rc<Self>, request: Request, permit: Permit) {
+        let Request { client, volume, operation, reply_to } = request;
+        let origin = Origin { client: Client(client.0), volume: VolumeId(volume.0), reply_to, permit };
+        let may_end_at_once =
+            matches!(operation, Operation::Read { .. } | Operation::Write { fua: false, .. });
+        // Requests begin in the order in which they came.
+        let entered = if may_end_at_once && !self.has_queued() {
+            self.dispatcher.host.enter_at_once(origin.volume)
+        } else {
+            None
+        };
+        match entered {
+            Some(entered) => self.ask(origin, operation, entered),
+            None => self.queue(Queued { origin, stage: Stage::New(operation) }),
+        }
+    }
+
+    /// Has a set carry it out, without a task if it can.
+    fn ask(
+        self: &Rc<Self>,
+        origin: Origin,
+        operation: Operation,
+        (in_flight, set, moves): (InFlight, CacheSet, u64),
+    ) {
+        let (client, volume) = (origin.client, origin.volume);
+        let retry = Retry::of(&operation);
+        let Work::Request(work) = translate::work_of(operation) else {
+            unreachable!("reads and writes are one request")
+        };
+        let attempt = Attempt { retry, moves, in_flight };
+        let number = self.asked.borrow_mut().insert(Asked { origin, attempt });
+        let asker: Rc<dyn Asker> = Rc::<Self>::clone(self);
+        match set.ask(client, volume, work, &asker, number) {
+            Begun::UnderWay => {}
+            Begun::Refused(reply) => asker.answered(number, reply),
+            Begun::InSteps(rest) => {
+                let Asked { origin, attempt } = self.asked.borrow_mut().remove(number);
+                self.queue(Queued { origin, stage: Stage::Begun(attempt, set, rest) });
+            }
+        }
+    }
+
+    /// Has a task carry it out.
+    fn queue(self: &Rc<Self>, queued: Queued) {
+        self.queue.borrow_mut().push_back(queued);
+        match self.idle.borrow_mut().pop() {
+            Some(idle) => idle.notify_all(),
+            None => self.env.spawn(Rc::clone(self).work()),
+        }
+    }
+
+    /// A task.
+    async fn work(self: Rc<Self>) {
+        let woken = Rc::new(Notify::new());
+        loop {
+            let queued = self.queue.borrow_mut().pop_front();
+            let Some(Queued { origin, stage }) = queued else { return };
+            let Origin { client, volume, reply_to, permit } = origin;
+            let reply = self.dispatcher.answer(client, volume, stage, permit).await;
+            reply_to.send(reply);
+            // Tasks whose requests waited for a device are not counted as in flight, so there may
+            // be more of them.
+            if self.idle.borrow().len() >= IN_FLIGHT_MAX {
+                return;
+            }
+            self.idle.borrow_mut().push(Rc::clone(&woken));
+            woken.wait().await;
+        }
+    }
+}
+
+impl Asker for Workers {
+    fn answered(self: Rc<Self>, number: usize, reply: EngineReply) {
+        let Asked { origin, attempt } = self.asked.borrow_mut().remove(number);
+        match self.dispatcher.outcome_of(attempt.moves, reply) {
+            Served::Answered(reply) => {
+                drop(attempt);
+                origin.reply_to.send(reply);
+                self.dispatcher.free_room(Some(origin.permit));
+            }
+            Served::Trouble(error, buffer) => {
+                self.queue(Queued { origin, stage: Stage::Trouble(attempt, error, buffer) });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatch::Dispatcher;
+    use crate::testing::{Rig, backing, served_through};
+    use bcached_env::sync::Semaphore;
+    use bcached_env::{Buffer, Outcome};
+    use bcached_port::{ErrorKind, Replies, Requests, Server};
+    use std::sync::Arc;
+
+    fn port() -> (Requests<u32>, Replies<u32>, Server) {
+        let (connector, server) = bcached_port::open(8, Arc::new(|| ()));
+        let (requests, replies) = connector.connect(8);
+        (requests, replies, server)
+    }
+
+    fn read(requests: &Requests<u32>, number: u32, volume: VolumeId) {
+        let operation = Operation::Read { sector: 8, buffer: Buffer::zeroed(4096) };
+        requests.submit(number, bcached_port::VolumeId(volume.0), operation);
+    }
+
+    /// Of a thread that ends by a panic clients must hear, and what they wait for must not be kept
+    /// by what waits for them.
+    #[test]
+    fn what_is_under_way_is_answered_when_nobody_runs_the_set_any_more() {
+        let (requests, mut replies, mut server) = port();
+        let (Rig { executor, host, .. }, volume) = served_through(&backing(5), |driver| driver);
+        let room = Semaphore::new(8);
+        let workers = Workers::new(executor.env(), Dispatcher::new(host.clone(), room.clone()));
+        read(&requests, 1, volume);
+        let request = server.take().expect("it is there");
+        workers.begin(request, workers.dispatcher().find_room().expect("there is room"));
+        assert_eq!(workers.asked.borrow().len(), 1, "the set has it, and no task");
+        let left = Rc::downgrade(&workers);
+        drop(workers);
+        host.abandon();
+        drop((executor, host));
+        assert!(left.upgrade().is_none(), "a request keeps who has asked");
+        let (number, reply) = replies.try_next().expect("an answer");
+        assert_eq!((number, reply.result), (1, Err(ErrorKind::Gone)));
+        assert_eq!(room.available(), 8);
+    }
+
+    /// A read goes without a task, unless something that wants one was asked before: then it waits
+    /// its turn behind that.
+    #[test]
+    fn requests_begin_in_the_order_in_which_they_came() {
+        let (requests, mut replies, mut server) = port();
+        let (Rig { mut executor, host, .. }, volume) = served_through(&backing(6), |driver| driver);
+        let workers = Workers::new(executor.env(), Dispatcher::new(host, Semaphore::new(8)));
+        requests.submit(1, bcached_port::VolumeId(volume.0), Operation::Flush);
+        read(&requests, 2, volume);
+        while let Some(request) = server.take() {
+            workers.begin(request, workers.dispatcher().find_room().expect("there is room"));
+        }
+        assert_eq!((workers.queue.borrow().len(), workers.asked.borrow().len()), (2, 0));
+        let ended = executor.run_until(|| requests.outstanding() == 2 && workers.idle.borrow().len() == 2);
+        assert_eq!(ended, Outcome::Done);
+        read(&requests, 3, volume);
+        workers.begin(server.take().expect("it is there"), workers.dispatcher().find_room().expect("room"));
+        assert_eq!((workers.queue.borrow().len(), workers.asked.borrow().len()), (0, 1));
+        assert_eq!(executor.run_until(|| workers.asked.borrow().is_empty()), Outcome::Done);
+        let mut answered: Vec<u32> = std::iter::from_fn(|| replies.try_next())
+            .map(|(number, reply)| {
+                assert_eq!(reply.result, Ok(()));
+                number
+            })
+            .collect();
+        answered.sort_unstable();
+        assert_eq!(answered, [1, 2, 3]);
+    }
+}
