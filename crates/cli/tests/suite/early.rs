@@ -1,6 +1,7 @@
 //! Clients that come before their volumes: they wait as long as the volume is waited for, and get it or the reason.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+use crate::certificates::Authority;
 use crate::common::{self, Daemon, Images, json, requires, tool};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -17,8 +18,12 @@ struct Starting {
 impl Starting {
     /// With the volume `tank`, whose device is not there yet.
     fn new(wait: &str) -> Self {
-        let images = Images::new();
-        let (_, tank) = images.configure_pair(64 << 20, BYTES, &format!("wait = {wait:?}\n"));
+        Self::with(Images::new(), wait, "")
+    }
+
+    /// The same; `nbd` is its section of the configuration.
+    fn with(images: Images, wait: &str, nbd: &str) -> Self {
+        let (_, tank) = images.configure_pair(64 << 20, BYTES, &format!("wait = {wait:?}\n{nbd}"));
         std::fs::rename(tank, images.path("away")).unwrap();
         let config = images.path("config.toml");
         let mut command = Daemon::command(&images, "run", &["--config", config.to_str().unwrap()]);
@@ -45,9 +50,15 @@ impl Starting {
 
     fn client(&self, volume: &str) -> Child {
         let socket = self.images.path("run/nbd.sock");
-        let uri = format!("nbd+unix:///{volume}?socket={}", socket.display());
-        let mut command = tool("nbdinfo");
-        command.args(["--size", &uri]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        size_of(&format!("nbd+unix:///{volume}?socket={}", socket.display()))
+    }
+
+    /// Of its only TCP place.
+    fn port(&self) -> String {
+        let control = common::control(&self.images);
+        let status = json(&common::bcached(&["status", "--json", "--control", &control]).out);
+        let mut places = status["nbd"].as_array().unwrap().iter().filter_map(|place| place.as_str());
+        places.find_map(|place| place.strip_prefix("127.0.0.1:")).unwrap().to_owned()
     }
 
     /// So many have come, and have no volume.
@@ -64,6 +75,12 @@ impl Drop for Starting {
         let _ended_already = self.child.kill();
         let _reaped_already = self.child.wait();
     }
+}
+
+/// A client that asks for the volume's size.
+fn size_of(uri: &str) -> Child {
+    let mut command = tool("nbdinfo");
+    command.args(["--size", uri]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// What it has left, in time.
@@ -100,6 +117,28 @@ fn who_comes_early_gets_the_volume_when_it_comes() {
         assert!(end.status.success(), "{end:?}");
         assert_eq!(String::from_utf8_lossy(&end.stdout).trim(), (BYTES - 8192).to_string());
     }
+}
+
+/// The time in which a client waits is not that of its handshake, in TLS either.
+#[test]
+fn who_comes_early_by_tls_gets_the_volume_when_it_comes() {
+    if !requires("nbdinfo") {
+        return;
+    }
+    let (images, authority) = (Images::new(), Authority::new());
+    let (tls, trusts) = (images.path("tls"), images.path("trusts"));
+    authority.put_server(&tls);
+    authority.put_client(&trusts, None);
+    let nbd = format!("[nbd]\nlisten = [\"127.0.0.1:0\"]\ntls = {tls:?}\ntls_verify_peer = false\n");
+    let starting = Starting::with(images, "10m", &nbd);
+    let port = starting.port();
+    let uri = format!("nbds://localhost:{port}/tank?tls-certificates={}", trusts.display());
+    let early = size_of(&uri);
+    starting.until_waiting(1);
+    std::fs::rename(starting.images.path("away"), starting.images.path("tank")).unwrap();
+    let end = end_of(early);
+    assert!(end.status.success(), "{end:?}");
+    assert_eq!(String::from_utf8_lossy(&end.stdout).trim(), (BYTES - 8192).to_string());
 }
 
 #[test]
