@@ -43,6 +43,20 @@ pub fn of_note(device: Option<&Path>, error: &NoteError) -> Failure {
     }
 }
 
+/// The device at `device` holds a new cache, with the UUID of a set whose note still has keys of a killed process. Served, it would
+/// take the note from the set that can replay it.
+pub fn of_foreign_note(device: &Path, note: &Path) -> Failure {
+    let note = note.display();
+    Failure::new(Kind::DataLoss, cannot_open(device))
+        .why(format!(
+            "it is new, and {note} holds writes that a killed bcached acknowledged for the cache set with this UUID"
+        ))
+        .next(format!(
+            "serve the cache device that the set was on once, which replays them; or, if that cannot be, move the note \
+             away (`mv {note} DIR`): what only it holds is then lost"
+        ))
+}
+
 /// It has not answered in time.
 pub fn silent(name: &str) -> Failure {
     Failure::new(Kind::Io, format!("the engine of {name} does not answer at present"))

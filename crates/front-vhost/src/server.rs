@@ -204,6 +204,13 @@ impl VhostServer {
         self.options.directory.join(format!("{name}.sock"))
     }
 
+    /// All sockets, each with a number that no other has had: of a volume that was served before, and is served again, it is another.
+    #[must_use]
+    pub fn sockets(&self) -> Vec<(PathBuf, u64)> {
+        let volumes = self.lock();
+        volumes.iter().map(|(name, served)| (self.socket_path(name), served.control.number)).collect()
+    }
+
     /// The directory of all sockets.
     #[must_use]
     pub fn directory(&self) -> &Path {

@@ -37,6 +37,8 @@ pub(crate) enum Order {
 pub(crate) struct Control {
     pub(crate) name: String,
     pub(crate) exports: ExportTable,
+    /// No other socket of this process has had it.
+    pub(crate) number: u64,
     /// Whoever is on the socket.
     pub(crate) peer: Peer,
     pub(crate) limits: Limits,
@@ -89,8 +91,21 @@ impl Control {
         };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (state, ended) = (Mutex::new(state), Condvar::new());
-        let peer = Peer::Machine(NUMBERS.fetch_add(1, Ordering::Relaxed));
-        Ok(Self { name, exports, peer, limits, options, rings, tally: Arc::default(), state, ended, wake })
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let peer = Peer::Machine(number);
+        Ok(Self {
+            name,
+            exports,
+            number,
+            peer,
+            limits,
+            options,
+            rings,
+            tally: Arc::default(),
+            state,
+            ended,
+            wake,
+        })
     }
 
     /// Wakes the thread, when polled.

@@ -3,7 +3,7 @@
 
 use crate::common::{
     Daemon, Images, Ran, ask, bcached, bytes, content, done, fill, json, patch, pattern, refused, requires,
-    run,
+    run, tool,
 };
 
 const CACHE_BYTES: u64 = 36 << 20;
@@ -207,6 +207,28 @@ fn what_is_lost_with_a_cache_is_told_by_remove_and_replace() {
 }
 
 /// As the documents say it.
+/// A new cache with the UUID of a set whose daemon was killed took the note, and with it the writes that only that held.
+#[test]
+fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {
+    let Some(site) = Site::new() else { return };
+    let daemon = Daemon::start(&site.images, &["--cache", &site.fast, "--backing", &site.tank]);
+    done(&daemon, &["set", &site.fast, "journal_delay_ms=60000", "--runtime"]);
+    let data = site.images.path("last");
+    std::fs::write(&data, pattern(4096, 7)).expect("a file");
+    // Without a flush: only the note has its key.
+    assert_eq!(run(tool("nbdcopy").arg(&data).arg(daemon.uri("tank"))).exit, 0);
+    daemon.kill();
+    let scratch = site.images.blank("scratch", CACHE_BYTES);
+    assert_eq!(bcached(&["make", "--cache", &scratch, "--cset-uuid", &site.set, "--bucket", "64k"]).exit, 0);
+    let ran = run(&mut Daemon::command(&site.images, "run", &["--cache", &scratch]));
+    assert_eq!(ran.exit, 3, "{ran:?}");
+    assert!(ran.err.contains("holds writes that a killed bcached acknowledged"), "{ran:?}");
+    let daemon = Daemon::start(&site.images, &["--cache", &site.fast, "--backing", &site.tank]);
+    assert!(daemon.log().contains("they are replayed"), "{}", daemon.log());
+    assert!(content(&site.images, &daemon, "tank")[..4096] == pattern(4096, 7), "all is there");
+    assert_eq!(daemon.stop().0, 0);
+}
+
 #[test]
 fn a_superblock_is_written_back_into_an_image() {
     let Some(site) = Site::new() else { return };

@@ -479,7 +479,7 @@ fn the_log_says_what_became_of_a_note() {
     std::fs::write(&note, kept).expect("a file");
     let daemon = Daemon::start(&images, &words);
     let line = told(&daemon.log()).expect("a line");
-    assert!(line.contains("they are left alone: the set has been run since"), "{line}");
+    assert!(line.contains("they are not replayed, because the set has been run since"), "{line}");
     assert_eq!(daemon.stop().0, 0);
 }
 

@@ -80,6 +80,25 @@ fn sockets_that_were_removed_are_bound_again_and_connections_go_on() {
     assert!(sockets.iter().all(|socket| !socket.exists()), "they go with the daemon");
 }
 
+/// A volume that is removed and added has another socket at the same place, which was taken for somebody else's.
+#[test]
+fn a_volume_that_is_removed_and_added_has_its_own_socket() {
+    let (images, daemon) = site();
+    let (nbd, vhost) = (images.path("run/nbd.sock"), images.path("run/vhost-user/tank.sock"));
+    let looked = |times| {
+        std::fs::remove_file(&nbd).unwrap();
+        wait_for("a look", || daemon.log().matches("[event=socket-gone]").count() == times);
+    };
+    looked(1);
+    done(&daemon, &["remove", "tank"]);
+    done(&daemon, &["add", "tank"]);
+    wait_for("it is served again", || UnixStream::connect(&vhost).is_ok());
+    looked(2);
+    assert!(!daemon.log().contains("tank.sock"), "{}", daemon.log());
+    daemon.wait_for("all is as it should be", |status| warnings(status).is_empty());
+    assert_eq!(daemon.stop().0, 0);
+}
+
 /// What nobody can bind again is told of as long as that lasts.
 #[test]
 fn a_socket_whose_place_somebody_else_has_taken_is_told_of() {

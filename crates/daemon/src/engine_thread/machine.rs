@@ -42,10 +42,15 @@ impl NotePlace {
     /// holds nothing now, and must not be taken for that of a process that was killed. The cache
     /// device is still ours, so nobody else has opened it.
     pub fn remove_unused(&self, found: &NoteFound) {
-        if !matches!(found, NoteFound::Records(_) | NoteFound::Damaged { .. }) {
+        if !holds_keys(found) {
             bcached_uring::note::remove(&self.path);
         }
     }
+}
+
+/// A killed process has left keys in the note, or may have.
+pub const fn holds_keys(found: &NoteFound) -> bool {
+    matches!(found, NoteFound::Records(_) | NoteFound::Damaged { .. })
 }
 
 /// The note of a set that is being opened, with what a former process has left in it.

@@ -31,7 +31,7 @@ pub use bcached_host::backing_reconnect::NotTaken;
 use bcached_host::{Host, Opening, watch};
 use bcached_port::{Connector, Server};
 use bcached_uring::{Backend, Bell, Device, DriverOptions, Guests, NoteFate, NoteFound, open_driver};
-use machine::{NotePlace, ThisMachine, open_note};
+use machine::{NotePlace, ThisMachine, holds_keys, open_note};
 use pump::Pump;
 use resize::Under;
 use std::path::PathBuf;
@@ -54,6 +54,8 @@ pub struct Start {
     pub set_uuid: Uuid,
     /// Where the note lies; `None`: nothing is ever written that would have to be noted.
     pub note: Option<PathBuf>,
+    /// No cache set has ever run on the device.
+    pub is_new: bool,
     /// The engine's options.
     pub options: Options,
     /// How much of the memory that the set has is for the table of its buckets, in bytes.
@@ -282,6 +284,9 @@ impl EngineThread {
             gone: Arc::new(move || keep_note(&told, &bell)),
         });
         let (opened_note, found) = open_note(note.as_ref(), &device)?;
+        if let (Some(note), true, true) = (&note, start.is_new, holds_keys(&found.0)) {
+            return Err(engine_failure::of_foreign_note(&device, &note.path));
+        }
         let tells = !opened_note.given_up().is_empty();
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
         let opening = CacheSet::open(executor.env(), cache, opened_note, start.options.clone());

@@ -77,7 +77,9 @@ impl Supervisor {
         let options = self.engine_options(index, nodes);
         let progress = Arc::clone(&options.opening);
         let bucket_memory = self.counted_table(&cache.superblock) as u64;
-        let start = Start { device: cache.device, set_uuid: set, note: Some(note), options, bucket_memory };
+        let is_new = !cache.superblock.is_synchronous();
+        let (device, note) = (cache.device, Some(note));
+        let start = Start { device, set_uuid: set, note, is_new, options, bucket_memory };
         self.start_thread(index, &name, start, progress)
     }
 
@@ -124,7 +126,8 @@ impl Supervisor {
             let nodes = bcached_engine::node_budget_min(cache.superblock.bucket_sectors(), 1);
             let options = Options { node_budget_bytes: nodes, ..Options::default() };
             let progress = Arc::clone(&options.opening);
-            let start = Start { device: cache.device, set_uuid, note: None, options, bucket_memory: 0 };
+            let (device, is_new) = (cache.device, true);
+            let start = Start { device, set_uuid, note: None, is_new, options, bucket_memory: 0 };
             self.start_thread(index, NO_CACHE, start, progress)
         });
         let state = state.unwrap_or_else(CacheState::Failed);
@@ -364,10 +367,12 @@ impl Supervisor {
 
 /// Logs what a former process has left in the note, and what has become of that.
 fn tell_note((found, fate): &LeftNote, place: &Path) {
+    let is_lost = matches!(found, NoteFound::Records(_)) && fate.are_taken() == Some(false);
     let fate = match (found, fate.are_taken()) {
         (NoteFound::Records(_), Some(true)) => ": they are replayed",
         (NoteFound::Records(_), Some(false)) => {
-            ": they are left alone: the set has been run since, and they are of before"
+            ": they are not replayed, because the set has been run since, or its superblock is another one. \
+             Writes that were acknowledged before and not flushed may be lost"
         }
         (NoteFound::Damaged { .. }, Some(false)) => "; but the set has been run since, and all of it is void",
         _ => "",
@@ -375,6 +380,8 @@ fn tell_note((found, fate): &LeftNote, place: &Path) {
     let place = place.display();
     if matches!(found, NoteFound::Damaged { .. }) {
         tracing::warn!(event = "note-damaged", "{found}{fate} ({place})");
+    } else if is_lost {
+        tracing::warn!(event = "note-read", "{found}{fate} ({place})");
     } else {
         tracing::info!(event = "note-read", "{found}{fate} ({place})");
     }

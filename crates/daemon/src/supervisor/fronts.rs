@@ -412,19 +412,15 @@ impl Fronts {
         bound.collect()
     }
 
-    /// Sockets of NBD and vhost-user that have files.
-    pub fn sockets(&self) -> Vec<PathBuf> {
+    /// Sockets of NBD and vhost-user that have files, each with the number of the listener that has made it.
+    pub fn sockets(&self) -> Vec<(PathBuf, u64)> {
         let running = self.lock();
         let bound = running.nbd.iter().flat_map(|server| server.bound());
         let nbd = bound.filter_map(|bound| match bound {
-            Bound::Unix(path) => Some(path.clone()),
+            Bound::Unix(path) => Some((path.clone(), 0)),
             Bound::Tcp(_) => None,
         });
-        let vhost = running.vhost.iter().flat_map(|server| {
-            let path = |name: String| server.socket_path(&name);
-            server.served().into_iter().map(path)
-        });
-        nbd.chain(vhost).collect()
+        nbd.chain(running.vhost.iter().flat_map(|server| server.sockets())).collect()
     }
 
     /// Listens anew on one of them, whose file is gone; `None` if it is none of them. Else perhaps why not.

@@ -26,12 +26,21 @@ type Gone = BTreeMap<String, (&'static str, String)>;
 #[derive(Default)]
 pub struct TakenAway {
     looked: Option<Instant>,
-    /// The sockets that have files, as they were when they were seen first: device and inode.
-    sockets: BTreeMap<PathBuf, (u64, u64)>,
+    /// The sockets that have files, as they were when they were seen first.
+    sockets: BTreeMap<PathBuf, Seen>,
     /// The main file of the configuration was there.
     had_configuration: bool,
     /// What the log has said that still holds.
     told: Gone,
+}
+
+/// A socket, as it was seen.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// Of the listener that has made it: a volume that is removed and added is served on another socket at the same place.
+    listener: u64,
+    /// Device and inode.
+    file: (u64, u64),
 }
 
 impl Supervisor {
@@ -102,15 +111,19 @@ impl Supervisor {
 
     /// A socket whose file is gone is found by nobody who comes: another one takes its place.
     fn look_after_sockets(&mut self, control: &mut Control, gone: &mut Gone) {
-        let all: Vec<_> = control.sockets().map(Path::to_owned).chain(self.fronts.sockets()).collect();
-        self.taken_away.sockets.retain(|path, _| all.contains(path));
-        for path in all {
+        let of_commands = control.sockets().map(|path| (path.to_owned(), 0));
+        let all: Vec<_> = of_commands.chain(self.fronts.sockets()).collect();
+        let is_there = |path: &Path, seen: &Seen| {
+            all.iter().any(|(other, listener)| (other.as_path(), *listener) == (path, seen.listener))
+        };
+        self.taken_away.sockets.retain(|path, seen| is_there(path, seen));
+        for (path, listener) in all {
             let now = socket_at(&path);
-            let before = self.taken_away.sockets.get(&path).copied();
+            let before = self.taken_away.sockets.get(&path).map(|seen| seen.file);
             if before.is_none()
-                && let Some(now) = now
+                && let Some(file) = now
             {
-                self.taken_away.sockets.insert(path, now);
+                self.taken_away.sockets.insert(path, Seen { listener, file });
                 continue;
             }
             if now.is_some() && now == before {
@@ -122,7 +135,9 @@ impl Supervisor {
             match self.fronts.bind_again(&path).unwrap_or_else(of_control) {
                 Ok(()) => {
                     self.taken_away.sockets.remove(&path);
-                    self.taken_away.sockets.extend(socket_at(&path).map(|now| (path, now)));
+                    self.taken_away
+                        .sockets
+                        .extend(socket_at(&path).map(|file| (path, Seen { listener, file })));
                     tracing::warn!(
                         event = "socket-gone",
                         "{name}: the file of this socket {what}: bcached listens on another one there. Connected clients go on"
