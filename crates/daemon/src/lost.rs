@@ -46,7 +46,16 @@ pub fn default_path(uuid: Uuid) -> PathBuf {
         false => of_user(),
     };
     let folder = variable(VARIABLE).unwrap_or_else(|| places::of_machine(usual()));
-    folder.join(format!("lost-{uuid}-{}.json", jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ")))
+    free(&folder, &format!("lost-{uuid}-{}", jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ")))
+}
+
+/// A name in `folder` that nothing has: a volume may lose something twice within a second.
+fn free(folder: &Path, stem: &str) -> PathBuf {
+    let named = |number: u32| match number {
+        0 => folder.join(format!("{stem}.json")),
+        _ => folder.join(format!("{stem}-{number}.json")),
+    };
+    (0..).map(named).find(|path| path.symlink_metadata().is_err()).expect("names do not run out")
 }
 
 /// Sees, as far as one can without writing, that the list can be written at `path`.
@@ -57,7 +66,7 @@ pub fn check(path: &Path) -> Result<(), Failure> {
     if path.symlink_metadata().is_ok() {
         return Err(Failure::new(Kind::Signature, format!("{} is there already", path.display()))
             .why("the list of what is lost is written over nothing")
-            .next("name another file")
+            .next("name another file (--lost-ranges)")
             .option("--lost-ranges"));
     }
     let folder = folder(path);
@@ -172,6 +181,18 @@ fn cannot(path: &Path, error: &io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_lists_of_one_second_have_two_names() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let first = free(folder.path(), "lost");
+        fs::write(&first, "").expect("a file");
+        let second = free(folder.path(), "lost");
+        assert_eq!(
+            [&first, &second].map(|path| path.file_name().expect("a name")),
+            ["lost.json", "lost-1.json"]
+        );
+    }
 
     fn owner(flash_only: bool) -> Owner {
         Owner { uuid: Uuid([7; 16]), label: "ta\"nk".to_owned(), set_uuid: Uuid([8; 16]), flash_only }

@@ -63,6 +63,31 @@ fn a_label_is_on_the_device_at_once_and_a_name_at_the_next_start() {
     assert_eq!(daemon.stop().0, 0);
 }
 
+/// Two devices have exchanged their paths, as at a boot: each was served as the other one, without a word.
+#[test]
+fn who_is_served_under_the_label_of_another_is_told_of() {
+    let images = Images::new();
+    let (fast, [tank, pond]) = set(&images);
+    images.configure(&format!(
+        "version = 1\n[cache.fast]\ndevice = {fast:?}\n[volume.tank]\nbacking = {tank:?}\n[volume.pond]\nbacking = {pond:?}\n"
+    ));
+    let daemon = Daemon::configured(&images);
+    assert!(!daemon.log().contains("event=label-of-another"), "{}", daemon.log());
+    assert_eq!(daemon.stop().0, 0);
+    let between = images.path("between");
+    for (from, to) in
+        [(&tank, between.to_str().expect("text")), (&pond, &tank), (&between.display().to_string(), &pond)]
+    {
+        std::fs::rename(from, to).expect("it is there");
+    }
+    let daemon = Daemon::configured(&images);
+    for (name, label) in [("tank", "pond"), ("pond", "tank")] {
+        let told = format!("{name}: its label is \"{label}\", and volume {label} goes by that, too");
+        assert!(daemon.log().contains(&told), "{}", daemon.log());
+    }
+    assert_eq!(daemon.stop().0, 0);
+}
+
 /// A volume in the cache alone has its label in the cache's table.
 #[test]
 fn a_volume_in_the_cache_alone_has_a_label_of_its_own() {

@@ -55,6 +55,7 @@ impl Supervisor {
         let only_moves = self.shared().jobs.moves(name);
         if self.publish(entry) && !only_moves {
             tracing::info!(event = "volume-served", "{}: served", entry.display_name());
+            self.tell_label_of_another(entry);
         }
     }
 

@@ -40,31 +40,53 @@ impl Supervisor {
                 _ => failure.next("`bcached status` says what it waits for"),
             });
         };
-        let shared = self.shared();
-        let others =
-            shared.table.volumes.iter().filter(|other| other.uuid != entry.uuid && !other.is_removed());
+        if let Some(other) = self.other_called(entry, label) {
+            notes.push(format!("{other} goes by that, too: call them by their names or UUIDs"));
+        }
+        let is_named = self.config.volumes.iter().any(|volume| volume.name.as_deref() == Some(name))
+            || self.config.flash.iter().any(|flash| flash.name == name);
+        if !is_named && label.to_string() != name && info.label != label {
+            notes.push(format!("{name} is called so until the next start"));
+        }
+        Ok(Some(label).filter(|label| info.label != *label))
+    }
+
+    /// The name of another volume that has this label, or is called so.
+    fn other_called(&self, entry: &VolumeEntry, label: Label) -> Option<String> {
         let text = label.to_string();
-        let is_called = |other: &VolumeEntry| {
+        let is_called = |other: &&VolumeEntry| {
             let has = match &other.state {
                 VolumeState::Served(info) => Some(info.label),
                 _ => other.label,
             };
             other.display_name() == text || has == Some(label)
         };
-        let same: Vec<_> = others.filter(|other| !text.is_empty() && is_called(other)).collect();
-        if let Some(other) = same.first() {
-            notes.push(format!(
-                "{} goes by that, too: call them by their names or UUIDs",
-                other.display_name()
-            ));
+        let shared = self.shared();
+        let mut others =
+            shared.table.volumes.iter().filter(|other| other.uuid != entry.uuid && !other.is_removed());
+        if text.is_empty() {
+            None
+        } else {
+            others.find(is_called).map(|other| other.display_name().to_owned())
         }
-        drop(shared);
-        let is_named = self.config.volumes.iter().any(|volume| volume.name.as_deref() == Some(name))
-            || self.config.flash.iter().any(|flash| flash.name == name);
-        if !is_named && text != name && info.label != label {
-            notes.push(format!("{name} is called so until the next start"));
+    }
+
+    /// Warns of a volume that is served and has a label by which somebody may mean another one. Paths that two devices have
+    /// exchanged look like that.
+    pub(super) fn tell_label_of_another(&self, entry: &VolumeEntry) {
+        let VolumeState::Served(info) = &entry.state else { return };
+        let (name, label) = (entry.display_name(), info.label.to_string());
+        if name == label {
+            return;
         }
-        Ok(Some(label).filter(|label| info.label != *label))
+        if let Some(other) = self.other_called(entry, info.label) {
+            tracing::warn!(
+                event = "label-of-another",
+                "{name}: its label is {label:?}, and volume {other} goes by that, too. If two devices have exchanged their \
+                 paths, stop bcached and name them by UUID=; else give it another label: /dev/bcache/by-label/{label} \
+                 may lead to either"
+            );
+        }
     }
 
     /// The engine has written it, or not.
