@@ -127,9 +127,15 @@ fn describe(
     let damaged = |why: &str| {
         Failure::new(Kind::Damaged, format!("the superblock of {} is damaged", path.display())).why(why)
     };
-    let is_there = RawSuperblock::from_bytes(bytes).is_ok_and(|raw| raw.is_there());
+    let raw = RawSuperblock::from_bytes(bytes).ok();
+    let is_there = raw.as_ref().is_some_and(RawSuperblock::is_there);
+    let is_erased = raw.as_ref().is_some_and(RawSuperblock::is_erased);
     shown.magic_matches = fields.bytes("magic") == MAGIC.0;
-    if !is_there {
+    if is_erased && !ignore_checksum {
+        let erased = not_bcache(path, "bad magic: it was erased");
+        return (shown, Some(erased.next("-f shows what is left of it").option("-f")));
+    }
+    if !is_there && !is_erased {
         return (shown, Some(not_bcache(path, "bad magic")));
     }
     if !shown.magic_matches && !ignore_checksum {

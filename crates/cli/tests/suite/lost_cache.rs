@@ -207,6 +207,21 @@ fn what_is_lost_with_a_cache_is_told_by_remove_and_replace() {
 }
 
 /// As the documents say it.
+/// Only the magic number is gone: `show -f` printed nothing, though the help promises it, and `make` called it data of no known kind.
+#[test]
+fn a_superblock_without_its_magic_number_is_shown_and_told_of() {
+    let Some(site) = Site::new() else { return };
+    patch(&site.fast, SUPERBLOCK as u64 + 24, &[0; 16]);
+    let ran = bcached(&["show", &site.fast]);
+    assert!(ran.exit == 2 && ran.err.contains("bad magic: it was erased; -f shows"), "{ran:?}");
+    let ran = bcached(&["show", "-f", &site.fast]);
+    assert!(ran.exit == 0 && ran.out.contains(&site.set), "{ran:?}");
+    // No backing device is named by which it could be known that its set is missed.
+    let ran = bcached(&["make", "--dry-run", "-b", "64k", "--cache", &site.fast]);
+    let holds = format!("holds a bcache superblock whose magic number was erased, of cache set {}", site.set);
+    assert!(ran.exit == 0 && ran.err.contains(&holds), "{ran:?}");
+}
+
 /// A new cache with the UUID of a set whose daemon was killed took the note, and with it the writes that only that held.
 #[test]
 fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {

@@ -27,15 +27,15 @@ pub struct Overrides {
 pub struct Cleared {
     /// Signatures to be erased first; each was named as one that may go.
     pub erase: Vec<Signature>,
-    /// It has none, and [holds something](signatures::UNKNOWN_DATA) all the same.
-    pub holds_unknown: bool,
+    /// It has none, and holds this all the same.
+    pub unknown: Option<String>,
 }
 
 impl Cleared {
     /// For whoever is to have the device at `path` overwritten: what nobody was asked about.
     #[must_use]
     pub fn warning(&self, path: &Path) -> Option<String> {
-        self.holds_unknown.then(|| format!("{}: {}", path.display(), signatures::UNKNOWN_DATA))
+        self.unknown.as_ref().map(|holds| format!("{}: {holds}", path.display()))
     }
 }
 
@@ -53,8 +53,8 @@ pub fn check(device: &Device, flags: &Overrides, lost: &LostSets) -> Result<Clea
     if !kept.is_empty() {
         return Err(refuse_content(device, &kept));
     }
-    let holds_unknown = found.is_empty() && signatures::holds_unknown(device)?;
-    Ok(Cleared { erase: found, holds_unknown })
+    let unknown = if found.is_empty() { signatures::unknown(device)? } else { None };
+    Ok(Cleared { erase: found, unknown })
 }
 
 /// A device that may be the cache of a missing set, in which a volume has its newest data, is nobody's to overwrite.

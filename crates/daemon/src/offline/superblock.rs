@@ -6,7 +6,7 @@ use crate::failure::{Failure, Kind};
 use bcached_format::superblock::STRUCTURE;
 use bcached_format::{
     BackingState, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR, Superblock,
-    SuperblockError, units::bytes_of,
+    SuperblockError, Uuid, units::bytes_of,
 };
 use std::path::Path;
 
@@ -38,6 +38,20 @@ pub fn read(device: &Device) -> Result<Found, Failure> {
         Ok(superblock) => Found::Sound(superblock),
         Err(error) => Found::Unfit(error),
     })
+}
+
+/// The set that a superblock on `device` names whose magic number was erased; `None`: there is no such superblock.
+///
+/// # Errors
+/// The device's.
+pub fn erased(device: &Device) -> Result<Option<Uuid>, Failure> {
+    let bytes = device::read(device, bytes_of(SUPERBLOCK_SECTOR), SUPERBLOCK_BYTES)?;
+    let Ok(raw) = RawSuperblock::from_bytes(&bytes) else { return Ok(None) };
+    if !raw.is_erased() {
+        return Ok(None);
+    }
+    let whole = bytes.first_chunk().expect("a whole superblock was read");
+    Ok(Some(Uuid(Fields::of(whole).bytes("set_uuid").try_into().expect("sixteen bytes"))))
 }
 
 /// There is no superblock. It may have been lost with what was behind it: whether the device may be made anew is not for

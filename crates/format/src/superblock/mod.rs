@@ -83,6 +83,14 @@ impl RawSuperblock {
         (self.has_magic() || self.has_damaged_magic()) && !self.is_bcachefs()
     }
 
+    /// The magic of a bcache superblock was overwritten with zeroes here, as `wipefs` does, and the rest still stands: the sum is
+    /// right once the magic is put back.
+    #[must_use]
+    pub fn is_erased(&self) -> bool {
+        let found: [u8; 16] = field::MAGIC.array(&self.0[..]);
+        found == [0; 16] && self.is_summed_with_magic()
+    }
+
     /// Where the superblock of bcachefs lists its copies; the list begins with its magic.
     pub const LAYOUT_OF_BCACHEFS: usize = 240;
 
@@ -113,10 +121,13 @@ impl RawSuperblock {
     fn has_damaged_magic(&self) -> bool {
         let found: [u8; 16] = field::MAGIC.array(&self.0[..]);
         let standing = found.iter().zip(MAGIC.0).filter(|(found, wanted)| **found == *wanted).count();
+        !self.has_magic() && found != [0; 16] && (standing >= 12 || self.is_summed_with_magic())
+    }
+
+    fn is_summed_with_magic(&self) -> bool {
         let mut mended = self.clone();
         field::MAGIC.slice_mut(&mut mended.0[..]).copy_from_slice(&MAGIC.0);
-        let is_summed = mended.computed_checksum() == Ok(field::CSUM.u64(&self.0[..]));
-        !self.has_magic() && found != [0; 16] && (standing >= 12 || is_summed)
+        mended.computed_checksum() == Ok(field::CSUM.u64(&self.0[..]))
     }
 
     /// All checks of a kernel in its order, then those that it forgets.

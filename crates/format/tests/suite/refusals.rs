@@ -110,8 +110,13 @@ fn a_damaged_magic_is_told_from_none() {
         // `wipefs` leaves zeros, and that of bcachefs begins as bcache's does.
         let mut other = [1; 16];
         other[..4].copy_from_slice(&MAGIC.0[..4]);
-        with(more, other, false);
-        with(bytes, [0; 16], false);
+        with(more.clone(), other, false);
+        with(bytes.clone(), [0; 16], false);
+        let erased = |mut bytes: Vec<u8>| {
+            bytes[24..40].fill(0);
+            RawSuperblock::from_bytes(&bytes).unwrap().is_erased()
+        };
+        assert!(erased(bytes) && !erased(more) && !erased(vec![0; 4096]));
     }
 }
 

@@ -162,7 +162,7 @@ fn no_bcache(path: &Path, looked: Device, lost: &LostSets) -> Result<Infallible,
         return Err(claim.refusal(format!("{} has no bcache superblock", path.display()), path));
     }
     let others = signatures::find(&looked)?;
-    let holds_unknown = others.is_empty() && signatures::holds_unknown(&looked)?;
+    let unknown = if others.is_empty() { signatures::unknown(&looked)? } else { None };
     drop(looked);
     drop(device::open(path, Access::Check)?);
     let none = Failure::new(Kind::NotBcache, format!("{} is no bcache device", path.display()));
@@ -172,9 +172,9 @@ fn no_bcache(path: &Path, looked: Device, lost: &LostSets) -> Result<Infallible,
     }
     if others.is_empty() {
         Device::may_own(path)?;
-        if holds_unknown {
+        if let Some(holds) = unknown {
             let next = "see that it is the right one: `bcached make` overwrites it without a question";
-            return Err(none.why(format!("it {}", signatures::UNKNOWN_DATA)).next(next));
+            return Err(none.why(format!("it {holds}")).next(next));
         }
         return Err(none.next("`bcached make` makes it one"));
     }

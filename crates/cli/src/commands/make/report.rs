@@ -106,7 +106,7 @@ fn device(planned: &Planned, target: &Target) -> MadeDevice {
         version,
         block_bytes: bytes_of(block_sectors),
         wiped_signatures: target.cleared.erase.iter().map(|signature| signature.kind.to_string()).collect(),
-        holds_unknown_data: target.cleared.holds_unknown,
+        holds_unknown_data: target.cleared.unknown.is_some(),
         overwrites: target.cleared.warning(target.device.path()),
         warning: planned.warning(&target.device.path().display().to_string()),
         kind,

@@ -87,12 +87,21 @@ fn own(device: &Device) -> Result<Found<'_>, Failure> {
     Ok(found)
 }
 
-/// Whether `device`, on which nothing was found, holds something all the same: its first or last MiB is not all zeroes,
-/// and no bcache superblock stands there.
+/// What `device` holds all the same, on which nothing was found, as a clause: its first or last MiB is not all zeroes, and no
+/// bcache superblock stands there. `None`: nothing.
 ///
 /// # Errors
 /// The device's.
-pub fn holds_unknown(device: &Device) -> Result<bool, Failure> {
+pub fn unknown(device: &Device) -> Result<Option<String>, Failure> {
+    if let Some(set) = superblock::erased(device)? {
+        return Ok(Some(format!(
+            "holds a bcache superblock whose magic number was erased, of cache set {set}: what lies behind it may be there still"
+        )));
+    }
+    Ok(holds_unknown(device)?.then(|| UNKNOWN_DATA.to_owned()))
+}
+
+fn holds_unknown(device: &Device) -> Result<bool, Failure> {
     if !matches!(superblock::read(device)?, superblock::Found::Nothing) {
         return Ok(false);
     }
@@ -113,14 +122,14 @@ pub fn holds_unknown(device: &Device) -> Result<bool, Failure> {
 pub fn described(device: &Device) -> Result<Option<String>, Failure> {
     let found = find(device)?;
     if found.is_empty() {
-        return Ok(holds_unknown(device)?.then(|| format!("it {UNKNOWN_DATA}")));
+        return Ok(unknown(device)?.map(|holds| format!("it {holds}")));
     }
     let kinds: Vec<_> = found.iter().map(|signature| signature.kind.as_ref()).collect();
     Ok(Some(format!("it has the mark of {}", kinds.join(", "))))
 }
 
 /// Of a device that holds something of which no kind is known: for whoever is about to overwrite it.
-pub const UNKNOWN_DATA: &str = "holds data of no known kind";
+const UNKNOWN_DATA: &str = "holds data of no known kind";
 
 struct Found<'a> {
     device: &'a Device,
