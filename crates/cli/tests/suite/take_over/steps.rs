@@ -35,7 +35,7 @@ pub fn between(images: &Images, (victim, when, message, count): (&str, &str, &st
     let _of_before = std::fs::remove_file(&done);
     let told = format!("{victim} {when} {message} {count} {}", done.display());
     let words = format!(
-        "for word; do printf '%s\\n' \"$word\"; done > {}\nexport {TOLD}='{told}'\nexec {} --exact steps::this_program_stands_between --nocapture > /dev/null",
+        "for word; do printf '%s\\n' \"$word\"; done > {}\nexport {TOLD}='{told}'\nexec {} --exact take_over::steps::this_program_stands_between --nocapture > /dev/null",
         images.path("words").display(),
         this.display()
     );
