@@ -49,7 +49,7 @@ pub fn of_foreign_note(device: &Path, note: &Path) -> Failure {
     let note = note.display();
     Failure::new(Kind::DataLoss, cannot_open(device))
         .why(format!(
-            "it is new, and {note} holds writes that a killed bcached acknowledged for the cache set with this UUID"
+            "it is new, and {note} may hold writes that a killed bcached acknowledged for the cache set with this UUID"
         ))
         .next(format!(
             "serve the cache device that the set was on once, which replays them; or, if that cannot be, move the note \

@@ -3,9 +3,11 @@
 mod support;
 
 use bcached_port::ram::Verdict;
-use bcached_port::{Operation, Peer};
+use bcached_port::{Moment, Operation, Peer};
 use std::os::unix::fs::FileExt as _;
-use support::{EPERM, EROFS, TANK, can_mount, errno, open, serve, serve_hooked, tank, wait_until};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use support::{EPERM, EROFS, LIMIT, TANK, can_mount, errno, open, serve, serve_hooked, tank, wait_until};
 
 #[test]
 fn a_second_writer_is_told_to_read_only_until_the_first_leaves() {
@@ -47,6 +49,27 @@ fn who_opened_before_another_wrote_must_open_again() {
     assert_eq!(errno(early.write_at(&[2; 512], 0)), EPERM, "its view is old");
     served.open().write_all_at(&[3; 512], 0).expect("is written");
     drop(early);
+    served.end();
+}
+
+/// A client of NBD has written and left, and is not done: its end is waited for, and not just a moment.
+#[test]
+fn a_program_that_opens_after_a_client_has_left_waits_until_that_is_done() {
+    if !can_mount() {
+        return;
+    }
+    let served = serve();
+    let (writing, client) = (served.exports.writing(), Peer::Connection(1));
+    let claim = writing.claim(tank(&served.ram).uuid, client, Moment::default()).expect("nobody writes");
+    let (asked, asks) = channel();
+    claim.ends_after(Arc::new(move || asked.send(()).is_ok()));
+    let path = served.tank();
+    let opened = std::thread::spawn(move || open(&path));
+    asks.recv_timeout(LIMIT).expect("whether the writer has left is asked");
+    drop(claim);
+    let file = opened.join().expect("a thread").expect("it may write");
+    file.write_all_at(&[1; 512], 0).expect("is written");
+    drop(file);
     served.end();
 }
 

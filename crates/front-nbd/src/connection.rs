@@ -225,11 +225,14 @@ impl PeerCatalog<'_> {
         let found = self.shared.exports.find_or_wait(name, self.waited.get(), goes_on);
         // Clients that were here before go on first.
         self.shared.go_on();
-        if let Ok(export) = &found
-            && !export.shared
-        {
-            self.shared.exports.writing().await_leavers(export.uuid, self.caller.peer, goes_on);
-        }
+        // Who may only look has nothing to wait for. What is offered is the volume as it is after that.
+        let found = match found {
+            Ok(export) if !export.shared && !export.read_only && !self.caller.read_only => {
+                self.shared.exports.writing().await_leavers(export.uuid, self.caller.peer, goes_on);
+                self.shared.exports.find(name)
+            }
+            found => found,
+        };
         self.waited.set(self.waited.get() + begun.elapsed());
         found
     }

@@ -3,9 +3,11 @@
 mod support;
 
 use bcached_front_nbd::proto::wire::{command, flag};
-use bcached_port::Operation;
 use bcached_port::ram::Verdict;
-use support::{Client, Served, TANK, serve, serve_with, tank, wait_until};
+use bcached_port::{Moment, Operation, Peer};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use support::{Client, LIMIT, Served, TANK, serve, serve_with, tank, wait_until};
 
 const OK: u32 = 0;
 const EPERM: u32 = 1;
@@ -97,6 +99,22 @@ fn the_writer_is_gone_only_when_its_last_write_is_done() {
     });
     assert!(offered);
     assert_eq!(served.ram.content(TANK, 0, 1), [7; 512]);
+}
+
+#[test]
+fn a_client_that_comes_when_a_writer_has_left_waits_until_that_is_done() {
+    let served = serve();
+    let (writing, file) = (served.exports.writing(), Peer::File(1));
+    let claim = writing.claim(tank(&served.ram).uuid, file, Moment::default()).expect("nobody writes");
+    let (asked, asks) = channel();
+    claim.ends_after(Arc::new(move || asked.send(()).is_ok()));
+    let offered = std::thread::scope(|scope| {
+        let next = scope.spawn(|| connect(&served).1);
+        asks.recv_timeout(LIMIT).expect("whether the writer has left is asked");
+        drop(claim);
+        next.join().expect("a client")
+    });
+    assert!(offered);
 }
 
 #[test]

@@ -109,7 +109,7 @@ impl<'a> Session<'a> {
         let halves = route.connect_with_bell(control.limits.requests, ring);
         let (tally, limits) = (Arc::clone(&control.tally), &control.limits);
         let socket = Arc::new(stream.try_clone()?);
-        let goes_on = || control.order() != Order::Stop;
+        let goes_on = || !control.is_stopping();
         let writer = Writer::connects((&control.exports, export), control.peer, &socket, goes_on);
         let is_read_only = writer.is_offered_read_only;
         let what = (Arc::clone(export), control.exports.clone(), writer);

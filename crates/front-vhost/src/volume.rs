@@ -126,6 +126,11 @@ impl Control {
         if std::mem::take(&mut state.is_changed) { Order::Tell } else { Order::Serve }
     }
 
+    /// Whether the thread is to come to an end. Only looks.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.lock().stop_by.is_some()
+    }
+
     /// Until when a thread that is to stop may wait for the engine.
     pub(crate) fn deadline(&self) -> Instant {
         self.lock().stop_by.unwrap_or_else(Instant::now)

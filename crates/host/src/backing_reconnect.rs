@@ -3,7 +3,7 @@
 
 use crate::Host;
 use crate::absence::EXCHANGE_LIMIT;
-use bcached_engine::{Error, Removed, VolumeId};
+use bcached_engine::{CacheSet, Error, Removed, VolumeId};
 use bcached_env::DiskId;
 use std::time::Duration;
 
@@ -20,12 +20,23 @@ impl Host {
     /// Serves the volume from `disk` from now on: which disk it was served from, and why its next
     /// flush fails, if something that was acknowledged may have gone with that.
     ///
+    /// `prepare` is called when no request of the volume is in flight any more, before the set takes
+    /// the disk.
+    ///
     /// # Errors
     /// [`NotTaken`]; `disk` is not used.
-    pub async fn take_back(&self, volume: VolumeId, disk: DiskId) -> Result<Removed, NotTaken> {
+    pub async fn take_back(
+        &self,
+        volume: VolumeId,
+        disk: DiskId,
+        prepare: impl FnOnce(&CacheSet),
+    ) -> Result<Removed, NotTaken> {
         let set = self.settled(volume).map_err(NotTaken::Refused)?;
         let taken = match self.begin_exchange(volume).await {
-            true => set.take_back(volume, disk).await.map_err(NotTaken::Refused),
+            true => {
+                prepare(&set);
+                set.take_back(volume, disk).await.map_err(NotTaken::Refused)
+            }
             false => Err(NotTaken::Busy(EXCHANGE_LIMIT)),
         };
         if let Ok(Removed { lost: Some(_), .. }) = &taken {

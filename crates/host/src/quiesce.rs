@@ -228,7 +228,7 @@ mod tests {
                 said.until(|state| state.main.is_none()).await;
                 said.change_mode_for_now(well, CacheMode::None).expect("it will be so");
             });
-            assert!(!limited(&host, quiesce(&host)).await, "the set is not let go of");
+            assert!(!limited(&host, quiesce(&host)).await, "the set stays open");
             let set_of = host.set_of(well).expect("the set has it as before");
             assert!(limited(&host, read(set_of, well)).await, "and serves it");
             assert_eq!(host.status().volumes[0].mode, CacheMode::None, "what was said meanwhile counts");

@@ -239,7 +239,7 @@ mod tests {
     use bcached_format::CacheMode;
     use rustix::fs::SealFlags;
 
-    /// What was said while the set was let go of was refused, and the configuration said it all the
+    /// What was set while the set was being closed was refused, and the configuration said it all the
     /// same.
     #[test]
     fn a_cache_mode_said_while_the_set_is_let_go_of_is_kept() {
@@ -249,7 +249,7 @@ mod tests {
         let said = host.clone();
         env.spawn(async move {
             said.until(|state| state.main.is_none()).await;
-            assert!(said.with(|state| state.away.is_empty()), "it is being let go of");
+            assert!(said.with(|state| state.away.is_empty()), "it is being closed");
             said.change_mode(id, CacheMode::Writearound).await.expect("it will be so");
             assert!(said.with(|state| state.away.is_empty()), "it still is");
         });
@@ -303,7 +303,7 @@ mod tests {
             .block_on(async move {
                 host.with(|state| state.owed_modes.insert(id, CacheMode::Writearound));
                 rustix::fs::fcntl_add_seals(&device, SealFlags::FUTURE_WRITE).expect("nobody has mapped it");
-                assert!(is_wanted(&host) && attempt(&host).await && is_wanted(&host), "all are set_of");
+                assert!(is_wanted(&host) && attempt(&host).await && is_wanted(&host), "all are back");
                 let owed = host.with(|state| state.owed_modes.get(&id).copied());
                 // Another word takes its place, and fails in its turn, which whoever said it hears.
                 host.change_mode(id, CacheMode::None).await.expect_err("it cannot be written");

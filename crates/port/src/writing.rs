@@ -19,12 +19,14 @@
 //!   left: what it read before is no longer what is there, and writing on would destroy what the other one did.
 //!   It connects again, and reads again.
 //!
-//! **Who comes right after a writer.** A program that has written ends, and the next one connects before the connection of the first has been
-//! seen to end, or while its last requests are under way. Such a writer is waited for ([`Writing::await_leavers`]), as far as its front end
-//! can tell that it has left; else a script whose commands follow each other would find the volume read-only at random.
-//!
-//! The latter of the two rules is decided by counting how often writing has begun, also by a client that wrote before: a connection may begin to write if
+//! The latter is decided by counting how often writing has begun, also by a client that wrote before: a connection may begin to write if
 //! nobody else has begun since it was established.
+//!
+//! **Right after a writer.** A program that has written ends, and the next one connects before the
+//! end of the former's connection has been seen, or while its last requests are in flight. The next
+//! one waits for such a writer ([`Writing::await_leavers`]), if the writer's front end can tell that
+//! it has left: NBD and vhost-user can. Otherwise commands of a script that follow each other would
+//! find the volume read-only now and then.
 
 use crate::export::Uuid;
 use crate::lock::lock;
@@ -109,8 +111,9 @@ impl Writing {
             .map_or((Moment::default(), false), |volume| (Moment(volume.changes), volume.is_taken(peer)))
     }
 
-    /// Waits, a few seconds at most and while it `goes_on`, for a writer that has left with all its connections and is not done with what it
-    /// asked for. Who is still there is not waited for.
+    /// Waits for a writer that has left with all of its connections while requests of it are still in
+    /// flight; a few seconds at most, and only while it `goes_on`. Does not wait for a writer that is
+    /// still connected.
     pub fn await_leavers(&self, id: Uuid, peer: Peer, goes_on: impl Fn() -> bool) {
         let deadline = Instant::now() + LEAVING_MAX;
         while self.is_leaving(id, peer) && Instant::now() < deadline && goes_on() {

@@ -160,7 +160,6 @@ pub fn all(packages: &[String], options: &[OsString]) -> Result<Vec<Program>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn tests_go_by_their_outermost_module() {
@@ -181,8 +180,10 @@ mod tests {
         let file = folder.path().join("suite-0123abcd");
         let script =
             "#!/bin/sh\ncase $* in *--list*) printf 'one::a: test\\ntwo::b: test\\n';; *) echo $*;; esac\n";
-        fs::write(&file, script).unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        // By a process of its own: a child that another thread starts meanwhile would have the file open for writing.
+        let mut writer = Command::new("sh");
+        writer.args(["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\""]).arg(&file).arg(script);
+        assert!(writer.status().unwrap().success());
         let started = |options: &[&str]| -> Vec<(String, String)> {
             let mut program = Program::called(&[file.clone().into()]).unwrap();
             "suite of some-package".clone_into(&mut program.name);

@@ -82,7 +82,9 @@ fn who_is_served_under_the_label_of_another_is_told_of() {
     }
     let daemon = Daemon::configured(&images);
     for (name, label) in [("tank", "pond"), ("pond", "tank")] {
-        let told = format!("{name}: its label is \"{label}\", and volume {label} goes by that, too");
+        let told = format!(
+            "{name}: its label is \"{label}\", which is also the name or the label of volume {label}."
+        );
         assert!(daemon.log().contains(&told), "{}", daemon.log());
     }
     assert_eq!(daemon.stop().0, 0);

@@ -235,9 +235,21 @@ fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {
     daemon.kill();
     let scratch = site.images.blank("scratch", CACHE_BYTES);
     assert_eq!(bcached(&["make", "--cache", &scratch, "--cset-uuid", &site.set, "--bucket", "64k"]).exit, 0);
-    let ran = run(&mut Daemon::command(&site.images, "run", &["--cache", &scratch]));
-    assert_eq!(ran.exit, 3, "{ran:?}");
-    assert!(ran.err.contains("holds writes that a killed bcached acknowledged"), "{ran:?}");
+    let refuses = || {
+        let ran = run(&mut Daemon::command(&site.images, "run", &["--cache", &scratch]));
+        assert_eq!(ran.exit, 3, "{ran:?}");
+        assert!(ran.err.contains("may hold writes that a killed bcached acknowledged"), "{ran:?}");
+    };
+    refuses();
+    // It is not opened for that: a damaged one would be mended, and then hold nothing.
+    let files = std::fs::read_dir(site.images.path("run")).expect("a folder").flatten();
+    let is_note = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "note");
+    let note = files.map(|entry| entry.path()).find(is_note).expect("a note");
+    let whole = bytes(&note);
+    patch(&note, 0, b"damaged!");
+    refuses();
+    refuses();
+    patch(&note, 0, &whole[..8]);
     let daemon = Daemon::start(&site.images, &["--cache", &site.fast, "--backing", &site.tank]);
     assert!(daemon.log().contains("they are replayed"), "{}", daemon.log());
     assert!(content(&site.images, &daemon, "tank")[..4096] == pattern(4096, 7), "all is there");

@@ -1,6 +1,8 @@
-//! `bcached` as people use it: each module runs the program, as root or not, over files that it makes.
+//! `bcached` as people use it: each module runs the program, as root or not, over files that it
+//! makes.
 //!
-//! One program has all of them, so that they are linked once; `cargo xtask test` starts it once for each module.
+//! One program has all of them, so that they are linked once; `cargo xtask test` starts it once for
+//! each module.
 
 mod common;
 

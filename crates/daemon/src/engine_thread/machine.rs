@@ -28,6 +28,14 @@ pub struct NotePlace {
 }
 
 impl NotePlace {
+    /// Whether a killed process may have left something here that the set is to be told of. Only looks: opening a damaged note
+    /// mends it.
+    pub fn may_hold_anything(&self) -> bool {
+        let identity = NoteIdentity::of_this_boot(self.set_uuid.0);
+        self.path.exists()
+            && identity.map_or(true, |identity| bcached_uring::note::may_hold_anything(&self.path, &identity))
+    }
+
     /// Opens the note, or makes one.
     pub fn open(&self) -> Result<(Box<dyn Note>, LeftNote), NoteError> {
         let identity = NoteIdentity::of_this_boot(self.set_uuid.0)?;
@@ -42,15 +50,10 @@ impl NotePlace {
     /// holds nothing now, and must not be taken for that of a process that was killed. The cache
     /// device is still ours, so nobody else has opened it.
     pub fn remove_unused(&self, found: &NoteFound) {
-        if !holds_keys(found) {
+        if !matches!(found, NoteFound::Records(_) | NoteFound::Damaged { .. }) {
             bcached_uring::note::remove(&self.path);
         }
     }
-}
-
-/// A killed process has left keys in the note, or may have.
-pub const fn holds_keys(found: &NoteFound) -> bool {
-    matches!(found, NoteFound::Records(_) | NoteFound::Damaged { .. })
 }
 
 /// The note of a set that is being opened, with what a former process has left in it.

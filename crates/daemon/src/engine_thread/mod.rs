@@ -31,7 +31,7 @@ pub use bcached_host::backing_reconnect::NotTaken;
 use bcached_host::{Host, Opening, watch};
 use bcached_port::{Connector, Server};
 use bcached_uring::{Backend, Bell, Device, DriverOptions, Guests, NoteFate, NoteFound, open_driver};
-use machine::{NotePlace, ThisMachine, holds_keys, open_note};
+use machine::{NotePlace, ThisMachine, open_note};
 use pump::Pump;
 use resize::Under;
 use std::path::PathBuf;
@@ -283,10 +283,10 @@ impl EngineThread {
             set_uuid: start.set_uuid,
             gone: Arc::new(move || keep_note(&told, &bell)),
         });
-        let (opened_note, found) = open_note(note.as_ref(), &device)?;
-        if let (Some(note), true, true) = (&note, start.is_new, holds_keys(&found.0)) {
+        if let Some(note) = note.as_ref().filter(|note| start.is_new && note.may_hold_anything()) {
             return Err(engine_failure::of_foreign_note(&device, &note.path));
         }
+        let (opened_note, found) = open_note(note.as_ref(), &device)?;
         let tells = !opened_note.given_up().is_empty();
         let mut executor = Executor::new(driver.driver, Order::Fifo, seed()?);
         let opening = CacheSet::open(executor.env(), cache, opened_note, start.options.clone());

@@ -3,7 +3,7 @@
 use super::machine::ThisMachine;
 use super::{Answer, Command, Engine, NotTaken};
 use crate::devices::CacheDevice;
-use bcached_engine::{Error, Removed, VolumeId};
+use bcached_engine::{CacheSet, Error, Removed, VolumeId};
 use bcached_host::Host;
 use bcached_uring::Device;
 
@@ -34,15 +34,15 @@ pub async fn take_back(
     device: Device,
 ) -> Result<Option<Error>, NotTaken> {
     let disks = &machine.disks;
-    let former = host.settled(volume).map_err(NotTaken::Refused)?.disk_of(volume);
-    // A device that has grown meanwhile counts as large as it was, until somebody asks for the
-    // rest.
-    if let Some(former) = former.and_then(|disk| disks.device(disk)) {
-        let (before, now) = (former.info().sectors, device.info().sectors);
-        device.count_on(before.min(now));
-    }
     let disk = disks.add(device);
-    match host.take_back(volume, disk).await {
+    let prepare = |set: &CacheSet| {
+        let former = set.disk_of(volume).and_then(|disk| disks.device(disk));
+        // A device that has grown meanwhile counts as large as it was, until somebody asks for the rest.
+        if let Some((former, new)) = former.zip(disks.device(disk)) {
+            new.count_on(former.info().sectors.min(new.info().sectors));
+        }
+    };
+    match host.take_back(volume, disk, prepare).await {
         Ok(Removed { disk: former, lost }) => {
             if let Some(former) = former {
                 drop(disks.remove(former));

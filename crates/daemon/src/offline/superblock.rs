@@ -40,18 +40,19 @@ pub fn read(device: &Device) -> Result<Found, Failure> {
     })
 }
 
-/// The set that a superblock on `device` names whose magic number was erased; `None`: there is no such superblock.
+/// A superblock on `device` whose magic number was erased, and the set that it names, if it was attached to one.
 ///
 /// # Errors
 /// The device's.
-pub fn erased(device: &Device) -> Result<Option<Uuid>, Failure> {
+pub fn erased(device: &Device) -> Result<Option<Option<Uuid>>, Failure> {
     let bytes = device::read(device, bytes_of(SUPERBLOCK_SECTOR), SUPERBLOCK_BYTES)?;
     let Ok(raw) = RawSuperblock::from_bytes(&bytes) else { return Ok(None) };
     if !raw.is_erased() {
         return Ok(None);
     }
     let whole = bytes.first_chunk().expect("a whole superblock was read");
-    Ok(Some(Uuid(Fields::of(whole).bytes("set_uuid").try_into().expect("sixteen bytes"))))
+    let set = Uuid(Fields::of(whole).bytes("set_uuid").try_into().expect("sixteen bytes"));
+    Ok(Some(Some(set).filter(|set| set.0 != [0; 16])))
 }
 
 /// There is no superblock. It may have been lost with what was behind it: whether the device may be made anew is not for

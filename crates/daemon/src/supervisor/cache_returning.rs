@@ -1,5 +1,5 @@
 //! A cache device that goes away while its set is open, and comes back as another device: as [`super::returning`], for caches. Its engine
-//! opens the set again on it (`engine_thread/cache_back.rs`); what waited goes on, and the claims of backing devices are held all the time.
+//! opens the set again on it (`bcached_host::cache_reconnect`); what waited goes on, and the claims of backing devices are held all the time.
 
 use super::patience::{Patience, Unopened};
 use super::returning::{Absent, fails};

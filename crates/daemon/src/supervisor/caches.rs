@@ -374,7 +374,9 @@ fn tell_note((found, fate): &LeftNote, place: &Path) {
             ": they are not replayed, because the set has been run since, or its superblock is another one. \
              Writes that were acknowledged before and not flushed may be lost"
         }
-        (NoteFound::Damaged { .. }, Some(false)) => "; but the set has been run since, and all of it is void",
+        (NoteFound::Damaged { .. }, Some(false)) => {
+            "; but none of it is replayed, because the set has been run since, or its superblock is another one"
+        }
         _ => "",
     };
     let place = place.display();

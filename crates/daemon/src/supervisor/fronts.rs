@@ -412,7 +412,7 @@ impl Fronts {
         bound.collect()
     }
 
-    /// Sockets of NBD and vhost-user that have files, each with the number of the listener that has made it.
+    /// Sockets of NBD and vhost-user that have files, each with the number of the volume's server that has made it; 0: of NBD.
     pub fn sockets(&self) -> Vec<(PathBuf, u64)> {
         let running = self.lock();
         let bound = running.nbd.iter().flat_map(|server| server.bound());

@@ -82,9 +82,9 @@ impl Supervisor {
         if let Some(other) = self.other_called(entry, info.label) {
             tracing::warn!(
                 event = "label-of-another",
-                "{name}: its label is {label:?}, and volume {other} goes by that, too. If two devices have exchanged their \
-                 paths, stop bcached and name them by UUID=; else give it another label: /dev/bcache/by-label/{label} \
-                 may lead to either"
+                "{name}: its label is {label:?}, which is also the name or the label of volume {other}. If two devices have \
+                 exchanged their paths, stop bcached and name them by UUID= in the configuration; else give one of the \
+                 volumes another label"
             );
         }
     }

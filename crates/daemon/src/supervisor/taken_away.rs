@@ -37,7 +37,8 @@ pub struct TakenAway {
 /// A socket, as it was seen.
 #[derive(Clone, Copy)]
 struct Seen {
-    /// Of the listener that has made it: a volume that is removed and added is served on another socket at the same place.
+    /// Of the volume's server that has made it (0: not a volume's): a volume that is removed and added is served on another
+    /// socket at the same place.
     listener: u64,
     /// Device and inode.
     file: (u64, u64),

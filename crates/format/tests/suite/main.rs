@@ -1,6 +1,7 @@
 //! Bytes of the format: those of real sets, those that are refused, and any.
 //!
-//! One program has all of them, so that they are linked once; `cargo xtask test` starts it once for each module.
+//! One program has all of them, so that they are linked once; `cargo xtask test` starts it once for
+//! each module.
 
 mod any_bytes;
 mod golden;

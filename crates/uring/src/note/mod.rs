@@ -511,6 +511,14 @@ pub fn may_hold_records(path: &Path, identity: &NoteIdentity) -> bool {
     }
 }
 
+/// Whether the note at `path` may tell `identity` of anything: of records, or of those that were given up. Only looks, as
+/// [`may_hold_records`] does.
+#[must_use]
+pub fn may_hold_anything(path: &Path, identity: &NoteIdentity) -> bool {
+    let given_up = || read_words::<3>(&File::open(path).ok()?, GIVEN_UP).ok();
+    may_hold_records(path, identity) || given_up().is_none_or(|words| words != [0; 3])
+}
+
 /// `N` words of the file from word `first` on; zeroes where it is shorter.
 fn read_words<const N: usize>(file: &File, first: usize) -> Result<[u64; N], Errno> {
     let mut bytes = vec![0; N * size_of::<u64>()];

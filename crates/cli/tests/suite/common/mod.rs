@@ -1,5 +1,4 @@
 //! What the process tests share: running `bcached` and its forebears under a time limit, image files, skipping.
-#![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::panic, reason = "helpers of tests fail like tests")]
 
 pub mod served;
@@ -230,7 +229,7 @@ pub fn json(text: &str) -> serde_json::Value {
 }
 
 /// A file held with the lock of a running owner.
-pub struct Locked(std::fs::File);
+pub struct Locked(#[expect(dead_code, reason = "the lock goes with it")] std::fs::File);
 
 impl Locked {
     pub fn new(path: impl AsRef<Path>) -> Self {

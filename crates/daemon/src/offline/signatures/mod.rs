@@ -94,8 +94,9 @@ fn own(device: &Device) -> Result<Found<'_>, Failure> {
 /// The device's.
 pub fn unknown(device: &Device) -> Result<Option<String>, Failure> {
     if let Some(set) = superblock::erased(device)? {
+        let of_set = set.map_or_else(String::new, |set| format!(", of cache set {set}"));
         return Ok(Some(format!(
-            "holds a bcache superblock whose magic number was erased, of cache set {set}: what lies behind it may be there still"
+            "holds a bcache superblock whose magic number was erased{of_set}: what lies behind it may be there still"
         )));
     }
     Ok(holds_unknown(device)?.then(|| UNKNOWN_DATA.to_owned()))
