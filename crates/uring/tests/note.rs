@@ -451,7 +451,10 @@ fn a_note_that_is_removed_at_a_stop_is_not_missed() {
     let other = MappedNote::open(&directory.path().join("other"), &here(), SMALL).unwrap();
     std::fs::remove_file(directory.path().join("other")).unwrap();
     wait_until(|| !other.is_kept());
-    assert!(note.is_kept() && matches!(look(&path), Ok(NoteFile::There)));
+    assert!(
+        note.is_kept() && look_after_all().iter().all(|(kept, _)| *kept != path),
+        "nobody looks after it"
+    );
     note.append(record(0));
     drop((note, other));
     // Whoever looks at the moment lets go of it last.

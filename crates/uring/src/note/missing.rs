@@ -180,7 +180,7 @@ impl Watched {
     }
 
     /// Nobody needs it any more.
-    fn ends(&self) {
+    pub(super) fn ends(&self) {
         let mut state = self.state();
         state.is_over = true;
         self.is_offered.store(false, Ordering::Relaxed);
@@ -270,7 +270,9 @@ fn look_at_all() {
 /// Looks at the files of all notes that this process keeps, and makes those anew that are gone. May wait for the file system that they are on.
 pub fn look_after_all() -> Vec<(PathBuf, Result<NoteFile, NoteError>)> {
     let all: Vec<_> = kept().iter().filter_map(Weak::upgrade).collect();
-    all.iter().map(|watched| (watched.path.clone(), watched.look())).collect()
+    // One that nobody stores to any more may still be looked at by another thread.
+    let kept = all.iter().filter(|watched| !watched.state().is_over);
+    kept.map(|watched| (watched.path.clone(), watched.look())).collect()
 }
 
 /// Removes the file of the note at `path`, which holds nothing that anybody needs; no other takes its place.

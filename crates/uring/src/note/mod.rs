@@ -418,6 +418,13 @@ impl MappedNote {
     }
 }
 
+impl Drop for MappedNote {
+    /// A look at all notes that is under way makes no other file for one that nobody stores to any more.
+    fn drop(&mut self) {
+        self.watched.ends();
+    }
+}
+
 impl Note for MappedNote {
     fn room(&self) -> usize {
         usize::try_from(self.capacity - (self.appended - self.forgotten)).expect("at most 2^24 records")
