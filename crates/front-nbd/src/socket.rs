@@ -125,9 +125,7 @@ impl Socket {
 
     /// The other side sends nothing any more, or this one was told to end.
     pub(crate) fn has_hung_up(&self) -> bool {
-        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+        bcached_port::socket::has_hung_up(self.fd.as_fd())
     }
 
     /// Sends what the peer's buffer takes now, in bytes.

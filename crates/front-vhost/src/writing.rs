@@ -1,9 +1,10 @@
 //! Who may write to a volume: the port's rule, for whoever is on this socket.
 
+use bcached_port::socket::has_hung_up;
 use bcached_port::{Claim, Export, ExportTable, HasLeft, Moment, Peer};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// The right to write, until the last of its clones is dropped: when the client is gone and all that it asked for is done. `None` inside:
 /// the volume is for several.
@@ -29,7 +30,8 @@ impl Writer {
     ) -> Self {
         // What was asked for may outlive the connection, which is not kept open for it.
         let connection = Arc::downgrade(connection);
-        let has_left: HasLeft = Arc::new(move || has_hung_up(&connection));
+        let has_left: HasLeft =
+            Arc::new(move || connection.upgrade().is_none_or(|it| has_hung_up(it.as_fd())));
         if !export.shared {
             exports.writing().await_leavers(export.uuid, peer, || goes_on() && !has_left());
         }
@@ -50,12 +52,4 @@ impl Writer {
         claim.ends_after(Arc::clone(&self.has_left));
         Some(Some(Arc::new(claim)))
     }
-}
-
-/// The other side says nothing any more, or the connection is gone.
-fn has_hung_up(connection: &Weak<UnixStream>) -> bool {
-    let Some(connection) = connection.upgrade() else { return true };
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let ready = poll(&mut [PollFd::new(&*connection, PollFlags::RDHUP)], Some(&now));
-    ready.is_ok_and(|ready| ready > 0)
 }

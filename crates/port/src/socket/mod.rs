@@ -13,6 +13,7 @@ pub use file::SocketFile;
 pub use own::{Identity, OwnFile, Whose};
 pub use passed::{At, NotListening, Passed};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -134,6 +135,14 @@ impl AsFd for Listening {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// The other side of a connection sends nothing any more, or this side was told to end. Does not wait.
+#[must_use]
+pub fn has_hung_up(connection: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(connection, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 /// The socket at `path` is of this group from now on.
