@@ -10,10 +10,14 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{GuestError, JOB_BEGINS, JOB_EXIT, Job, KernelLog, LOG_PREFIX, Report};
+use super::{GuestError, HEART_BEATS, JOB_BEGINS, JOB_EXIT, Job, KernelLog, LOG_PREFIX, Report};
 
 /// How long a guest may take from its job's end to its own.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
+
+/// A guest whose job has begun and that has said nothing for so long, not even that it lives, which
+/// it says every few seconds, stands still.
+const FROZEN: Duration = Duration::from_secs(300);
 
 /// How long a machine whose console has ended may take to end.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -29,6 +33,8 @@ pub(crate) struct Console {
     lines: Receiver<String>,
     /// What the machine itself complains of.
     complaints: File,
+    /// As [`FROZEN`].
+    frozen: Duration,
 }
 
 impl Console {
@@ -43,8 +49,8 @@ impl Console {
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             let mut line = Vec::new();
-            // A console may carry any byte; a read error is the end of it. What has no line end was cut off by the guest's death: half a
-            // line would be taken for another one.
+            // A console may carry any byte; a read error is the end of it. What has no line end was
+            // cut off by the guest's death: half a line would be taken for another one.
             while matches!(output.read_until(b'\n', &mut line), Ok(count) if count > 0)
                 && line.ends_with(b"\n")
             {
@@ -55,7 +61,7 @@ impl Console {
                 }
             }
         });
-        Ok(Self { child, token: token.to_owned(), lines, complaints })
+        Ok(Self { child, token: token.to_owned(), lines, complaints, frozen: FROZEN })
     }
 
     /// Follows the console until the job's end or its crash marker, and sees the guest gone.
@@ -71,15 +77,24 @@ impl Console {
     ) -> Result<Report, GuestError> {
         let deadline = Instant::now() + job.limit;
         let mut transcript = Vec::new();
+        let mut has_begun = false;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let line = match self.lines.recv_timeout(left) {
+            let line = match self.lines.recv_timeout(if has_begun { left.min(self.frozen) } else { left }) {
+                Ok(line) if line == HEART_BEATS => continue,
                 Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) if left > self.frozen && has_begun => {
+                    return Err(GuestError::Frozen {
+                        silent: self.frozen,
+                        transcript: transcript.join("\n"),
+                    });
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(GuestError::Limit { limit: job.limit, transcript: transcript.join("\n") });
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(self.ended_early(&transcript)),
             };
+            has_begun |= line == JOB_BEGINS;
             hear(&line);
             if job.crash_at == Some(line.as_str()) {
                 self.kill();
@@ -103,7 +118,8 @@ impl Console {
         }
     }
 
-    /// The guest's end, where it was not to end: with what its machine said, and what the host knows of the machine's end.
+    /// The guest's end, where it was not to end: with what its machine said, and what the host
+    /// knows of the machine's end.
     fn ended_early(&mut self, transcript: &[String]) -> GuestError {
         let deadline = Instant::now() + END_LIMIT;
         let mut ended = self.child.try_wait();
@@ -124,7 +140,8 @@ impl Console {
         GuestError::Ended { transcript: transcript.join("\n"), machine, complaints }
     }
 
-    /// Lets the guest power off by itself; a guest that cannot is killed, its disks are synced already.
+    /// Lets the guest power off by itself; a guest that cannot is killed, its disks are synced
+    /// already.
     fn wait_power_off(&mut self) {
         let deadline = Instant::now() + POWER_OFF_LIMIT;
         while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
@@ -155,8 +172,9 @@ impl Drop for Console {
     }
 }
 
-/// Processes in whose command line `token` occurs. User-Mode Linux leaves its parent's session and process group, so this is how they are
-/// found; the token is a fresh temporary directory, so nobody else's are.
+/// Processes in whose command line `token` occurs. User-Mode Linux leaves its parent's session and
+/// process group, so this is how they are found; the token is a fresh temporary directory, so
+/// nobody else's are.
 fn processes_naming(token: &Path) -> Vec<Pid> {
     let token = token.as_os_str().as_encoded_bytes();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -173,4 +191,33 @@ fn report(transcript: Vec<String>) -> Report {
     let (log, output): (Vec<_>, Vec<_>) = said.partition(|line| line.starts_with(LOG_PREFIX));
     let log = log.iter().map(|line| &line[LOG_PREFIX.len()..]);
     Report { output, kernel_log: KernelLog::from_lines(log) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes of a guest that says this.
+    fn follow(script: &str, limit: Duration) -> GuestError {
+        let directory = tempfile::tempdir().expect("a folder");
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(directory.path());
+        let mut console = Console::start(command, directory.path()).expect("starts");
+        console.frozen = Duration::from_millis(500);
+        let job = Job { images: &[], script: "", crash_at: None, limit };
+        console.follow(&job).expect_err("it never ends")
+    }
+
+    /// Of one that stood still nobody could tell whether its job did.
+    #[test]
+    fn a_guest_that_stands_still_is_told_from_one_whose_job_takes_too_long() {
+        let still = follow(&format!("echo {JOB_BEGINS}; sleep 600"), Duration::from_secs(600));
+        assert!(matches!(still, GuestError::Frozen { .. }), "{still:?}");
+        let beats = format!("echo {JOB_BEGINS}; while sleep 0.1; do echo {HEART_BEATS}; done");
+        let late = follow(&beats, Duration::from_secs(2));
+        assert!(matches!(late, GuestError::Limit { .. }), "{late:?}");
+        // A machine that is slow to boot has no heart yet.
+        let boots = follow("sleep 600", Duration::from_secs(1));
+        assert!(matches!(boots, GuestError::Limit { .. }), "{boots:?}");
+    }
 }

@@ -24,6 +24,10 @@ pub const LIMIT: Duration = Duration::from_secs(1200);
 const LOG_PREFIX: &str = "kernel> ";
 /// The line before the job's own.
 pub(crate) const JOB_BEGINS: &str = "job begins";
+/// What a guest says now and then, whatever its job waits for.
+pub(crate) const HEART_BEATS: &str = "bcached-tests: the guest lives";
+/// How often.
+const HEART_SECONDS: u32 = 10;
 /// Starts the line with the job's exit status, after which the guest powers off.
 const JOB_EXIT: &str = "job exit: ";
 /// Functions that every job may call.
@@ -125,6 +129,15 @@ pub enum GuestError {
         /// Everything on the console.
         transcript: String,
     },
+    /// Not even its heart beats any more: the machine has failed, and not what it runs. It was killed. (`cargo xtask test` knows these
+    /// words, and runs the test once more.)
+    #[error("the guest stands still: nothing in it has run for {silent:?}; it said:\n{transcript}")]
+    Frozen {
+        /// For how long.
+        silent: Duration,
+        /// Everything on the console.
+        transcript: String,
+    },
     /// The limit was reached; the guest was killed.
     #[error("the guest took longer than {limit:?}; it said:\n{transcript}")]
     Limit {
@@ -185,12 +198,15 @@ relay() {{
 }}
 echo "<6>$start_of_log" > /dev/kmsg
 relay & relay=$!
+heart() {{ while sleep {HEART_SECONDS}; do echo "{HEART_BEATS}"; done; }}
+heart & heart=$!
 echo "{JOB_BEGINS}"
 sh {job_path} 2>&1; status=$?
 # A failed job may leave a device that nobody serves: what waits for that is not waited for.
 sync & [ $status != 0 ] || wait $!
 echo "<6>$end_of_log" > /dev/kmsg
 wait $relay
+kill $heart
 echo "{JOB_EXIT}$status"
 "#
     )

@@ -22,6 +22,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How often it is looked whether a program has ended: there are a hundred of them, most take longer than a second.
 const LOOK: Duration = Duration::from_millis(20);
+/// What a test says of a machine that has failed, and not what was tested on it.
+const FROZEN: &str = "the guest stands still";
 /// The exit status of a program that Ctrl-C ended, as a shell has it.
 const INTERRUPTED: i32 = 130;
 
@@ -105,8 +107,24 @@ pub fn run(
     })
 }
 
-/// Runs one of them.
+/// Runs one of them; once more if a guest of it has stood still.
 fn one(program: &Program, limits: &Limits<'_>) -> Ended {
+    let ended = attempt(program, limits);
+    if ended.is_success || !has_frozen(&ended.printed) {
+        return ended;
+    }
+    let mut again = attempt(program, limits);
+    let words = format!("run once more after {} s: {FROZEN}\n", ended.time.as_secs());
+    again.printed.splice(0..0, words.into_bytes());
+    again.time += ended.time;
+    again
+}
+
+fn has_frozen(printed: &[u8]) -> bool {
+    printed.windows(FROZEN.len()).any(|words| words == FROZEN.as_bytes())
+}
+
+fn attempt(program: &Program, limits: &Limits<'_>) -> Ended {
     let began = Instant::now();
     let mut ended = Ended {
         printed: Vec::new(),
@@ -259,5 +277,23 @@ mod tests {
         while state().is_ok_and(|state| !state.contains(") Z ")) {
             thread::sleep(LOOK);
         }
+    }
+
+    /// A machine that stands still says nothing of what is tested on it: it is tried once more, and only then has it failed.
+    #[test]
+    fn who_had_a_guest_that_stood_still_is_run_once_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let state = state.display();
+        let once = format!("test -e {state} && exit 0; : > {state}; echo {FROZEN}; exit 1");
+        let always = format!("echo {FROZEN}; exit 1");
+        let otherwise = "echo it failed; exit 1";
+        let all = ended(&[&once, &always, otherwise], Duration::from_secs(600));
+        let printed = |script: &str| String::from_utf8_lossy(&all[script].printed).into_owned();
+        assert!(all[once.as_str()].is_success);
+        assert_eq!(printed(&once), format!("run once more after 0 s: {FROZEN}\n"));
+        assert!(!all[always.as_str()].is_success);
+        assert_eq!(printed(&always), format!("run once more after 0 s: {FROZEN}\n{FROZEN}\n"));
+        assert_eq!((all[otherwise].is_success, printed(otherwise)), (false, "it failed\n".to_owned()));
     }
 }
