@@ -183,31 +183,57 @@ impl Ours {
     }
 }
 
-/// What ours may be after the step, or steps if the machine stood still for so long, between two looks. Whether the device kept up at that
-/// moment the kernel does not say; but its integral term does.
-fn next(
-    ours: &Ours,
-    options: &VolumeOptions,
-    dirty: Span,
-    target: u64,
-    look: &Look,
-    before: &Look,
-) -> Vec<(Ours, bool)> {
-    let mut possible = Vec::new();
-    let mut last = vec![(ours.clone(), false)];
-    let mut left = look.answered_seconds - before.asked_seconds;
-    loop {
-        last = last
-            .iter()
-            .flat_map(|(ours, _)| [true, false].map(|up| (ours.step(options, dirty, target, up), up)))
-            .collect();
-        possible.extend(last.iter().cloned());
-        left -= real(STEP.cast_signed());
-        if left < 0.0 || possible.len() > 100 {
-            return possible;
+/// What may have gone on in the kernel until a look.
+#[derive(Clone)]
+struct Course {
+    ours: Ours,
+    /// Its last step was not taken before that, in seconds.
+    stepped: f64,
+    /// Steps of a device that kept up.
+    grown: u32,
+}
+
+impl Course {
+    /// What may have gone on between two looks. A step that changes less than the kernel tells of is not seen, and where the machine stands
+    /// still for long there may be several. Whether the device kept up at that moment the kernel does not say; but its integral term does.
+    fn until(&self, look: &Look, before: &Look, options: &[VolumeOptions], target: &Target<'_>) -> Vec<Self> {
+        let dirty = Span { least: look.dirty.least, most: before.dirty.most };
+        let (mut possible, mut last) = (vec![self.clone()], vec![self.clone()]);
+        for _ in 0..STEPS_MAX {
+            let is_due = |course: &Self| look.answered_seconds - course.stepped >= real(STEP.cast_signed());
+            last = last
+                .iter()
+                .filter(|course| is_due(course))
+                .flat_map(|course| {
+                    options.iter().flat_map(move |options| {
+                        [true, false].map(|up| Self {
+                            ours: course.ours.step(options, dirty, target(options), up),
+                            // Several may have been late, and the next is counted from when it was due.
+                            stepped: before.asked_seconds.max(course.stepped + real(STEP.cast_signed())),
+                            grown: course.grown + u32::from(up),
+                        })
+                    })
+                })
+                .collect();
+            possible.extend(last.iter().cloned());
         }
+        possible.retain(|course| course.ours.agrees(look));
+        possible
+    }
+
+    /// Two that nothing more can tell from each other.
+    fn is_like(&self, other: &Self) -> bool {
+        self.ours.spans() == other.ours.spans() && self.stepped.total_cmp(&other.stepped).is_eq()
     }
 }
+
+/// The target in sectors.
+type Target<'a> = dyn Fn(&VolumeOptions) -> u64 + 'a;
+
+/// Steps between two looks at most.
+const STEPS_MAX: u32 = 3;
+/// Courses that are followed: those that have grown most.
+const COURSES_MAX: usize = 64;
 
 /// Half a cache of dirty data before one of two volumes of the same size, so far above its target; then the looks, phase by phase.
 fn looks(uml: &Uml, geometry: Geometry) -> Outcome<Vec<Look>> {
@@ -231,6 +257,18 @@ fn looks(uml: &Uml, geometry: Geometry) -> Outcome<Vec<Look>> {
     lines.map(Look::parse).collect()
 }
 
+/// Each once.
+fn told_apart(mut courses: Vec<Course>) -> Vec<Course> {
+    courses.sort_by_key(|course| std::cmp::Reverse(course.grown));
+    let mut kept: Vec<Course> = Vec::new();
+    for course in courses {
+        if kept.len() < COURSES_MAX && !kept.iter().any(|other| other.is_like(&course)) {
+            kept.push(course);
+        }
+    }
+    kept
+}
+
 #[test]
 fn a_kernel_s_rate_is_ours() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
@@ -243,43 +281,38 @@ fn a_kernel_s_rate_is_ours() -> Outcome {
         dirty_target(cache, percent, geometry.volume_sectors, 2 * geometry.volume_sectors)
     };
     let rates = vec![Rate::default(); PARTS as usize + 1];
-    let mut ours = Ours { rates, now: Time::default(), options };
+    let ours = Ours { rates, now: Time::default(), options };
+    let mut courses = vec![Course { ours, stepped: 0.0, grown: 0 }];
     let mut steps = [0; PHASES.len()];
-    let mut grown = 0;
     // Before the first step there is no target.
     let first = looks.iter().position(|look| look.target.least > 0.0).context("no target")?;
     for pair in looks[first.saturating_sub(1)..].windows(2) {
         let [before, look] = pair else { continue };
-        // Between two phases the last step of the former may come, or the first of the next.
-        let former = options;
+        let mut turned = vec![options];
         if look.phase != before.phase {
+            // Between two phases the last step of the former may come, or the first of the next.
             PHASES[look.phase].iter().for_each(|(_, turn)| turn(&mut options));
+            turned.push(options);
         }
-        if !look.is_another_step(before) {
-            continue;
-        }
-        let dirty = Span { least: look.dirty.least, most: before.dirty.most };
-        let possible: Vec<_> = [&options, &former]
-            .into_iter()
-            .take(if look.phase == before.phase { 1 } else { 2 })
-            .flat_map(|options| next(&ours, options, dirty, target(options), look, before))
-            .collect();
-        let Some((found, keeps_up)) = possible.iter().find(|(ours, _)| ours.agrees(look)) else {
-            let ours: Vec<_> = possible.iter().map(|(ours, _)| ours.spans()).collect();
+        let next: Vec<Course> =
+            courses.iter().flat_map(|course| course.until(look, before, &turned, &target)).collect();
+        if next.is_empty() {
+            let ours: Vec<_> = courses.iter().map(|course| course.ours.spans()).collect();
             return Err(Failure::new(format!(
-                "ours, rate, proportional and integral: {ours:?}\nbefore: {}\nafter: {}",
+                "ours, rate, proportional and integral, before: {ours:?}\nbefore: {}\nafter: {}",
                 before.line, look.line
             )));
-        };
-        if look.phase == before.phase {
+        }
+        courses = told_apart(next);
+        if look.is_another_step(before) {
+            steps[look.phase] += 1;
             let wanted = real(target(&options).cast_signed());
-            if !look.target.meets(Span { least: wanted, most: wanted }) {
+            if look.phase == before.phase && !look.target.meets(Span { least: wanted, most: wanted }) {
                 return Err(Failure::new(format!("our target is {wanted} sectors: {}", look.line)));
             }
         }
-        (ours, grown) = (found.clone(), grown + u32::from(*keeps_up));
-        steps[look.phase] += 1;
     }
+    let grown = courses.iter().map(|course| course.grown).max().unwrap_or(0);
     println!("steps in each phase: {steps:?}; {grown} of them with a device that kept up");
     // A step that changes nothing is none that can be seen: in the last phase there may be but one.
     if steps[1..4].iter().any(|steps| *steps < 3) || steps[4] < 1 || grown < 6 {
