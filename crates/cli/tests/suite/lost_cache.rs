@@ -5,6 +5,7 @@ use crate::common::{
     Daemon, Images, Ran, ask, bcached, bytes, content, done, fill, json, patch, pattern, refused, requires,
     run, tool,
 };
+use rustix::fs::{CWD, FileType, Mode};
 
 const CACHE_BYTES: u64 = 36 << 20;
 const BACKING_BYTES: u64 = 20 << 20;
@@ -249,6 +250,18 @@ fn a_new_cache_with_the_uuid_of_a_killed_set_leaves_the_note_alone() {
     patch(&note, 0, b"damaged!");
     refuses();
     refuses();
+    // Nor is it taken for empty, or waited for.
+    patch(&note, 0, &[0; 8]);
+    refuses();
+    let aside = note.with_extension("aside");
+    std::fs::rename(&note, &aside).expect("one folder");
+    std::fs::write(&note, []).expect("a file");
+    refuses();
+    std::fs::remove_file(&note).expect("it is there");
+    rustix::fs::mknodat(CWD, &note, FileType::Fifo, Mode::RWXU, 0).expect("a FIFO");
+    refuses();
+    std::fs::remove_file(&note).expect("it is there");
+    std::fs::rename(&aside, &note).expect("one folder");
     patch(&note, 0, &whole[..8]);
     let daemon = Daemon::start(&site.images, &["--cache", &site.fast, "--backing", &site.tank]);
     assert!(daemon.log().contains("they are replayed"), "{}", daemon.log());

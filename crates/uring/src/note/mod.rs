@@ -18,11 +18,13 @@
 //! processors. Each record also carries its number and a check over all of it: a damaged file is noticed, and what
 //! comes before the damage is used.
 
+mod look;
 mod mapping;
 mod missing;
 
 use crate::ioctl::{Lock, Part};
 use bcached_env::{Note, NoteRecord};
+pub use look::{may_hold_anything, may_hold_records};
 use mapping::Mapping;
 pub use missing::{NoteFile, look_after_all, remove};
 use missing::{Replacement, Watched};
@@ -233,7 +235,7 @@ impl MappedNote {
             errno => io("lock")(errno),
         })?;
         let length = u64::try_from(stat.st_size).unwrap_or(0);
-        let header = read_words(&file, 0).map_err(io("read"))?;
+        let header = look::header(&file).map_err(io("read"))?;
         let usual = (bytes - HEADER_BYTES) / RECORD_BYTES;
         let (capacity, found) = match inspect(&header, length, identity) {
             Ok(capacity) => (capacity, NoteFound::Nothing),
@@ -353,7 +355,12 @@ impl MappedNote {
 
     /// Makes it an empty note of this identity. A kill on the way leaves no magic, so the next open wipes again.
     fn wipe(&mut self, identity: &NoteIdentity) {
+        // First the counters: without magic they would say that something has been overwritten.
+        self.publish(0, 0);
+        self.store_given_up([0; 3]);
         let words = self.mapping.words();
+        words[SESSION].store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         words[0].store(0, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let fixed = fixed_words(identity, self.capacity);
@@ -361,10 +368,7 @@ impl MappedNote {
             word.store(value, Ordering::Relaxed);
         }
         words[FIXED_WORDS].store(mix(fixed), Ordering::Relaxed);
-        self.mapping.words()[SESSION].store(0, Ordering::Relaxed);
-        self.store_given_up([0; 3]);
-        self.publish(0, 0);
-        self.mapping.words()[0].store(MAGIC, Ordering::Release);
+        words[0].store(MAGIC, Ordering::Release);
     }
 
     /// If its file is gone and there is another one, that is the note from now on, with all that this one holds.
@@ -501,31 +505,6 @@ impl Note for MappedNote {
     }
 }
 
-/// Whether the note at `path` may hold records for `identity`: not if it is empty, or void. Only looks, and says yes where it
-/// cannot tell.
-#[must_use]
-pub fn may_hold_records(path: &Path, identity: &NoteIdentity) -> bool {
-    let Ok(file) = File::open(path) else { return true };
-    let Ok(length) = file.metadata().map(|found| found.len()) else { return true };
-    let Ok(header) = read_words(&file, 0) else { return true };
-    match inspect(&header, length, identity) {
-        Ok(_) => match (read_words::<1>(&file, APPENDED), read_words::<1>(&file, FORGOTTEN)) {
-            (Ok(appended), Ok(forgotten)) => appended != forgotten,
-            _ => true,
-        },
-        Err(NoteFound::Damaged { .. }) => true,
-        Err(_) => false,
-    }
-}
-
-/// Whether the note at `path` may tell `identity` of anything: of records, or of those that were given up. Only looks, as
-/// [`may_hold_records`] does.
-#[must_use]
-pub fn may_hold_anything(path: &Path, identity: &NoteIdentity) -> bool {
-    let given_up = || read_words::<3>(&File::open(path).ok()?, GIVEN_UP).ok();
-    may_hold_records(path, identity) || given_up().is_none_or(|words| words != [0; 3])
-}
-
 /// `N` words of the file from word `first` on; zeroes where it is shorter.
 fn read_words<const N: usize>(file: &File, first: usize) -> Result<[u64; N], Errno> {
     let mut bytes = vec![0; N * size_of::<u64>()];
@@ -540,10 +519,10 @@ fn read_words<const N: usize>(file: &File, first: usize) -> Result<[u64; N], Err
 }
 
 /// The capacity of a note that is ours to take over, or what it is instead.
-fn inspect(header: &[u64; FIXED_WORDS + 1], length: u64, identity: &NoteIdentity) -> Result<u64, NoteFound> {
+fn inspect(header: &[u64; HEADER_WORDS], length: u64, identity: &NoteIdentity) -> Result<u64, NoteFound> {
     let damaged = |what| NoteFound::Damaged { what, usable: 0 };
-    if header[0] == 0 {
-        // Fresh, or killed while it was made.
+    if header[0] == 0 && header[APPENDED..].iter().all(|word| *word == 0) {
+        // Fresh, or killed while it was made: nothing has been counted in it.
         return Err(NoteFound::Nothing);
     }
     if header[0] != MAGIC || header[FIXED_WORDS] != mix(header[..FIXED_WORDS].iter().copied()) {
