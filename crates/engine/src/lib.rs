@@ -82,6 +82,7 @@ pub use status::{BucketCount, Status, Unserved, WaitedOut};
 pub use times::Times;
 pub use volume::flash_size::Shrinking;
 pub use volume::forget::{Forgetting, Lost};
+pub use volume::record::read_superblock;
 pub use volume::remove::Removed;
 pub use volume::zeroings::ZeroingInfo;
 pub use volume::{Course, VolumeId, VolumeInfo};

@@ -114,6 +114,8 @@ pub struct Status {
     /// Volumes whose requests have waited for a device as long as they may, and fail now. Whoever holds them back fills this in:
     /// the set itself holds none back.
     pub waited_out: Vec<WaitedOut>,
+    /// Volumes of which a request has met a backing device that is gone, until another one takes its place.
+    pub without_backing: Vec<VolumeId>,
     /// Counters.
     pub stats: Stats,
     /// The volumes.
@@ -272,6 +274,7 @@ impl CacheSet {
             given_up_before: Arc::clone(&s.losses.before),
             unreadable: s.unreadable_nodes(),
             waited_out: Vec::new(),
+            without_backing: Vec::new(),
             stats: s.stats.as_of(s.now),
             latencies: s.volumes.iter().map(|(_, volume)| volume.latencies.clone()).collect(),
             volumes,

@@ -8,6 +8,9 @@ use core::time::Duration;
 pub struct Time(pub u64);
 
 impl Time {
+    /// Later than any other.
+    pub const MAX: Self = Self(u64::MAX);
+
     /// The time from `earlier` to here; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {

@@ -12,15 +12,13 @@ use crate::host::State;
 use bcached_engine::{CacheSet, Error, OnError, VolumeId};
 use bcached_env::Time;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
-/// How long an exchange waits for the requests in flight.
-pub const EXCHANGE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The devices that are gone or being exchanged, and the requests in flight.
 #[derive(Default)]
 pub struct Absences {
     missed: BTreeMap<VolumeId, Missed>,
+    /// Volumes whose devices a request has found to be gone.
+    gone: BTreeSet<VolumeId>,
     /// Volumes whose devices are being exchanged.
     exchanged: BTreeSet<VolumeId>,
     /// How many requests the sets have, by volume. A volume stays here at 0.
@@ -66,9 +64,20 @@ impl Absences {
         self.missed.get(&volume).map(|missed| missed.since)
     }
 
+    /// The volumes whose devices a request has found to be gone.
+    pub fn gone(&self) -> impl Iterator<Item = VolumeId> {
+        self.gone.iter().copied()
+    }
+
+    /// A request has found the volume's device to be gone.
+    pub(crate) fn is_gone(&mut self, volume: VolumeId) {
+        self.gone.insert(volume);
+    }
+
     /// The volume is no longer served.
     pub fn forget(&mut self, volume: VolumeId) {
         self.missed.remove(&volume);
+        self.gone.remove(&volume);
         if self.is_idle(volume) {
             self.in_flight.remove(&volume);
         }
@@ -148,7 +157,7 @@ impl Host {
     /// they do not end in time.
     pub(crate) async fn begin_exchange(&self, volume: VolumeId) -> bool {
         self.with(|state| state.absences.exchanged.insert(volume));
-        let until = self.inner().env.now() + EXCHANGE_LIMIT;
+        let until = self.inner().env.now() + self.inner().opening.limits.exchange;
         let is_idle = |host: &Self| host.with(|state| state.absences.is_idle(volume));
         while !is_idle(self) && self.inner().env.now() < until {
             self.changes_until(until).await;
@@ -162,6 +171,7 @@ impl Host {
             state.absences.exchanged.remove(&volume);
             if is_there {
                 state.absences.missed.remove(&volume);
+                state.absences.gone.remove(&volume);
             }
         });
     }

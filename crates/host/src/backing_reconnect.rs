@@ -1,10 +1,15 @@
 //! A backing device is back as another device of the system. That takes the place of the former one
 //! when no request of the volume is in flight, and requests that waited for it go on.
+//!
+//! | where the volume is | what is done |
+//! |---|---|
+//! | in the set, or in the bypass | that takes the device, if it is as it was left |
+//! | in no set, which waits for its cache | its next set is given the device, and judges it |
 
 use crate::Host;
-use crate::absence::EXCHANGE_LIMIT;
-use bcached_engine::{CacheSet, Error, Removed, VolumeId};
+use bcached_engine::{CacheSet, Error, Removed, VolumeId, read_superblock};
 use bcached_env::DiskId;
+use bcached_format::Superblock;
 use std::time::Duration;
 
 /// Why a device does not take the place of the former one. Nothing has changed.
@@ -16,12 +21,20 @@ pub enum NotTaken {
     Busy(Duration),
 }
 
+/// Where a volume is.
+enum Place {
+    Served(CacheSet),
+    /// In no set, with this device.
+    Nowhere(DiskId),
+}
+
 impl Host {
-    /// Serves the volume from `disk` from now on: which disk it was served from, and why its next
-    /// flush fails, if something that was acknowledged may have gone with that.
+    /// Serves the volume from `disk` from now on, or as soon as it has its cache again: which disk
+    /// it was served from, and why its next flush fails, if something that was acknowledged may
+    /// have gone with that.
     ///
-    /// `prepare` is called when no request of the volume is in flight any more, before the set takes
-    /// the disk.
+    /// `prepare` is called with the former disk when no request of the volume is in flight any
+    /// more, before `disk` is used.
     ///
     /// # Errors
     /// [`NotTaken`]; `disk` is not used.
@@ -29,20 +42,72 @@ impl Host {
         &self,
         volume: VolumeId,
         disk: DiskId,
-        prepare: impl FnOnce(&CacheSet),
+        prepare: impl FnOnce(DiskId),
     ) -> Result<Removed, NotTaken> {
-        let set = self.settled(volume).map_err(NotTaken::Refused)?;
+        // An attempt to reopen the set moves the volume, and uses its device.
+        self.until(|state| !state.is_trying).await;
         let taken = match self.begin_exchange(volume).await {
-            true => {
-                prepare(&set);
-                set.take_back(volume, disk).await.map_err(NotTaken::Refused)
-            }
-            false => Err(NotTaken::Busy(EXCHANGE_LIMIT)),
+            true => self.exchange_backing(volume, disk, prepare).await.map_err(NotTaken::Refused),
+            false => Err(NotTaken::Busy(self.inner().opening.limits.exchange)),
         };
         if let Ok(Removed { lost: Some(_), .. }) = &taken {
-            self.with(|state| state.owes.insert(volume));
+            self.has_lost([volume]);
         }
         self.end_exchange(volume, taken.is_ok());
+        if taken.is_ok() {
+            self.try_soon();
+        }
         taken
+    }
+
+    async fn exchange_backing(
+        &self,
+        volume: VolumeId,
+        disk: DiskId,
+        prepare: impl FnOnce(DiskId),
+    ) -> Result<Removed, Error> {
+        match self.place_of(volume)? {
+            Place::Served(set) => {
+                let former = set.disk_of(volume).ok_or(Error::FlashOnly)?;
+                prepare(former);
+                let taken = set.take_back(volume, disk).await?;
+                self.with(|state| state.away.get_mut(&volume).map(|away| away.disk = disk));
+                Ok(taken)
+            }
+            Place::Nowhere(former) => {
+                prepare(former);
+                self.has_its_identity(volume, disk).await?;
+                // What was acknowledged was flushed when the set was closed, or is owed.
+                self.with(|state| match state.away.get_mut(&volume) {
+                    Some(away) if !away.on_bypass && away.disk == former => {
+                        away.disk = disk;
+                        Ok(Removed { disk: Some(former), lost: None })
+                    }
+                    _ => Err(Error::OnItsWay),
+                })
+            }
+        }
+    }
+
+    fn place_of(&self, volume: VolumeId) -> Result<Place, Error> {
+        if let Some(set) = self.set_of(volume) {
+            return Ok(Place::Served(set));
+        }
+        let nowhere = self.with(|state| state.away.get(&volume).map(|away| away.disk));
+        nowhere.map(Place::Nowhere).ok_or_else(|| self.reason())
+    }
+
+    /// Whether the disk is the volume's, as far as that can be told without its cache.
+    async fn has_its_identity(&self, volume: VolumeId, disk: DiskId) -> Result<(), Error> {
+        let disk = self.inner().env.disk(disk);
+        let Superblock::Backing(found) = read_superblock(&disk).await? else {
+            return Err(Error::NotABacking);
+        };
+        let known = self.with(|state| state.away.get(&volume).map(|away| away.info.uuid));
+        match known {
+            Some(uuid) if uuid == found.uuid() => Ok(()),
+            Some(_) => Err(Error::NotAsItWas("it is another device")),
+            None => Err(Error::OnItsWay),
+        }
     }
 }

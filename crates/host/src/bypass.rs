@@ -81,12 +81,20 @@ pub(crate) async fn give_back(host: &Host, id: VolumeId) -> Result<(), Error> {
         away.on_bypass = false;
         state.bypass.as_ref().map(|(bypass, _)| bypass.clone())
     });
-    if let Some(bypass) = bypass
-        && bypass.remove_volume(id).await?.lost.is_some()
-    {
-        host.with(|state| state.owes.insert(id));
+    let Some(bypass) = bypass else { return Ok(()) };
+    match bypass.remove_volume(id).await {
+        Ok(removed) => {
+            if removed.lost.is_some() {
+                host.has_lost([id]);
+            }
+            Ok(())
+        }
+        Err(error) => {
+            // It is served as before.
+            host.change(|state| state.away.get_mut(&id).map(|away| away.on_bypass = true));
+            Err(error)
+        }
     }
-    Ok(())
 }
 
 /// Closes it. It has no volumes any more.

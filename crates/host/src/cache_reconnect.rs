@@ -69,16 +69,16 @@ pub(crate) fn exchange(host: &Host) {
         }
     }
     inner.machine.remove(inner.opening.cache.replace(disk));
-    let owes = host.change(|state| {
+    let owing: Vec<_> = host.change(|state| {
         state.is_lost = false;
         if !may_have_lost {
-            return false;
+            return Vec::new();
         }
         let dirty = state.away.iter().filter(|(_, away)| !away.on_bypass && away.info.may_be_dirty());
         let of_flash = state.before.iter().flat_map(|before| &before.volumes).filter(|info| info.flash_only);
-        let owing: Vec<_> = dirty.map(|(id, _)| *id).chain(of_flash.map(|info| info.id)).collect();
-        state.owes.extend(&owing);
-        !owing.is_empty()
+        dirty.map(|(id, _)| *id).chain(of_flash.map(|info| info.id)).collect()
     });
+    let owes = !owing.is_empty();
+    host.has_lost(owing);
     answer(Ok(owes));
 }

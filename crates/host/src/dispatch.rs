@@ -9,26 +9,16 @@
 //! carried out after those that did not have to wait, even where both write to one place; a client
 //! cannot count on any order while neither is answered.
 
-use crate::Host;
 use crate::absence::InFlight;
 use crate::retry::Retry;
 use crate::translate::{self, Work};
+use crate::{Host, Limits};
 use bcached_engine::{CacheSet, Client, Error, OnError, Reply as EngineReply, Request, Rest, VolumeId};
 use bcached_env::sync::{Notify, Permit, Semaphore};
 use bcached_env::{Buffer, DiskId, Time};
 use bcached_port::{ErrorKind, Operation, Reply};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::time::Duration;
-
-/// Requests of one volume that wait at most.
-const OF_VOLUME_MAX: usize = 512;
-/// Requests of all volumes of a set that wait at most: with those in flight no more tasks than the
-/// executor has room for.
-const OF_ALL_MAX: usize = 4096;
-
-/// How soon a request is tried again that met a place which cannot be read, in a set that works.
-const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Carries the requests of a host out.
 pub struct Dispatcher {
@@ -40,6 +30,18 @@ pub struct Dispatcher {
     pub freed: Notify,
     is_room_wanted: Cell<bool>,
     waiting: Waiting,
+}
+
+/// Who asks for something, of which volume, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// The client.
+    pub client: Client,
+    /// The volume.
+    pub volume: VolumeId,
+    /// When the client asked, of a flush: that is about what was answered before, however long it
+    /// waits.
+    pub asked: Time,
 }
 
 /// How far a request has come.
@@ -71,18 +73,31 @@ pub enum Served {
 }
 
 /// How many requests wait, by volume.
-#[derive(Default)]
-struct Waiting(RefCell<BTreeMap<VolumeId, usize>>);
+struct Waiting {
+    by_volume: RefCell<BTreeMap<VolumeId, usize>>,
+    /// As [`crate::Limits::waiting_of_volume`].
+    of_volume_max: usize,
+    /// As [`crate::Limits::waiting_of_all`].
+    of_all_max: usize,
+}
 
 /// The place of a waiting request.
 struct Place<'a>(&'a Waiting, VolumeId);
 
 impl Waiting {
+    fn new(limits: &Limits) -> Self {
+        Self {
+            by_volume: RefCell::default(),
+            of_volume_max: limits.waiting_of_volume,
+            of_all_max: limits.waiting_of_all,
+        }
+    }
+
     /// `None`: all places are taken.
     fn take(&self, volume: VolumeId) -> Option<Place<'_>> {
-        let mut waiting = self.0.borrow_mut();
+        let mut waiting = self.by_volume.borrow_mut();
         let of_volume = waiting.get(&volume).copied().unwrap_or(0);
-        if of_volume >= OF_VOLUME_MAX || waiting.values().sum::<usize>() >= OF_ALL_MAX {
+        if of_volume >= self.of_volume_max || waiting.values().sum::<usize>() >= self.of_all_max {
             return None;
         }
         waiting.insert(volume, of_volume + 1);
@@ -92,7 +107,7 @@ impl Waiting {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.0.0.borrow_mut();
+        let mut waiting = self.0.by_volume.borrow_mut();
         if let Some(count) = waiting.get_mut(&self.1) {
             *count -= 1;
             if *count == 0 {
@@ -107,7 +122,8 @@ impl Dispatcher {
     #[must_use]
     pub fn new(host: Host, room: Semaphore) -> Self {
         let (freed, is_room_wanted) = (Notify::new(), Cell::new(false));
-        Self { host, room, freed, is_room_wanted, waiting: Waiting::default() }
+        let waiting = Waiting::new(&host.inner().opening.limits);
+        Self { host, room, freed, is_room_wanted, waiting }
     }
 
     /// Room for one more. `None`: [`Dispatcher::freed`] rings when there is some.
@@ -128,32 +144,28 @@ impl Dispatcher {
     /// Carries a request out from this stage on, if need be when its volume has the device again
     /// that it needs. A request that waits for that is not in flight, and gives back its `permit`
     /// until then.
-    pub async fn answer(&self, client: Client, volume: VolumeId, stage: Stage, permit: Permit) -> Reply {
+    pub async fn answer(&self, caller: Caller, stage: Stage, permit: Permit) -> Reply {
         let mut permit = Some(permit);
-        let reply = self.answer_with(client, volume, stage, &mut permit).await;
+        let reply = self.answer_with(caller, stage, &mut permit).await;
         self.free_room(permit);
         reply
     }
 
-    async fn answer_with(
-        &self,
-        client: Client,
-        volume: VolumeId,
-        mut stage: Stage,
-        permit: &mut Option<Permit>,
-    ) -> Reply {
+    async fn answer_with(&self, caller: Caller, mut stage: Stage, permit: &mut Option<Permit>) -> Reply {
+        let volume = caller.volume;
         // A request that has a place keeps it until its answer, so that none that comes later takes
         // it.
         let (mut since, mut place) = (None, None);
         loop {
-            let (retry, moves, outcome) = self.go_on(client, volume, stage).await;
+            let (retry, moves, outcome) = self.go_on(caller, stage).await;
             let (error, buffer) = match outcome {
                 Served::Answered(reply) => return reply,
                 Served::Trouble(error, buffer) => (error, buffer),
             };
             let misses_backing = self.host.misses_backing(&error);
-            if !misses_backing {
-                self.host.alarm();
+            match misses_backing {
+                true => self.host.with(|state| state.absences.is_gone(volume)),
+                false => self.host.alarm(),
             }
             if self.host.moves() != moves && self.host.set_of(volume).is_some() {
                 // The volume has moved meanwhile.
@@ -170,7 +182,11 @@ impl Dispatcher {
             };
             self.free_room(permit.take());
             let works = self.host.set_of(volume).is_some_and(|set| set.failure().is_none());
-            let look = if works && !misses_backing { until.min(self.now() + TRY_AGAIN) } else { until };
+            let look = if works && !misses_backing {
+                until.min(self.now() + self.host.inner().opening.limits.try_again)
+            } else {
+                until
+            };
             self.host.moved_until(moves, look).await;
             if self.now() >= until {
                 if misses_backing {
@@ -185,11 +201,11 @@ impl Dispatcher {
 
     /// Makes an attempt, or goes on with one: how to make another, [`Host::moves`] when this one
     /// began, and what came of it.
-    async fn go_on(&self, client: Client, volume: VolumeId, stage: Stage) -> (Retry, u64, Served) {
+    async fn go_on(&self, caller: Caller, stage: Stage) -> (Retry, u64, Served) {
         match stage {
             Stage::New(operation) => {
                 let (moves, retry) = (self.host.moves(), Retry::of(&operation));
-                (retry, moves, self.try_once(client, volume, operation).await)
+                (retry, moves, self.try_once(caller, operation).await)
             }
             Stage::Begun(Attempt { retry, moves, in_flight }, set, rest) => {
                 let reply = set.serve_rest(rest).await;
@@ -243,27 +259,36 @@ impl Dispatcher {
         Reply::failed(kind, buffer)
     }
 
-    async fn try_once(&self, client: Client, volume: VolumeId, operation: Operation) -> Served {
-        let is_durable = is_durable(&operation);
-        if is_durable && self.host.with(|state| state.owes.remove(&volume)) {
-            let reply = EngineReply { result: Err(Error::LostWrites), buffer: None };
-            return Served::Answered(translate::reply_of(reply));
+    async fn try_once(&self, caller: Caller, operation: Operation) -> Served {
+        // A flush tells of what was acknowledged before. A write with FUA does not: whoever sees one
+        // fail writes that once more, and takes the rest for safe.
+        let is_flush = matches!(operation, Operation::Flush);
+        let lost = || EngineReply { result: Err(Error::LostWrites), buffer: None };
+        if is_flush && self.host.tells_of_loss(caller) {
+            return Served::Answered(translate::reply_of(lost()));
         }
-        let (work, flushes) = match translate::work_of(operation) {
+        let (work, flushes) = match translate::work_of(operation, caller.asked) {
             Work::Request(work) => (work, false),
             Work::Durable(work) => (work, true),
             Work::Answered(reply) => return Served::Answered(reply),
         };
-        let first = self.serve(client, volume, work).await;
+        let first = self.serve(caller, work).await;
         match first {
             Served::Answered(reply) if flushes && reply.result.is_ok() => {
-                self.serve(client, volume, Request::Flush).await
+                // That this one fails tells of nothing but the request itself.
+                self.serve(caller, Request::FlushAskedAt(Time::default())).await
+            }
+            // It may have waited for the device that has lost them, or for another one in its place.
+            Served::Answered(reply)
+                if is_flush && reply.result.is_ok() && self.host.tells_of_loss(caller) =>
+            {
+                Served::Answered(translate::reply_of(lost()))
             }
             other => other,
         }
     }
 
-    async fn serve(&self, client: Client, volume: VolumeId, work: Request) -> Served {
+    async fn serve(&self, Caller { client, volume, .. }: Caller, work: Request) -> Served {
         let Some((_in_flight, set, moves)) = self.host.enter(volume).await else {
             let buffer = if let Request::Read { buffer, .. } = work { Some(buffer) } else { None };
             return Served::Trouble(self.host.reason(), buffer);
@@ -301,21 +326,15 @@ fn is_of_cache(error: &Error, cache: DiskId) -> bool {
     }
 }
 
-fn is_durable(operation: &Operation) -> bool {
-    match operation {
-        Operation::Flush => true,
-        Operation::Write { fua, .. }
-        | Operation::Discard { fua, .. }
-        | Operation::WriteZeroes { fua, .. } => *fua,
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{Rig, backing, served};
     use bcached_engine::Doing;
     use bcached_env::{IoError, IoErrorKind};
+    use bcached_format::CacheMode;
+    use std::rc::Rc;
+    use std::time::Duration;
 
     /// Requests that need dirty data wait for a cache that fails, also if what it says makes no
     /// sense.
@@ -330,16 +349,76 @@ mod tests {
         assert!(!is_of_cache(&Error::Stopping));
     }
 
+    /// A debt was paid by whatever was durable: also by a write with FUA, whose client sees that one
+    /// fail and takes the rest for safe; and by a flush that was asked for before some of it.
+    #[test]
+    fn a_loss_is_told_by_flushes_that_were_asked_for_after_it() {
+        let (Rig { mut executor, host, .. }, volume) = served(&backing(7));
+        let env = executor.env();
+        let ended = executor.block_on(async move {
+            let dispatcher = Dispatcher::new(host.clone(), Semaphore::new(1));
+            let ask = async |asked, operation| {
+                let permit = dispatcher.room.acquire(1).await;
+                let caller = Caller { client: Client(1), volume, asked };
+                dispatcher.answer(caller, Stage::New(operation), permit).await.result
+            };
+            host.change_mode_for_now(volume, CacheMode::None).expect("it is served");
+            let early = env.now();
+            env.sleep(Duration::from_millis(1)).await;
+            host.has_lost([volume]);
+            env.sleep(Duration::from_millis(1)).await;
+            let payload = Buffer::zeroed(4096).freeze();
+            let durable = Operation::Write { sector: 0, payload, fua: true };
+            assert_eq!(ask(env.now(), durable).await, Ok(()), "it is durable by itself");
+            assert_eq!(ask(early, Operation::Flush).await, Err(ErrorKind::Io));
+            assert_eq!(ask(env.now(), Operation::Flush).await, Err(ErrorKind::Io), "nobody was told");
+            assert_eq!(ask(env.now(), Operation::Flush).await, Ok(()));
+            host.has_lost([volume]);
+            host.stop().await
+        });
+        assert_eq!(ended, Some(Err(Error::LostWrites)), "a stop is the last flush");
+    }
+
+    /// It had looked before, and waited for another device in the place of the one that had lost
+    /// them.
+    #[test]
+    fn a_flush_that_waits_while_a_loss_becomes_known_tells_of_it() {
+        let (Rig { mut executor, host, .. }, volume) = served(&backing(8));
+        let env = executor.env();
+        let ended = executor.block_on(async move {
+            assert!(host.begin_exchange(volume).await, "nothing is in flight");
+            let (told, exchanged) = (Rc::new(Cell::new(None)), host.clone());
+            let (tells, asks) = (Rc::clone(&told), env.clone());
+            env.spawn(async move {
+                let dispatcher = Dispatcher::new(exchanged, Semaphore::new(1));
+                let permit = dispatcher.room.acquire(1).await;
+                let caller = Caller { client: Client(1), volume, asked: asks.now() };
+                let reply = dispatcher.answer(caller, Stage::New(Operation::Flush), permit).await;
+                tells.set(Some(reply.result));
+            });
+            env.sleep(Duration::from_millis(1)).await;
+            assert_eq!(told.get(), None, "it waits");
+            host.has_lost([volume]);
+            host.end_exchange(volume, true);
+            while told.get().is_none() {
+                env.sleep(Duration::from_millis(1)).await;
+            }
+            told.get()
+        });
+        assert_eq!(ended, Some(Some(Err(ErrorKind::Io))));
+    }
+
     #[test]
     fn places_are_limited_for_each_volume_and_for_all() {
-        let places = Waiting::default();
+        let limits = Limits { waiting_of_volume: 4, waiting_of_all: 28, ..Limits::default() };
+        let places = Waiting::new(&limits);
         let fill = |volume| -> Vec<_> { std::iter::from_fn(|| places.take(VolumeId(volume))).collect() };
-        let mut taken: Vec<Vec<Place<'_>>> = (0..8).map(fill).collect();
-        assert!(taken.iter().all(|of_volume| of_volume.len() == OF_VOLUME_MAX));
-        assert!(places.take(VolumeId(8)).is_none(), "{OF_ALL_MAX} wait");
+        let mut taken: Vec<Vec<Place<'_>>> = (0..7).map(fill).collect();
+        assert!(taken.iter().all(|of_volume| of_volume.len() == 4));
+        assert!(places.take(VolumeId(8)).is_none(), "28 wait");
         drop(taken.pop());
         assert!(places.take(VolumeId(0)).is_none() && places.take(VolumeId(8)).is_some());
         drop(taken);
-        assert!(places.0.borrow().is_empty(), "nobody waits any more");
+        assert!(places.by_volume.borrow().is_empty(), "nobody waits any more");
     }
 }

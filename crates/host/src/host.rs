@@ -11,15 +11,16 @@
 //! when a set is opened again and what can go wrong; [`crate::dispatch`] what happens to requests
 //! meanwhile.
 
-use crate::Machine;
 use crate::absence::Absences;
 use crate::cache_reconnect::Returned;
+use crate::dispatch::Caller;
+use crate::{Limits, Machine};
 use bcached_engine::{CacheSet, Error, Latencies, Options, Status, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_env::sync::Notify;
 use bcached_env::{DiskId, Env, Time};
 use bcached_format::{CacheMode, Uuid};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// How the set is opened, each time.
@@ -30,6 +31,8 @@ pub struct Opening {
     pub set_uuid: Uuid,
     /// The engine's options.
     pub options: RefCell<Options>,
+    /// How long and for how many the host waits.
+    pub limits: Limits,
 }
 
 /// Serves the volumes of one cache set. Clones are handles on the same host.
@@ -70,6 +73,8 @@ pub struct State {
     pub is_lost: bool,
     /// An attempt to reopen the set, or to bring its volumes back, is under way.
     pub is_trying: bool,
+    /// Something has changed that may let the next attempt succeed: it is made at once.
+    pub is_urgent: bool,
     /// The cache device has come back as another device, which takes the place of the former one as
     /// soon as the set is closed.
     pub returned: Option<Returned>,
@@ -77,8 +82,9 @@ pub struct State {
     pub session: u64,
     /// The host is being stopped.
     pub is_stopping: bool,
-    /// Volumes with acknowledged writes that may have been lost. Their next flush fails.
-    pub owes: BTreeSet<VolumeId>,
+    /// Volumes with acknowledged writes that may have been lost, and when that became known. Flushes
+    /// fail until one fails that was asked for later.
+    pub owes: BTreeMap<VolumeId, Time>,
     /// Cache modes that were acknowledged and are not in the superblocks yet.
     pub owed_modes: BTreeMap<VolumeId, CacheMode>,
     /// Cache modes that were set while the set was being closed.
@@ -91,6 +97,9 @@ pub struct State {
     waits_since: BTreeMap<VolumeId, Time>,
     /// How often any volume has moved.
     moves: u64,
+    /// What was written to the cache device before the set was opened last, in bytes. `None`: not
+    /// known, as while the set is being closed or opened, or once it could not be opened.
+    written_before: Option<u64>,
 }
 
 /// A volume that is not in the cache set at this moment.
@@ -142,7 +151,7 @@ impl Host {
         let (changed, alarm) = (Rc::<Notify>::default(), Notify::new());
         let session = set.session();
         set.rings(Rc::clone(&changed));
-        let state = State { main: Some(set), session, ..State::default() };
+        let state = State { main: Some(set), session, written_before: Some(0), ..State::default() };
         Self(Rc::new(Inner { env, machine, opening, state: RefCell::new(state), changed, alarm }))
     }
 
@@ -214,12 +223,37 @@ impl Host {
         self.0.alarm.notify_all();
     }
 
+    /// Has the set reopened, or its volumes brought back, at once if that is still to be done.
+    pub(crate) fn try_soon(&self) {
+        self.with(|state| state.is_urgent = true);
+        self.alarm();
+    }
+
     /// Waits for [`Host::alarm`], at most until `until`.
     pub(crate) async fn alarmed(&self, until: Option<Time>) {
         match until {
             Some(until) => self.0.env.wait_until(&self.0.alarm, until).await,
             None => self.0.alarm.wait().await,
         }
+    }
+
+    /// What this host has written to the cache device, in bytes, if that is known.
+    #[must_use]
+    pub fn written_bytes(&self) -> Option<u64> {
+        self.with(|state| {
+            let by_set = state.main.as_ref().map_or(0, |set| set.written().total());
+            Some(state.written_before? + by_set)
+        })
+    }
+
+    /// Takes what was written before the set was opened last: from here on nobody knows.
+    pub(crate) fn take_written(&self) -> Option<u64> {
+        self.with(|state| state.written_before.take())
+    }
+
+    /// So many bytes were written before the set was opened last, or will be.
+    pub(crate) fn put_written(&self, bytes: Option<u64>) {
+        self.with(|state| state.written_before = bytes);
     }
 
     /// The set that has the volume now, if any.
@@ -393,6 +427,15 @@ impl Host {
         }
     }
 
+    /// The set works, and has all of its volumes.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        self.with(|state| {
+            let set_works = state.main.as_ref().is_some_and(|set| set.failure().is_none());
+            set_works && state.away.is_empty()
+        })
+    }
+
     /// Has `add` add a backing device to the set, once that is open.
     ///
     /// # Errors
@@ -428,10 +471,29 @@ impl Host {
         drop(sets);
     }
 
+    /// Acknowledged writes to these volumes may have been lost: their next flush is to say so.
+    pub fn has_lost(&self, volumes: impl IntoIterator<Item = VolumeId>) {
+        let now = self.0.env.now();
+        self.with(|state| state.owes.extend(volumes.into_iter().map(|volume| (volume, now))));
+    }
+
+    /// Whether a flush must fail because acknowledged writes may have been lost. One that was asked
+    /// for before that became known does not say it of what was acknowledged meanwhile.
+    pub(crate) fn tells_of_loss(&self, Caller { volume, asked, .. }: Caller) -> bool {
+        self.with(|state| {
+            let Some(since) = state.owes.get(&volume).copied() else { return false };
+            if asked > since {
+                state.owes.remove(&volume);
+            }
+            true
+        })
+    }
+
     /// Stops the sets, once no attempt to bring volumes back is under way.
     ///
     /// # Errors
-    /// Something that was acknowledged may not be durable.
+    /// Something that was acknowledged may not be durable, also if that was so before and no flush
+    /// has told of it yet.
     pub async fn stop(&self) -> Result<(), Error> {
         self.change(|state| state.is_stopping = true);
         self.alarm();
@@ -448,6 +510,8 @@ impl Host {
                 .with(|state| state.why.clone())
                 .map_or(Error::Stopping, |why| Error::Failed(Box::new(why)))),
         };
-        of_main.and(of_bypass)
+        let owes = self.with(|state| !state.owes.is_empty());
+        let told = if owes { Err(Error::LostWrites) } else { Ok(()) };
+        of_main.and(of_bypass).and(told)
     }
 }

@@ -20,6 +20,8 @@
 //! | [`absence`] | backing devices that are gone |
 //! | [`backing_reconnect`] | another device takes the place of one that is gone |
 //! | [`cache_reconnect`] | likewise for the cache device |
+//! | [`Limits`] | how long and for how many it waits |
+//! | `remove` | takes a volume from the set for good, or for another one |
 //! | [`watch`] | tells when a set fails and when it works again |
 
 pub mod absence;
@@ -28,8 +30,10 @@ pub mod bypass;
 pub mod cache_reconnect;
 pub mod dispatch;
 pub mod host;
+mod limits;
 mod note;
 pub mod quiesce;
+mod remove;
 pub mod reopen;
 pub mod retry;
 mod status;
@@ -43,6 +47,7 @@ use bcached_engine::Error;
 use bcached_env::{DiskId, Note};
 use bcached_format::CacheSuperblock;
 pub use host::{Away, Host, Opening, State};
+pub use limits::Limits;
 pub use note::NoNote;
 
 /// The reason in an [`Error::Inconsistent`] of a set that could not be opened for want of something

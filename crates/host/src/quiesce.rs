@@ -13,13 +13,6 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A device that has not answered an operation for this long hangs. A disk under load may take a
-/// second.
-const HANGS: Duration = Duration::from_secs(2);
-
-/// How long all volumes may stand still for one device.
-const LIMIT: Duration = Duration::from_secs(5);
-
 /// How often it is asked whether other handles on the set are left.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -41,6 +34,7 @@ pub async fn quiesce(host: &Host) -> bool {
         return false;
     }
     let begun = env.now();
+    let written = host.take_written();
     // From here on no request begins.
     host.change(|state| {
         let before = set.status();
@@ -54,6 +48,7 @@ pub async fn quiesce(host: &Host) -> bool {
             "the cache set cannot be opened again while a backing device of its volumes does not answer: it is tried again"
         );
         host.stays_open(set, begun);
+        host.put_written(written);
         return false;
     }
     // It fails, since the set has failed.
@@ -62,6 +57,7 @@ pub async fn quiesce(host: &Host) -> bool {
     // one reads the note by its path.
     let _or_it_is_lost = set.renew_note();
     part(host, &set);
+    host.put_written(written.map(|written| written + set.written().total()));
     while !set.is_last_handle() {
         env.sleep(LOOK).await;
     }
@@ -70,7 +66,9 @@ pub async fn quiesce(host: &Host) -> bool {
 
 fn a_device_hangs(host: &Host, set: &CacheSet) -> bool {
     let disks = set.volumes().into_iter().filter_map(|info| set.disk_of(info.id));
-    disks.into_iter().any(|disk| host.inner().env.disk(disk).health().longest_wait >= HANGS)
+    disks
+        .into_iter()
+        .any(|disk| host.inner().env.disk(disk).health().longest_wait >= host.inner().opening.limits.hangs)
 }
 
 /// Waits until all requests are answered and the backing devices flushed; false if that takes too
@@ -81,7 +79,7 @@ async fn flushed_in_time(host: &Host, set: &CacheSet) -> bool {
     // An operation of a device cannot be taken back: this task ends when the device answers,
     // whoever waits for it.
     env.spawn(flush_backings(host.clone(), set.clone(), Rc::clone(&progress)));
-    let until = env.now() + LIMIT;
+    let until = env.now() + host.inner().opening.limits.quiesce;
     while progress.get() == Progress::UnderWay && env.now() < until {
         host.changes_until(until).await;
     }
@@ -100,7 +98,7 @@ async fn flush_backings(host: Host, set: CacheSet, progress: Rc<Cell<Progress>>)
         // like one with dirty data.
         let _stays = set.leave_failed(id).await;
         if set.flush_backing_of(id).await.is_err() {
-            host.with(|state| state.owes.insert(id));
+            host.has_lost([id]);
         }
     }
     if progress.get() == Progress::UnderWay {

@@ -12,21 +12,11 @@ use crate::{Host, bypass, cache_reconnect};
 use bcached_engine::{CacheSet, Error, Options, VolumeId};
 use bcached_env::{Buffer, Time};
 use bcached_format::BackingState;
-use std::time::Duration;
-
-/// The shortest pause before an attempt. Each attempt in vain, and each failure soon after a
-/// success, doubles it.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// The longest.
-const PAUSE_MAX: Duration = Duration::from_secs(30);
-
-/// When a set has worked for this long its next failure begins with the shortest pause.
-const WORKS_AFTER: Duration = Duration::from_secs(60);
 
 /// The task that reopens the set. It ends when the host stops.
 pub async fn run(host: Host) {
-    let env = host.inner().env.clone();
-    let (mut pause, mut well_since) = (PAUSE_MIN, None::<Time>);
+    let (env, limits) = (host.inner().env.clone(), host.inner().opening.limits);
+    let (mut pause, mut well_since) = (limits.pause_min, None::<Time>);
     // The first attempt with a cache device that has come back is made at once.
     let mut is_tried = false;
     loop {
@@ -36,20 +26,20 @@ pub async fn run(host: Host) {
             }
             host.alarmed(None).await;
         }
-        if well_since.take().is_some_and(|since| env.now() - since >= WORKS_AFTER) {
-            pause = PAUSE_MIN;
+        if well_since.take().is_some_and(|since| env.now() - since >= limits.works_after) {
+            pause = limits.pause_min;
         }
         let until = env.now() + pause;
-        let is_back = |state: &mut State| state.returned.is_some() && !is_tried;
+        let is_back = |state: &mut State| state.is_urgent || state.returned.is_some() && !is_tried;
         while env.now() < until && !host.with(|state| state.is_stopping || is_back(state)) {
             host.alarmed(Some(until)).await;
         }
         if host.with(|state| state.is_stopping) {
             return;
         }
-        pause = (pause * 2).min(PAUSE_MAX);
-        let was_well = has_all(&host);
-        host.with(|state| state.is_trying = true);
+        pause = (pause * 2).min(limits.pause_max);
+        let was_well = host.works();
+        host.with(|state| (state.is_trying, state.is_urgent) = (true, false));
         let is_well = attempt(&host).await;
         is_tried = host.change(|state| {
             state.is_trying = false;
@@ -78,12 +68,6 @@ fn is_wanted(host: &Host) -> bool {
         None => !is_lost,
         Some(set) => set.failure().map_or(is_owed, |error| error.may_pass()),
     }
-}
-
-/// The set works, and has all of its volumes.
-fn has_all(host: &Host) -> bool {
-    let (main, is_any_away) = host.with(|state| (state.main.clone(), !state.away.is_empty()));
-    !is_any_away && works(main.as_ref())
 }
 
 fn works(main: Option<&CacheSet>) -> bool {
@@ -147,18 +131,23 @@ async fn answers(host: &Host) -> bool {
     let sector = health.last_error.map_or(0, |error| error.sector - error.sector % u64::from(block));
     let bytes = usize::try_from(block).expect("a block is small") * 512;
     let (read, buffer) = disk.read(sector, Buffer::zeroed(bytes)).await;
-    read.is_ok() && disk.write(sector, buffer.freeze()).await.is_ok()
+    if read.is_err() {
+        return false;
+    }
+    let written = host.take_written();
+    host.put_written(written.map(|written| written + bytes as u64));
+    disk.write(sector, buffer.freeze()).await.is_ok()
 }
 
 /// Opens the set as after a crash.
 pub(crate) async fn reopen(host: &Host) -> Result<(), Error> {
     let inner = host.inner();
     let note = inner.machine.open_note()?;
-    let fresh = Options::default();
-    // These two are of one opening, and not of the next.
-    let options =
-        Options { opening: fresh.opening, phases: fresh.phases, ..inner.opening.options.borrow().clone() };
+    // How far an opening is, is told of this one alone.
+    let options = Options { opening: Options::default().opening, ..inner.opening.options.borrow().clone() };
+    let written = host.take_written();
     let set = CacheSet::open(inner.env.clone(), inner.opening.cache.get(), note, options).await?;
+    host.put_written(written);
     host.reopened(set.clone());
     // The note's file may have been removed while there was no set to be told.
     let _until_the_next_file = set.keep_note().await;
@@ -259,7 +248,7 @@ mod tests {
             reopen(&host).await.expect("nothing has happened to it");
             assert!(bring_back(&host).await);
             write_owed_modes(&host).await;
-            assert!(host.with(|state| state.owed_modes.is_empty()) && has_all(&host));
+            assert!(host.with(|state| state.owed_modes.is_empty()) && host.works());
             let mode = host.status().volumes[0].mode;
             host.stop().await.expect("in order");
             mode

@@ -19,8 +19,12 @@ impl Host {
             // Volumes that are away are served, or soon will be.
             status.unserved.retain(|left| !state.away.values().any(|away| away.info.uuid == left.uuid));
             for (id, away) in &state.away {
-                put(&mut status, shown(*id, away, of_bypass.as_ref()));
+                let (mut info, latencies) = shown(*id, away, of_bypass.as_ref());
+                // Its device may have gone, or come to life, since it left.
+                info.backing_health = Some(self.inner().env.disk(away.disk).health());
+                put(&mut status, (info, latencies));
             }
+            status.without_backing = state.absences.gone().collect();
             status.waited_out =
                 status.volumes.iter().filter_map(|info| waited_out(state, info, now)).collect();
             status

@@ -1,6 +1,6 @@
 //! What tests of the host have in common: a set in memory, on the real driver.
 
-use crate::{Host, Machine, NoNote, Opening, bypass};
+use crate::{Host, Limits, Machine, NoNote, Opening, bypass};
 use bcached_engine::{CacheSet, Error, Options, VolumeId};
 use bcached_env::{DiskId, Driver, Executor, Note, Order};
 use bcached_format::{
@@ -104,7 +104,9 @@ pub fn served_through(file: &File, wrap: impl FnOnce(Box<dyn Driver>) -> Box<dyn
     let mut executor = Executor::new(wrap(driver.driver), Order::Fifo, 1);
     let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
     let set = executor.block_on(opening).expect("a driver").expect("it is whole");
-    let opening = Opening { cache: disk.into(), set_uuid: superblock.set_uuid(), options: options.into() };
+    let set_uuid = superblock.set_uuid();
+    let opening =
+        Opening { cache: disk.into(), set_uuid, options: options.into(), limits: Limits::default() };
     let host = Host::new(executor.env(), Box::new(InMemory(disks.clone())), opening, set);
     let mut rig = Rig { executor, host, disks };
     let id = rig.add(file);

@@ -2,7 +2,7 @@
 //! knows both.
 
 use bcached_engine::{Error, Reply as EngineReply, Request};
-use bcached_env::IoErrorKind;
+use bcached_env::{IoErrorKind, Time};
 use bcached_port::{ErrorKind, Operation, Reply, StatusExtent};
 
 /// What the engine is to do for an operation.
@@ -15,12 +15,12 @@ pub enum Work {
     Answered(Reply),
 }
 
-/// The engine's form of `operation`.
-pub fn work_of(operation: Operation) -> Work {
+/// The engine's form of `operation`; a flush was asked for then.
+pub fn work_of(operation: Operation, asked: Time) -> Work {
     match operation {
         Operation::Read { sector, buffer } => Work::Request(Request::Read { sector, buffer }),
         Operation::Write { sector, payload, fua } => Work::Request(Request::Write { sector, payload, fua }),
-        Operation::Flush => Work::Request(Request::Flush),
+        Operation::Flush => Work::Request(Request::FlushAskedAt(asked)),
         Operation::Discard { sector, sectors, fua } => {
             let request = Request::Discard { sector, sectors };
             if fua { Work::Durable(request) } else { Work::Request(request) }
@@ -69,7 +69,7 @@ mod tests {
         for (fua, may_discard) in [(false, false), (false, true), (true, false), (true, true)] {
             let wanted = Operation::WriteZeroes { sector: 8, sectors: 16, fua, may_discard };
             let Work::Request(Request::WriteZeroes { sector, sectors, fua: durable, may_unmap }) =
-                work_of(wanted)
+                work_of(wanted, Time(0))
             else {
                 unreachable!("it is one request of the engine")
             };

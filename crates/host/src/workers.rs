@@ -7,13 +7,13 @@
 //! were ever in flight together, and most of them are kept.
 
 use crate::absence::InFlight;
-use crate::dispatch::{Attempt, Dispatcher, Served, Stage};
+use crate::dispatch::{Attempt, Caller, Dispatcher, Served, Stage};
 use crate::retry::Retry;
 use crate::translate::{self, Work};
 use bcached_engine::{Asker, Begun, CacheSet, Client, Reply as EngineReply, VolumeId};
-use bcached_env::Env;
 use bcached_env::sync::{Notify, Permit};
-use bcached_port::{Operation, ReplyTo, Request};
+use bcached_env::{Env, Time};
+use bcached_port::{Operation, Reply, ReplyTo};
 use slab::Slab;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -22,41 +22,81 @@ use std::rc::Rc;
 /// Requests that a host works on at once.
 pub const IN_FLIGHT_MAX: usize = bcached_engine::REQUESTS_MAX;
 
+/// Where the answer to a request goes.
+pub trait AnswerTo: 'static {
+    /// Answers. What is done here cannot wait.
+    fn send(self, reply: Reply);
+}
+
+impl AnswerTo for ReplyTo {
+    fn send(self, reply: Reply) {
+        Self::send(self, reply);
+    }
+}
+
+/// A request to be carried out.
+pub struct Request<A> {
+    /// Who asks.
+    pub client: Client,
+    /// Which volume.
+    pub volume: VolumeId,
+    /// What to do.
+    pub operation: Operation,
+    /// When the client asked, of a flush: that is about what was answered before.
+    pub asked: Time,
+    /// Where the answer goes.
+    pub answer_to: A,
+}
+
+impl Request<ReplyTo> {
+    /// What has come by the port, with the time of this environment.
+    #[must_use]
+    pub fn from_port(request: bcached_port::Request, env: &Env) -> Self {
+        let bcached_port::Request { client, volume, operation, submitted, reply_to } = request;
+        let asked = submitted.map_or_else(Time::default, |submitted| {
+            // In this order: rather too early than too late.
+            let now = env.now();
+            Time::default() + now.since(Time::default()).saturating_sub(submitted.elapsed())
+        });
+        let (client, volume) = (Client(client.0), VolumeId(volume.0));
+        Self { client, volume, operation, asked, answer_to: reply_to }
+    }
+}
+
 /// The workers of one host.
-pub struct Workers {
+pub struct Workers<A> {
     env: Env,
     dispatcher: Dispatcher,
     /// Requests that wait for a task to begin them. One task has been woken or started for each,
     /// and whichever runs first takes the first: they begin in the order in which they came, in
     /// whatever order the tasks run.
-    queue: RefCell<VecDeque<Queued>>,
+    queue: RefCell<VecDeque<Queued<A>>>,
     /// Each wakes one idle task.
     idle: RefCell<Vec<Rc<Notify>>>,
     /// Requests that a set has, without a task.
-    asked: RefCell<Slab<Asked>>,
+    asked: RefCell<Slab<Asked<A>>>,
 }
 
 /// A request for a task.
-struct Queued {
-    origin: Origin,
+struct Queued<A> {
+    origin: Origin<A>,
     stage: Stage,
 }
 
 /// Where a request comes from, and its room until the answer.
-struct Origin {
-    client: Client,
-    volume: VolumeId,
-    reply_to: ReplyTo,
+struct Origin<A> {
+    caller: Caller,
+    answer_to: A,
     permit: Permit,
 }
 
 /// A request that a set has, without a task.
-struct Asked {
-    origin: Origin,
+struct Asked<A> {
+    origin: Origin<A>,
     attempt: Attempt,
 }
 
-impl Workers {
+impl<A: AnswerTo> Workers<A> {
     /// None is started yet.
     pub fn new(env: Env, dispatcher: Dispatcher) -> Rc<Self> {
         let (queue, idle, asked) = Default::default();
@@ -75,14 +115,14 @@ impl Workers {
     }
 
     /// Has a request carried out and answered.
-    pub fn begin(self: &Rc<Self>, request: Request, permit: Permit) {
-        let Request { client, volume, operation, reply_to } = request;
-        let origin = Origin { client: Client(client.0), volume: VolumeId(volume.0), reply_to, permit };
+    pub fn begin(self: &Rc<Self>, request: Request<A>, permit: Permit) {
+        let Request { client, volume, operation, asked, answer_to } = request;
+        let origin = Origin { caller: Caller { client, volume, asked }, answer_to, permit };
         let may_end_at_once =
             matches!(operation, Operation::Read { .. } | Operation::Write { fua: false, .. });
         // Requests begin in the order in which they came.
         let entered = if may_end_at_once && !self.has_queued() {
-            self.dispatcher.host.enter_at_once(origin.volume)
+            self.dispatcher.host.enter_at_once(origin.caller.volume)
         } else {
             None
         };
@@ -95,13 +135,13 @@ impl Workers {
     /// Has a set carry it out, without a task if it can.
     fn ask(
         self: &Rc<Self>,
-        origin: Origin,
+        origin: Origin<A>,
         operation: Operation,
         (in_flight, set, moves): (InFlight, CacheSet, u64),
     ) {
-        let (client, volume) = (origin.client, origin.volume);
+        let Caller { client, volume, .. } = origin.caller;
         let retry = Retry::of(&operation);
-        let Work::Request(work) = translate::work_of(operation) else {
+        let Work::Request(work) = translate::work_of(operation, origin.caller.asked) else {
             unreachable!("reads and writes are one request")
         };
         let attempt = Attempt { retry, moves, in_flight };
@@ -118,7 +158,7 @@ impl Workers {
     }
 
     /// Has a task carry it out.
-    fn queue(self: &Rc<Self>, queued: Queued) {
+    fn queue(self: &Rc<Self>, queued: Queued<A>) {
         self.queue.borrow_mut().push_back(queued);
         match self.idle.borrow_mut().pop() {
             Some(idle) => idle.notify_all(),
@@ -132,9 +172,9 @@ impl Workers {
         loop {
             let queued = self.queue.borrow_mut().pop_front();
             let Some(Queued { origin, stage }) = queued else { return };
-            let Origin { client, volume, reply_to, permit } = origin;
-            let reply = self.dispatcher.answer(client, volume, stage, permit).await;
-            reply_to.send(reply);
+            let Origin { caller, answer_to, permit } = origin;
+            let reply = self.dispatcher.answer(caller, stage, permit).await;
+            answer_to.send(reply);
             // Tasks whose requests waited for a device are not counted as in flight, so there may
             // be more of them.
             if self.idle.borrow().len() >= IN_FLIGHT_MAX {
@@ -146,13 +186,13 @@ impl Workers {
     }
 }
 
-impl Asker for Workers {
+impl<A: AnswerTo> Asker for Workers<A> {
     fn answered(self: Rc<Self>, number: usize, reply: EngineReply) {
         let Asked { origin, attempt } = self.asked.borrow_mut().remove(number);
         match self.dispatcher.outcome_of(attempt.moves, reply) {
             Served::Answered(reply) => {
                 drop(attempt);
-                origin.reply_to.send(reply);
+                origin.answer_to.send(reply);
                 self.dispatcher.free_room(Some(origin.permit));
             }
             Served::Trouble(error, buffer) => {
@@ -193,7 +233,10 @@ mod tests {
         let workers = Workers::new(executor.env(), Dispatcher::new(host.clone(), room.clone()));
         read(&requests, 1, volume);
         let request = server.take().expect("it is there");
-        workers.begin(request, workers.dispatcher().find_room().expect("there is room"));
+        workers.begin(
+            Request::from_port(request, &workers.env),
+            workers.dispatcher().find_room().expect("there is room"),
+        );
         assert_eq!(workers.asked.borrow().len(), 1, "the set has it, and no task");
         let left = Rc::downgrade(&workers);
         drop(workers);
@@ -215,13 +258,20 @@ mod tests {
         requests.submit(1, bcached_port::VolumeId(volume.0), Operation::Flush);
         read(&requests, 2, volume);
         while let Some(request) = server.take() {
-            workers.begin(request, workers.dispatcher().find_room().expect("there is room"));
+            workers.begin(
+                Request::from_port(request, &workers.env),
+                workers.dispatcher().find_room().expect("there is room"),
+            );
         }
         assert_eq!((workers.queue.borrow().len(), workers.asked.borrow().len()), (2, 0));
         let ended = executor.run_until(|| requests.outstanding() == 2 && workers.idle.borrow().len() == 2);
         assert_eq!(ended, Outcome::Done);
         read(&requests, 3, volume);
-        workers.begin(server.take().expect("it is there"), workers.dispatcher().find_room().expect("room"));
+        let request = server.take().expect("it is there");
+        workers.begin(
+            Request::from_port(request, &workers.env),
+            workers.dispatcher().find_room().expect("room"),
+        );
         assert_eq!((workers.queue.borrow().len(), workers.asked.borrow().len()), (0, 1));
         assert_eq!(executor.run_until(|| workers.asked.borrow().is_empty()), Outcome::Done);
         let mut answered: Vec<u32> = std::iter::from_fn(|| replies.try_next())

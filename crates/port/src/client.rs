@@ -12,6 +12,7 @@ use crate::server::{ReplyTo, Request};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Where clients connect to one engine. Clones lead to the same engine.
 #[derive(Clone)]
@@ -176,7 +177,9 @@ impl<T: Send + 'static> Requests<T> {
     }
 
     fn request(&self, slot: usize, volume: VolumeId, operation: Operation) -> Request {
-        Request { client: self.client, volume, operation, reply_to: ReplyTo::new(self.outlet(), slot) }
+        let submitted = matches!(operation, Operation::Flush).then(Instant::now);
+        let reply_to = ReplyTo::new(self.outlet(), slot);
+        Request { client: self.client, volume, operation, submitted, reply_to }
     }
 }
 

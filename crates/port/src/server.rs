@@ -10,6 +10,7 @@ use crate::route::Pass;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Opens a port whose inbox holds up to `queue_max` requests (at least 1) that the engine has not taken; the engine
 /// holds at most as many again that it has taken in one go and not looked at. `bell` wakes the engine's thread.
@@ -29,6 +30,8 @@ pub struct Request {
     pub volume: VolumeId,
     /// What to do.
     pub operation: Operation,
+    /// When it was submitted, of a flush: that is about what was answered before, however long it waits.
+    pub submitted: Option<Instant>,
     /// Where the answer goes.
     pub reply_to: ReplyTo,
 }

@@ -9,19 +9,22 @@
 //! devices as they are at each. At a submission point the operation is in flight, at a completion point it has
 //! completed and the engine has not heard of it. Reads are no points: between two of them a device does not change.
 
+mod crash;
 mod submit;
 pub mod trace;
 mod ways;
 
 use crate::disk::{Device, Faults, Flush, Landed, OpKind, Survivors};
+use crate::figures::Hosting;
 use bcached_env::rng::Rng;
 use bcached_env::{Buffer, Completion, DiskId, DiskInfo, Driver, Event, IoErrorKind, Op, Time, Token};
+pub use crash::Crash;
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use trace::Trace;
-use ways::Way;
+use ways::{Way, place_of_memory};
 
 /// CPU time of one turn of the executor, so that a loop that only yields does not stop the clock.
 const TURN_NS: u64 = 200;
@@ -36,35 +39,6 @@ const LOOKS_MAX: u64 = 1_000_000;
 
 /// No CPU work in one piece may exceed this (the engine's rule for transitions).
 pub const CHARGE_NS_MAX: u64 = 200_000;
-
-/// How a world ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Crash {
-    /// The machine loses power: memory, the note and volatile caches are gone.
-    PowerCut,
-    /// The process dies; devices and note stay.
-    ProcessDeath,
-}
-
-impl std::fmt::Display for Crash {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::PowerCut => "power",
-            Self::ProcessDeath => "death",
-        })
-    }
-}
-
-impl std::str::FromStr for Crash {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "power" => Ok(Self::PowerCut),
-            "death" => Ok(Self::ProcessDeath),
-            other => Err(format!("a crash is power or death, not {other:?}")),
-        }
-    }
-}
 
 /// Why the world halted.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -127,8 +101,8 @@ enum Due {
     Sample { disk: usize, token: Token, sector: u64, buffer: Buffer, end: u64 },
     /// An operation ends.
     Done { disk: usize, token: Token, ending: Ending, view: OpView },
-    /// An operation fails whose device has been pulled.
-    Gone { token: Token, buffer: Option<Buffer> },
+    /// An operation ends that no device has to do with any more, or none of the world's.
+    Told(Completion),
 }
 
 enum Ending {
@@ -155,8 +129,12 @@ pub struct World {
     pub one_flush: bool,
     /// One read in four of so many sectors of the cache device, at multiples of that, takes so many nanoseconds more.
     pub node_reads: Option<(u64, u64)>,
+    /// What hosts have done here.
+    pub hosting: Hosting,
     /// By [`DiskId`].
     ways: Vec<Way>,
+    /// What the process uses as devices of its own.
+    memories: Vec<Option<Device>>,
     now: u64,
     deadline: u64,
     /// Nanoseconds by which faults have delayed operations so far, all added up; without stalls.
@@ -194,6 +172,8 @@ impl World {
         Self {
             ways: Way::to_each(&devices),
             devices,
+            memories: Vec::new(),
+            hosting: Hosting::default(),
             trace: Trace::default(),
             one_flush: false,
             node_reads: None,
@@ -265,6 +245,12 @@ impl World {
     #[must_use]
     pub fn has_device_failed(&self, device: usize) -> bool {
         self.devices[device].gone || self.devices[device].faults.failures() > 0
+    }
+
+    /// Whether this device has failed, or will as soon as it is asked the right thing.
+    #[must_use]
+    pub fn may_fail(&self, device: usize) -> bool {
+        self.has_device_failed(device) || self.devices[device].faults.has_rules()
     }
 
     /// Ends the world now; no operation submitted from here on reaches a device.
@@ -354,6 +340,7 @@ impl World {
         self.due.clear();
         self.flushing.clear();
         self.ways = Way::to_each(&self.devices);
+        self.memories.clear();
         if crash == Crash::PowerCut {
             // Whatever held a device up is over.
             self.stalls.iter_mut().for_each(|stall| stall.end = stall.end.min(self.now));
@@ -436,10 +423,7 @@ impl World {
                 events.push(Event::Done(completion));
                 self.pass(&view);
             }
-            Due::Gone { token, buffer } => {
-                let result = Err(IoErrorKind::Gone);
-                events.push(Event::Done(Completion { token, result, buffer }));
-            }
+            Due::Told(completion) => events.push(Event::Done(completion)),
         }
     }
 
@@ -577,7 +561,10 @@ impl Driver for SimDriver {
 
     fn info(&self, disk: DiskId) -> DiskInfo {
         let world = self.0.borrow();
-        world.devices[world.way(disk).device].info()
+        match place_of_memory(disk) {
+            Some(place) => world.memories[place].as_ref().expect("it is there").info(),
+            None => world.devices[world.way(disk).device].info(),
+        }
     }
 
     fn charge(&mut self, nanoseconds: u64) {

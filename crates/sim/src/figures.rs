@@ -28,8 +28,19 @@ pub struct Figures {
     pub begun: [u64; PHASES],
     /// Crashes tried in the middle of each.
     pub cuts: [u64; PHASES],
+    /// What hosts have done when a set had failed.
+    pub hosting: Hosting,
     /// What the workloads themselves have asked of what, without what came after crashes that were tried.
     pub reached: Reached,
+}
+
+/// What hosts have done when a set had failed.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Hosting {
+    /// Times that a failed set was about to be opened again.
+    pub reopenings: u64,
+    /// Times that volumes were about to go past their cache meanwhile.
+    pub bypasses: u64,
 }
 
 impl Figures {
@@ -43,6 +54,8 @@ impl Figures {
         self.crashes_in_third += other.crashes_in_third;
         self.virtual_ns += other.virtual_ns;
         self.longest_ns = self.longest_ns.max(other.longest_ns);
+        self.hosting.reopenings += other.hosting.reopenings;
+        self.hosting.bypasses += other.hosting.bypasses;
         add_each(&mut self.begun, &other.begun);
         add_each(&mut self.cuts, &other.cuts);
         self.reached.add(&other.reached);

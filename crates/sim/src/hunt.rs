@@ -105,8 +105,9 @@ const fn crashing_grown(steps: usize) -> Kind {
 }
 
 /// One after the other, then from the start.
-const KINDS: [Kind; 52] = [
+const KINDS: [Kind; 56] = [
     plain("restarts"),
+    plain("reopens"),
     crashing("points", 60),
     plain("trouble"),
     plain("coincidences-trouble"),
@@ -118,12 +119,14 @@ const KINDS: [Kind; 52] = [
     repeated("moves-trouble", 4),
     plain("lodgers-trouble"),
     plain("hot"),
+    plain("reopens"),
     repeated("promised", 1),
     plain("sizes"),
     Kind { times: 4, ..crashing("sizes", 80) },
     Kind { times: 6, depth: Some(INHERITED), ..crashing("chains", 30) },
     Kind { times: 2, ..crashing_grown(80) },
     crashing("restarts", 100),
+    crashing("reopens", 100),
     plain("trouble"),
     repeated("scarce", 1),
     Kind { depth: Some(WRITTEN_OUT), ..crashing("moves-trouble", 1200) },
@@ -133,6 +136,7 @@ const KINDS: [Kind; 52] = [
     plain("coincidences-trouble"),
     Kind { times: 2, ..crashing("coincidences", 80) },
     plain("lodgers"),
+    plain("reopens"),
     plain("trouble"),
     repeated("early", 12),
     Kind { times: 4, depth: Some(UNWALKED), ..crashing("early", 80) },

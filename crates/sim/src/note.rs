@@ -1,4 +1,5 @@
-//! The note in memory that the simulator keeps: process death leaves it alone, a power cut empties it.
+//! The note in memory that the simulator keeps: process death leaves it alone, a power cut empties
+//! it.
 
 use bcached_env::{Note, NoteRecord};
 use std::cell::RefCell;
@@ -59,6 +60,12 @@ impl MemoryNote {
         Self(state)
     }
 
+    /// Another process, or the same one once more, opens the file of this name: one that somebody
+    /// has removed is not found.
+    pub fn opened_again(&self) {
+        self.0.borrow_mut().process_dies();
+    }
+
     /// As [`NoteState::set_there`].
     pub fn set_there(&self, is_there: bool) {
         self.0.borrow_mut().set_there(is_there);
@@ -96,7 +103,8 @@ impl Note for MemoryNote {
         self.0.borrow().given_up.clone()
     }
 
-    /// The records stay until they are forgotten: the process may die again before it has journalled them.
+    /// The records stay until they are forgotten: the process may die again before it has
+    /// journalled them.
     fn recovered(&mut self, session: u64) -> Vec<NoteRecord> {
         let state = self.0.borrow();
         if state.session == session { state.records.clone() } else { Vec::new() }

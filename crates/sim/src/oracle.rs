@@ -331,6 +331,12 @@ impl Oracle {
         self.note_gone
     }
 
+    /// Whether the file of the note is gone.
+    #[must_use]
+    pub const fn is_note_gone(&self) -> bool {
+        self.note_gone.is_some()
+    }
+
     /// The system has seen to what was acknowledged before the file went, as [`Oracle::note_is`] says: that
     /// is there, too.
     pub fn note_is_made_up_for(&mut self, gone: u64) {
@@ -346,19 +352,14 @@ impl Oracle {
         self.away.insert(volume, Away { since: self.clock, until: NEVER, dropped });
     }
 
-    /// It is back, and the volume is served from it again. If the system says that something may be `lost`, whoever has
-    /// written anything before hears of it.
-    pub fn device_is_back(&mut self, volume: u32, lost: bool) {
+    /// It is back, and the volume is served from it again.
+    pub fn device_is_back(&mut self, volume: u32) {
         let now = self.tick();
         let Some(away) = self.away.get_mut(&volume) else { return };
         away.until = now;
         let (since, dropped) = (away.since, std::mem::take(&mut away.dropped));
         for sector in dropped {
             self.sector_mut(volume, sector).is_back(now, since);
-        }
-        if lost {
-            let told = self.begin_flush(volume);
-            self.end(told, false);
         }
     }
 

@@ -385,8 +385,18 @@ impl Rig {
         let (operations, virtual_ns) = (world.operations(), world.now());
         let (lives, requests) = (self.lives, self.requests.get());
         let longest_ns = world.charge_max();
-        let begun = Figures::begun(&self.phases);
+        let (begun, hosting) = (Figures::begun(&self.phases), world.hosting);
         let reached = *self.reached.borrow();
-        Figures { requests, operations, lives, virtual_ns, longest_ns, begun, reached, ..Figures::default() }
+        Figures {
+            requests,
+            operations,
+            lives,
+            virtual_ns,
+            longest_ns,
+            begun,
+            hosting,
+            reached,
+            ..Figures::default()
+        }
     }
 }

@@ -1,16 +1,19 @@
-//! What is under test, as the simulator sees it: something that makes devices, opens them, and serves volumes.
+//! What is under test, as the simulator sees it: something that makes devices, opens them, and
+//! serves volumes.
 //!
-//! The engine is one implementation; [`passthrough`] is the smallest, and [`mutant`] are faulty forms of it that prove
-//! that the simulator would notice.
+//! The engine is one implementation; [`passthrough`] is the smallest, and [`mutant`] are faulty
+//! forms of it that prove that the simulator would notice.
 
 pub mod asking;
-mod berth;
 pub mod engine;
+mod hosting;
 mod lending;
 mod lodger;
 mod lost;
+mod machine;
 pub mod mutant;
 mod older;
+pub mod open;
 pub mod passthrough;
 pub mod policy;
 mod returned;
@@ -20,9 +23,12 @@ pub mod tuning;
 pub mod work;
 
 use crate::disk::{Background, Device, Model};
+use crate::driver::World;
 use crate::note::MemoryNote;
 use bcached_engine::{BucketCount, Forgetting, Phases};
-use bcached_env::{Buffer, DiskId, Env, Payload};
+use bcached_env::{DiskId, Env};
+use bcached_port::{Operation, Reply};
+use std::cell::RefCell;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
@@ -49,7 +55,8 @@ pub struct Geometry {
     pub buckets: u64,
     /// Size of each volume; its backing device is as much larger as the system needs.
     pub volumes: Vec<u64>,
-    /// Size of each volume that lives in the cache alone while it is there. Their numbers follow those of the others.
+    /// Size of each volume that lives in the cache alone while it is there. Their numbers follow
+    /// those of the others.
     pub lodgers: Vec<u64>,
     /// Unit within which a device never tears a write: 1 or 8, at least the block.
     pub torn_sectors: u64,
@@ -109,7 +116,8 @@ impl Geometry {
         })
     }
 
-    /// The backing device of `volume`, whose data starts at `data_start`, holding the volume's first content.
+    /// The backing device of `volume`, whose data starts at `data_start`, holding the volume's
+    /// first content.
     #[must_use]
     pub fn backing_device(&self, volume: u32, data_start: u64) -> Device {
         let sectors = data_start + self.volumes[volume as usize];
@@ -147,54 +155,6 @@ pub enum Standing {
     CacheAlone,
 }
 
-/// What a client asks of a volume. Sectors of 512 bytes, relative to the volume.
-pub enum Request {
-    /// Fill the buffer.
-    Read {
-        /// First sector.
-        sector: u64,
-        /// Whole sectors.
-        buffer: Buffer,
-    },
-    /// Write.
-    Write {
-        /// First sector.
-        sector: u64,
-        /// Whole sectors.
-        payload: Payload,
-        /// Durable on reply.
-        fua: bool,
-    },
-    /// Make all acknowledged writes durable.
-    Flush,
-    /// Give up content.
-    Discard {
-        /// First sector.
-        sector: u64,
-        /// How many.
-        sectors: u64,
-    },
-    /// Write zeroes.
-    WriteZeroes {
-        /// First sector.
-        sector: u64,
-        /// How many.
-        sectors: u64,
-        /// Durable on reply.
-        fua: bool,
-        /// The space below may be given up.
-        may_unmap: bool,
-    },
-}
-
-/// The answer.
-pub struct Reply {
-    /// How it went.
-    pub result: Result<(), Refusal>,
-    /// A read's memory.
-    pub buffer: Option<Buffer>,
-}
-
 /// Who hears of the end of a request.
 pub type Told = Box<dyn FnOnce(&Reply)>;
 
@@ -222,11 +182,9 @@ pub struct Lost {
 
 /// What a system makes of a device that was pulled and is back.
 pub enum Return {
-    /// It serves the volume from it.
-    Taken {
-        /// Something that was acknowledged, and not flushed by who wrote it, may be lost. Who flushes next is to hear of it.
-        lost: bool,
-    },
+    /// It serves the volume from it. If something that was acknowledged, and not flushed by who
+    /// wrote it, may be lost, who flushes next hears of that.
+    Taken,
     /// Not at this moment.
     NotNow,
     /// It says that this is not what was there.
@@ -242,7 +200,21 @@ pub struct VolumeShape {
     pub unit_sectors: u32,
 }
 
-/// Something that can be put on simulated devices. Device 0 is the cache, device `1 + v` backs volume `v`.
+/// What a process is born with, and its system runs in.
+#[derive(Clone)]
+pub struct Process {
+    /// Clock, tasks and devices.
+    pub env: Env,
+    /// What is behind that, for who adds devices to it.
+    pub world: Rc<RefCell<World>>,
+    /// The note.
+    pub note: MemoryNote,
+    /// What the system is in the middle of, for it to tell.
+    pub phases: Arc<Phases>,
+}
+
+/// Something that can be put on simulated devices. Device 0 is the cache, device `1 + v` backs
+/// volume `v`.
 pub trait System {
     /// Its name on the command line.
     fn name(&self) -> &str;
@@ -250,39 +222,36 @@ pub trait System {
     /// New devices, as a tool would have made them.
     fn make(&self, geometry: &Geometry, seed: u64) -> Vec<Device>;
 
-    /// Opens what is on the devices of `env`, and tells from then on what it is in the middle of.
-    fn open(
-        &self,
-        env: Env,
-        geometry: &Geometry,
-        note: MemoryNote,
-        phases: Arc<Phases>,
-    ) -> Soon<Result<Rc<dyn Running>, Refusal>>;
+    /// Opens what is on the devices, and tells from then on what it is in the middle of.
+    fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>>;
 
-    /// Whether it never asks a device for a flush while another one runs there. Of two the kernel may tell a failure to one only.
+    /// Whether it never asks a device for a flush while another one runs there. Of two the kernel
+    /// may tell a failure to one only.
     fn flushes_alone(&self) -> bool {
         false
     }
 
-    /// Damages, in a way that `seed` tells, what says which volume has which number, on devices that nobody uses. False: there is
-    /// no such thing. The next process must serve every volume all the same.
+    /// Damages, in a way that `seed` tells, what says which volume has which number, on devices
+    /// that nobody uses. False: there is no such thing. The next process must serve every volume
+    /// all the same.
     fn damage_table(&self, _devices: &mut [Device], _seed: u64) -> bool {
         false
     }
 
-    /// Whether who checks devices that [`System::damage_table`] has damaged finds anything wrong with them.
+    /// Whether who checks devices that [`System::damage_table`] has damaged finds anything wrong
+    /// with them.
     fn finds_damage(&self, _devices: &[Device]) -> bool {
         true
     }
 
-    /// Whether the next process must refuse to serve if `copy` stands in the place of device `which` of `now`. Both were left by an
-    /// orderly stop, and not by the same one.
+    /// Whether the next process must refuse to serve if `copy` stands in the place of device
+    /// `which` of `now`. Both were left by an orderly stop, and not by the same one.
     fn tells_older(&self, _now: &[Device], _copy: &Device, _which: usize) -> bool {
         false
     }
 
-    /// Checks the structure on devices that nobody uses, and what [`Running::counted`] said after an orderly stop; one sentence
-    /// for each fault found.
+    /// Checks the structure on devices that nobody uses, and what [`Running::counted`] said after
+    /// an orderly stop; one sentence for each fault found.
     fn inspect(&self, _devices: &[Device], _counted: Option<&[BucketCount]>) -> Vec<String> {
         Vec::new()
     }
@@ -298,7 +267,8 @@ pub trait Running {
         None
     }
 
-    /// Makes a volume that lives in the cache alone. False: there is no room for it, or never is any.
+    /// Makes a volume that lives in the cache alone. False: there is no room for it, or never is
+    /// any.
     fn create(&self, _volume: u32, _sectors: u64) -> Soon<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
@@ -308,7 +278,8 @@ pub trait Running {
         Box::pin(async { Ok(false) })
     }
 
-    /// Is told that the file of the note is gone. True: what was acknowledged outlives the process all the same.
+    /// Is told that the file of the note is gone. True: what was acknowledged outlives the process
+    /// all the same.
     fn keep_note(&self) -> Soon<bool> {
         Box::pin(async { false })
     }
@@ -319,11 +290,12 @@ pub trait Running {
     }
 
     /// Carries out a request.
-    fn serve(&self, volume: u32, request: Request) -> Soon<Reply>;
+    fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply>;
 
-    /// The same; `told` hears of its end at the moment in which whoever asked may: a task that waits for the reply comes to it later.
-    fn serve_and_tell(&self, volume: u32, request: Request, told: Told) -> Soon<Reply> {
-        let served = self.serve(volume, request);
+    /// The same; `told` hears of its end at the moment in which whoever asked may: a task that
+    /// waits for the reply comes to it later.
+    fn serve_and_tell(&self, volume: u32, operation: Operation, told: Told) -> Soon<Reply> {
+        let served = self.serve(volume, operation);
         Box::pin(async move {
             let reply = served.await;
             told(&reply);
@@ -339,7 +311,8 @@ pub trait Running {
         Box::pin(async { Ok(()) })
     }
 
-    /// Takes a volume from the cache, if it is there; it is served on. A system that has no cache has nothing to do.
+    /// Takes a volume from the cache, if it is there; it is served on. A system that has no cache
+    /// has nothing to do.
     fn detach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
@@ -354,11 +327,13 @@ pub trait Running {
         Box::pin(async { Ok(()) })
     }
 
-    /// Gives up, if it can be, what goes on of detaching, attaching, writing back, shrinking and growing a volume.
+    /// Gives up, if it can be, what goes on of detaching, attaching, writing back, shrinking and
+    /// growing a volume.
     fn cancel(&self, _volume: u32) {}
 
-    /// Serves a volume no more, and then again; requests that come meanwhile wait for that. Whether it did, which is a flush. If its
-    /// cache set has failed, that is let go of and opened again instead, for all volumes, which is no flush.
+    /// Serves a volume no more, and then again; requests that come meanwhile wait for that. Whether
+    /// it did, which is a flush. If its cache set has failed, that is let go of and opened again
+    /// instead, for all volumes, which is no flush.
     fn readd(&self, _volume: u32) -> Soon<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
@@ -373,16 +348,19 @@ pub trait Running {
         Box::pin(async { Ok(false) })
     }
 
-    /// Serves a volume no more, which is a flush, and says what is lost if its device is; requests wait from here on until the end of
-    /// [`Running::forget`], which must follow. `None`: not now, or not at all, and the volume is served as before.
+    /// Serves a volume no more, which is a flush, and says what is lost if its device is; requests
+    /// wait from here on until the end of [`Running::forget`], which must follow. `None`: not now,
+    /// or not at all, and the volume is served as before.
     fn begin_forget(&self, _volume: u32) -> Soon<Result<Option<Lost>, Refusal>> {
         Box::pin(async { Ok(None) })
     }
 
-    /// Another disk for that of a volume which is not served, with the content that stands on it and an identity of its own.
+    /// Another disk for that of a volume which is not served, with the content that stands on it
+    /// and an identity of its own.
     fn exchange(&self, _device: &mut Device) {}
 
-    /// The cache gives up what it holds of the volume, and serves the disk that stands in its place.
+    /// The cache gives up what it holds of the volume, and serves the disk that stands in its
+    /// place.
     fn forget(&self, volume: u32, _lost: Lost) -> Soon<Result<(), Refusal>> {
         Box::pin(async move { unreachable!("volume {volume} is not being forgotten") })
     }
@@ -407,7 +385,8 @@ pub trait Running {
         false
     }
 
-    /// What it says to have written to its cache device since it was opened, in bytes, if it says that.
+    /// What it says to have written to its cache device since it was opened, in bytes, if it says
+    /// that.
     fn written_bytes(&self) -> Option<u64> {
         None
     }

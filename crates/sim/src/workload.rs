@@ -8,6 +8,7 @@ mod coincidence;
 mod drawing;
 mod generate;
 mod shape;
+mod trouble;
 
 use crate::disk::{Rule, Survivors};
 use crate::growth::Brink;

@@ -3,7 +3,7 @@
 use bcached_engine::Phase;
 use bcached_sim::crashpoints::{Depth, replay, sweep};
 use bcached_sim::failure::Failure;
-use bcached_sim::figures::Figures;
+use bcached_sim::figures::{Figures, Hosting};
 use bcached_sim::hunt::Round;
 use bcached_sim::minimise::fault_of;
 use bcached_sim::oracle::Presence;
@@ -44,6 +44,8 @@ fn every_workload_passes() {
         assert!(begun > 0 || phase == Phase::BackingStale, "no workload comes to: {}", phase.name());
     }
     assert_asked(&figures.reached);
+    let Hosting { reopenings, bypasses } = figures.hosting;
+    assert!(reopenings > 40 && bypasses > 10, "{:?}", figures.hosting);
 }
 
 /// Each kind of request was asked of each kind of volume while no device had failed, at each place, and beside the failure of either

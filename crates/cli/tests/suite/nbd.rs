@@ -1,12 +1,12 @@
 //! NBD as it is configured: TLS with its certificates, places where one may only look.
 
 use crate::certificates::Authority;
-use crate::common::{Daemon, Images, Ran, ask, bcached, json, refused, requires, run, tool};
+use crate::common::{Daemon, Images, Ran, ask, bcached, json, nbdsh, refused, requires, run, tool};
 use rustix::process::Signal;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 const MIB: u64 = 1 << 20;
 
@@ -41,14 +41,6 @@ fn uri(daemon: &Daemon, certificates: &Path) -> String {
 /// What a client sees of the volume's size that trusts what is in the folder.
 fn size(daemon: &Daemon, certificates: &Path) -> Ran {
     run(tool("nbdinfo").arg("--size").arg(uri(daemon, certificates)))
-}
-
-/// nbdsh takes the first Python it finds, and its module belongs to the system's own.
-fn nbdsh(uri: &str, script: &str) -> Command {
-    let mut command = tool("nbdsh");
-    let connect = format!("h.set_uri_allow_local_file(True)\nh.connect_uri({uri:?})");
-    command.env("PATH", "/usr/bin:/bin").args(["--command", &connect, "--command", script]);
-    command
 }
 
 /// A client that is in a volume, until it is dropped.

@@ -28,7 +28,7 @@ use bcached_engine::{
 use bcached_env::{Executor, Order};
 use bcached_format::{CacheMode, Label, Uuid};
 pub use bcached_host::backing_reconnect::NotTaken;
-use bcached_host::{Host, Opening, watch};
+use bcached_host::{Host, Limits, Opening, watch};
 use bcached_port::{Connector, Server};
 use bcached_uring::{Backend, Bell, Device, DriverOptions, Guests, NoteFate, NoteFound, open_driver};
 use machine::{NotePlace, ThisMachine, open_note};
@@ -301,8 +301,8 @@ impl EngineThread {
         let ring = driver.bell.clone();
         let (connector, server) = bcached_port::open(QUEUE_MAX, Arc::new(move || ring.ring()));
         let engine = Engine { connector, guests: driver.guests, commands, bell: driver.bell };
-        let opening =
-            Opening { cache: cache.into(), set_uuid: start.set_uuid, options: start.options.into() };
+        let (options, limits) = (start.options.into(), Limits::default());
+        let opening = Opening { cache: cache.into(), set_uuid: start.set_uuid, options, limits };
         let machine = ThisMachine { disks: driver.disks, note };
         let host = Host::new(executor.env(), Box::new(machine.clone()), opening, set);
         let (server, commands) = (Some(server), Some(receiver));

@@ -8,9 +8,9 @@ use bcached_env::Env;
 use bcached_env::sync::Semaphore;
 use bcached_format::CacheMode;
 use bcached_host::dispatch::Dispatcher;
-use bcached_host::workers::{IN_FLIGHT_MAX, Workers};
+use bcached_host::workers::{IN_FLIGHT_MAX, Request, Workers};
 use bcached_host::{Host, reopen};
-use bcached_port::Server;
+use bcached_port::{ReplyTo, Server};
 use bcached_uring::Disks;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ const AT_ONCE_MAX: usize = 256;
 pub struct Pump {
     host: Host,
     machine: ThisMachine,
-    workers: Rc<Workers>,
+    workers: Rc<Workers<ReplyTo>>,
     /// Long work that goes on, by its number.
     jobs: Rc<RefCell<BTreeMap<u64, Cancel>>>,
 }
@@ -71,7 +71,7 @@ impl Pump {
         for _ in 0..AT_ONCE_MAX {
             let Some(permit) = self.workers.dispatcher().find_room() else { return true };
             let Some(request) = server.take() else { return true };
-            self.workers.begin(request, permit);
+            self.workers.begin(Request::from_port(request, &self.host.inner().env), permit);
             // Those that wait for a task would have the ones behind them wait for one, too.
             if !self.host.inner().env.has_breath() || self.workers.has_queued() {
                 return false;
@@ -135,18 +135,18 @@ impl Pump {
                 let owes = adding.owes;
                 let added = host.add(|set| add_backing(set, machine.disks, adding)).await;
                 if let (Ok(added), true) = (&added, owes) {
-                    host.with(|state| state.owes.insert(added.volume.id));
+                    host.has_lost([added.volume.id]);
                 }
                 answer(added);
             }),
-            Command::GiveUp(volume, answer) => match host.settled(volume) {
-                Ok(set) => env.spawn(async move { answer(give_up(set, (&host, &machine), volume).await) }),
-                Err(error) => answer(Err(error)),
-            },
-            Command::HandOver(volume, answer) => match host.settled(volume) {
-                Ok(set) => env.spawn(async move { answer(hand_over(set, (&host, &machine), volume).await) }),
-                Err(error) => answer(Err(error)),
-            },
+            Command::GiveUp(volume, answer) => env.spawn(async move {
+                let removed = host.remove_volume(volume).await;
+                answer(take_device((&host, &machine), removed).await);
+            }),
+            Command::HandOver(volume, answer) => env.spawn(async move {
+                let removed = host.hand_over(volume).await;
+                answer(take_device((&host, &machine), removed).await);
+            }),
             Command::TakeBack(volume, device, answer) => env.spawn(async move {
                 answer(returned::take_back(&host, &machine, volume, device).await);
             }),
@@ -253,34 +253,12 @@ fn set_node_budget(host: Host, env: &Env, wanted: usize, answer: Answer<Option<u
 /// How long a device that was given up may take to be let go by the driver.
 const LET_GO_LIMIT: Duration = Duration::from_secs(5);
 
-/// Of a set that has failed a volume goes as one that has left it: what is dirty there keeps it,
-/// since no other set serves it.
-async fn hand_over(set: CacheSet, of: (&Host, &ThisMachine), volume: VolumeId) -> Result<Given, Error> {
-    set.leave_failed(volume).await?;
-    let is_attached = set.volumes().iter().any(|info| info.id == volume && info.attached);
-    if is_attached {
-        return Err(set.failure().map_or(Error::Attached, |why| Error::Failed(Box::new(why))));
-    }
-    give_up(set, of, volume).await
-}
-
-async fn give_up(
-    set: CacheSet,
+/// Takes the device of a volume that the set has given up from the driver.
+async fn take_device(
     (host, machine): (&Host, &ThisMachine),
-    volume: VolumeId,
+    removed: Result<Removed, Error>,
 ) -> Result<Given, Error> {
-    // Of a set that has failed it goes as one that has left it.
-    let _stays = set.leave_failed(volume).await;
-    let Removed { disk, lost } = set.remove_volume(volume).await?;
-    drop(set);
-    // Nobody has been told yet, and the number is nobody's any more. Who waits for its device hears
-    // that now.
-    let owed = host.change(|state| {
-        state.absences.forget(volume);
-        state.owed_modes.remove(&volume);
-        state.owes.remove(&volume)
-    });
-    let lost = lost.or_else(|| owed.then_some(Error::LostWrites));
+    let Removed { disk, lost } = removed?;
     let (disks, env) = (&machine.disks, &host.inner().env);
     let mut device = disk.and_then(|disk| disks.remove(disk));
     let limit = env.now() + LET_GO_LIMIT;
@@ -317,7 +295,7 @@ mod tests {
     use crate::devices::memory;
     use bcached_engine::Options;
     use bcached_env::{Buffer, Executor, Order, Outcome};
-    use bcached_host::{NoNote, Opening};
+    use bcached_host::{Limits, NoNote, Opening};
     use bcached_port::Operation;
     use bcached_uring::{DriverOptions, open_driver};
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -334,7 +312,8 @@ mod tests {
         let opening = CacheSet::open(executor.env(), disk, Box::new(NoNote), options.clone());
         let set = executor.block_on(opening).expect("a driver").expect("it is whole");
         let set_uuid = cache.superblock.set_uuid();
-        let opening = Opening { cache: disk.into(), set_uuid, options: options.into() };
+        let (options, limits) = (options.into(), Limits::default());
+        let opening = Opening { cache: disk.into(), set_uuid, options, limits };
         let machine = ThisMachine { disks: driver.disks, note: None };
         let host = Host::new(executor.env(), Box::new(machine.clone()), opening, set);
         (executor, Pump::new(host, machine))

@@ -3,7 +3,8 @@
 use super::machine::ThisMachine;
 use super::{Answer, Command, Engine, NotTaken};
 use crate::devices::CacheDevice;
-use bcached_engine::{CacheSet, Error, Removed, VolumeId};
+use bcached_engine::{Error, Removed, VolumeId};
+use bcached_env::DiskId;
 use bcached_host::Host;
 use bcached_uring::Device;
 
@@ -35,10 +36,9 @@ pub async fn take_back(
 ) -> Result<Option<Error>, NotTaken> {
     let disks = &machine.disks;
     let disk = disks.add(device);
-    let prepare = |set: &CacheSet| {
-        let former = set.disk_of(volume).and_then(|disk| disks.device(disk));
+    let prepare = |former: DiskId| {
         // A device that has grown meanwhile counts as large as it was, until somebody asks for the rest.
-        if let Some((former, new)) = former.zip(disks.device(disk)) {
+        if let Some((former, new)) = disks.device(former).zip(disks.device(disk)) {
             new.count_on(former.info().sectors.min(new.info().sectors));
         }
     };

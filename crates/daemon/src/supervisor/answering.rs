@@ -3,6 +3,7 @@
 
 use super::hand_over::cannot;
 use super::jobs::lock;
+use super::table::{VolumeEntry, VolumeState};
 use super::{Shared, health};
 use crate::engine_thread::Engine;
 use crate::failure::{Failure, Kind};
@@ -24,7 +25,8 @@ const LOOK: Duration = Duration::from_millis(10);
 struct Trouble {
     /// Devices that do not answer.
     silent: Vec<String>,
-    /// Caches that have stopped writing: who waits for one cannot go along.
+    /// Caches that have stopped writing, and backing devices that are gone: who waits for one cannot go along, and who is served without
+    /// would not be by a process that has to open it.
     stopped: Vec<String>,
 }
 
@@ -44,6 +46,14 @@ impl Trouble {
             silent.extend(health::silent_of(table, index, &status, age));
             let name = table.caches[index].display_name();
             stopped.extend(status.failed.map(|error| format!("cache {name} has stopped writing: {error}")));
+            let is_without = |entry: &&VolumeEntry| match &entry.state {
+                VolumeState::Served(info) => {
+                    entry.cache == Some(index) && status.without_backing.contains(&info.id)
+                }
+                _ => false,
+            };
+            let without = table.volumes.iter().filter(is_without).map(VolumeEntry::display_name);
+            stopped.extend(without.map(|name| format!("the backing device of volume {name} is gone")));
         }
         Self { silent, stopped }
     }

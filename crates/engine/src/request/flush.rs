@@ -10,6 +10,7 @@ use crate::request::{Target, parked};
 use crate::set::CacheSet;
 use crate::volume::VolumeId;
 use crate::volume::epoch::{Answers, Epoch, Stamp, Turn};
+use bcached_env::Time;
 
 /// A client's flush, which `answers` for what was acknowledged before it was asked for.
 pub async fn flush(set: &CacheSet, target: &Target, answers: Option<Answers>) -> Result<(), Error> {
@@ -17,8 +18,7 @@ pub async fn flush(set: &CacheSet, target: &Target, answers: Option<Answers>) ->
         writer::commit(set).await?;
     }
     let flushed = flush_backing(set, target).await;
-    let lost =
-        answers.is_some_and(|answers| epoch(set, target.id, |epoch| epoch.report(answers)) == Some(true));
+    let lost = answers.is_some_and(|answers| report(set, target, answers) == Some(true));
     // That something is lost is no matter of whether the device comes back: nobody may wait for that, and not hear of it.
     let flushed = if lost && flushed.as_ref().is_err_and(Error::is_absence) { Ok(()) } else { flushed };
     flushed?;
@@ -58,12 +58,17 @@ pub async fn prove(set: &CacheSet, target: &Target, stamp: Stamp) -> Result<(), 
 /// reported is reported now.
 pub async fn last_flush(set: &CacheSet, target: &Target) -> Result<(), Error> {
     let flushed = flush_backing(set, target).await;
-    let lost = epoch(set, target.id, |epoch| {
-        let answers = epoch.answers();
-        epoch.report(answers)
-    });
+    // Nothing is asked any more: whatever was answered, this tells of it.
+    let answers = epoch(set, target.id, |epoch| epoch.answers(Time::MAX));
+    let lost = answers.and_then(|answers| report(set, target, answers));
     flushed?;
     if lost == Some(true) { Err(Error::LostWrites) } else { Ok(()) }
+}
+
+/// A flush ends: whether it must say that something it answers for may be gone.
+fn report(set: &CacheSet, target: &Target, answers: Answers) -> Option<bool> {
+    let now = set.env().now();
+    epoch(set, target.id, |epoch| epoch.report(answers, now))
 }
 
 /// Asks the epoch of a volume's backing device; `None` if there is none.

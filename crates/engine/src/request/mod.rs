@@ -84,6 +84,9 @@ pub enum Request {
     },
     /// Everything answered before this was asked becomes durable.
     Flush,
+    /// The same of one that was asked for at that time and has waited since. If it fails that tells of nothing
+    /// that was answered later.
+    FlushAskedAt(Time),
     /// The content is not needed any more.
     Discard {
         /// First sector.
@@ -107,7 +110,7 @@ pub enum Request {
 impl Request {
     /// Whether it changes something, if it is carried out.
     const fn changes(&self) -> bool {
-        !matches!(self, Self::Read { .. } | Self::Flush)
+        !matches!(self, Self::Read { .. } | Self::Flush | Self::FlushAskedAt(_))
     }
 
     /// First sector and length, in sectors, of what has a place.
@@ -118,7 +121,7 @@ impl Request {
             Self::Discard { sector, sectors } | Self::WriteZeroes { sector, sectors, .. } => {
                 Some((*sector, *sectors))
             }
-            Self::Flush => None,
+            Self::Flush | Self::FlushAskedAt(_) => None,
         }
     }
 }
@@ -237,7 +240,7 @@ impl CacheSet {
         let place = request.place().filter(|_| changes);
         let place = place.and_then(|(sector, sectors)| target.range(sector, sectors).ok());
         match request {
-            Request::Flush => target.goes(Path::Flush),
+            Request::Flush | Request::FlushAskedAt(_) => target.goes(Path::Flush),
             Request::Discard { .. } => target.goes(Path::Discard),
             Request::WriteZeroes { .. } => target.goes(Path::WriteZeroes),
             _ => {}
@@ -270,6 +273,13 @@ impl CacheSet {
         .await
     }
 
+    async fn client_flush(&self, target: &Target, asked: Time) -> Result<(), Error> {
+        // Once, also if it is tried again without the cache.
+        let answers = flush::epoch(self, target.id, |epoch| epoch.answers(asked));
+        let flush = async |target: &Target| flush::flush(self, target, answers).await;
+        or_uncached(self, target, flush).await
+    }
+
     /// The reply, and the oldest stamp of what was put on the backing device and is not proven durable.
     async fn dispatch(&self, target: &Target, request: Request) -> (Reply, Option<Stamp>) {
         let written = |result: Result<Option<Stamp>, Error>| match result {
@@ -290,12 +300,8 @@ impl CacheSet {
                 Err(error) => plain(Err(error)),
                 Ok(range) => written(write::write(self, target, range, payload, fua).await),
             },
-            Request::Flush => {
-                // Once, also if it is tried again without the cache.
-                let answers = flush::epoch(self, target.id, |epoch| epoch.answers());
-                let flush = async |target: &Target| flush::flush(self, target, answers).await;
-                plain(or_uncached(self, target, flush).await)
-            }
+            Request::Flush => plain(self.client_flush(target, self.env().now()).await),
+            Request::FlushAskedAt(asked) => plain(self.client_flush(target, asked).await),
             Request::Discard { sector, sectors } => match target.range(sector, sectors) {
                 Err(error) => plain(Err(error)),
                 Ok(range) => plain(discard::discard(self, target, range).await),
@@ -356,7 +362,7 @@ impl State {
         result: Result<(), Error>,
         began: Time,
     ) -> Result<(), Error> {
-        let latency = self.now - began;
+        let (now, latency) = (self.now, self.now - began);
         let Some(volume) = self.end_request(target) else { return result };
         volume.changes -= 1;
         volume.earlier_changes -= u64::from(target.round != volume.round);
@@ -369,7 +375,7 @@ impl State {
         }
         let mut result = result;
         if let Some((backing, asked)) = volume.backing.as_mut().zip(asked)
-            && !backing.epoch.change_ends(asked, unproven)
+            && !backing.epoch.change_ends(asked, unproven, now)
             && result.is_ok()
         {
             result = Err(Error::LostWrites);

@@ -12,9 +12,15 @@
 //! failure: what outlived one may have been read since, and be gone with the next. Changes that were refused count for the
 //! same reason.
 //!
+//! A flush may have waited before it came here, and its client means what was answered before it asked. So a flush that
+//! was asked for before the newest change in doubt was answered says that something is lost, and the next one says so
+//! once more; and one that was asked for before another one had said so says so, too.
+//!
 //! A write or zeroing of which something was being written, or waited for its proof, when a flush failed does not succeed
 //! unless it is durable by itself: it might be told that what is gone is there. (Whether the device had the data when it
 //! flushed, nobody can tell who sees completions later than they happen.)
+
+use bcached_env::Time;
 
 /// Flushes and writes of one backing device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,10 +35,16 @@ pub struct Epoch {
     era: u64,
     /// Changes of clients that have ended; a former process is taken to have made one.
     changes: u64,
+    /// When the newest of them ended.
+    changed_at: Time,
     /// The newest of them that the newest failure has put in doubt.
     doubtful: u64,
+    /// When that one ended.
+    doubtful_at: Time,
     /// The newest in doubt of which a flush has said so since.
     reported: u64,
+    /// When the last one did.
+    reported_at: Time,
     /// Those up to here had ended when the newest flush began,
     covered: u64,
     /// and up to here when one began that has succeeded.
@@ -67,6 +79,8 @@ pub struct Answers {
     reported: u64,
     /// if no flush has failed after this era.
     era: u64,
+    /// When the client asked for it.
+    asked: Time,
 }
 
 /// When data was written, or read, relative to flushes.
@@ -201,6 +215,7 @@ impl Epoch {
         } else {
             self.era += 1;
             (self.doubtful, self.reported) = (self.changes, 0);
+            self.doubtful_at = self.changed_at;
         }
     }
 
@@ -226,18 +241,20 @@ impl Epoch {
     /// about it. (Its own end before it does.) One that found no device does not count: whoever asked for it is refused for that, or asks again
     /// when the device is back, and others who were told of success beside it have lost nothing.
     #[must_use]
-    pub fn change_ends(&mut self, asked: Asked, first: Option<Stamp>) -> bool {
+    pub fn change_ends(&mut self, asked: Asked, first: Option<Stamp>, now: Time) -> bool {
         if !self.volatile || self.client_writes == asked.client_writes {
             return true;
         }
         self.changes += 1;
+        self.changed_at = now;
         !first.is_some_and(|first| self.is_lost(first))
     }
 
-    /// What a client's flush that is asked for now answers for.
+    /// What a client's flush that begins now answers for, which was asked for then.
     #[must_use]
-    pub const fn answers(&self) -> Answers {
-        Answers { upto: self.changes, reported: self.reported, era: self.era }
+    pub const fn answers(&self, asked: Time) -> Answers {
+        let reported = if asked.0 > self.reported_at.0 { self.reported } else { 0 };
+        Answers { upto: self.changes, reported, era: self.era, asked }
     }
 
     /// The device may have lost all that no flush has proven: true if that may be a change of a client, or if there is one in doubt of
@@ -248,10 +265,12 @@ impl Epoch {
     }
 
     /// At the end of a client's flush: true if it must say that something it answers for may be gone; then that has been
-    /// said to whoever asks from now on.
-    pub fn report(&mut self, answers: Answers) -> bool {
+    /// said to whoever asks from `now` on.
+    pub fn report(&mut self, answers: Answers, now: Time) -> bool {
         let doubtful = self.doubtful.min(answers.upto);
-        self.reported = self.reported.max(doubtful);
+        if answers.asked > self.doubtful_at && doubtful > self.reported {
+            (self.reported, self.reported_at) = (doubtful, now);
+        }
         doubtful > if answers.era == self.era { answers.reported } else { 0 }
     }
 }
@@ -334,7 +353,7 @@ mod tests {
         let asked = epoch.asks();
         let write = epoch.write_begins();
         let stamp = epoch.client_write_ends(write);
-        assert!(epoch.change_ends(asked, Some(stamp)));
+        assert!(epoch.change_ends(asked, Some(stamp), Time(1)));
     }
 
     fn fail(epoch: &mut Epoch) {
@@ -346,19 +365,35 @@ mod tests {
     fn a_failure_is_told_by_all_flushes_under_way_or_else_by_the_next() {
         let mut epoch = Epoch::new(true);
         asked_and_written(&mut epoch);
-        let (first, second) = (epoch.answers(), epoch.answers());
+        let (first, second) = (epoch.answers(Time::MAX), epoch.answers(Time::MAX));
         fail(&mut epoch);
-        assert!(epoch.report(first) && epoch.report(second));
+        assert!(epoch.report(first, Time(1)) && epoch.report(second, Time(1)));
         asked_and_written(&mut epoch);
         fail(&mut epoch);
-        let (third, fourth) = (epoch.answers(), epoch.answers());
-        assert!(epoch.report(third) && epoch.report(fourth));
-        let fifth = epoch.answers();
-        assert!(!epoch.report(fifth), "it has been said");
+        let (third, fourth) = (epoch.answers(Time::MAX), epoch.answers(Time::MAX));
+        assert!(epoch.report(third, Time(1)) && epoch.report(fourth, Time(1)));
+        let fifth = epoch.answers(Time::MAX);
+        assert!(!epoch.report(fifth, Time(1)), "it has been said");
         fail(&mut epoch);
-        assert!(epoch.report(fifth), "what outlived the first may be gone now");
-        let sixth = epoch.answers();
-        assert!(!epoch.report(sixth), "it has been said");
+        assert!(epoch.report(fifth, Time(1)), "what outlived the first may be gone now");
+        let sixth = epoch.answers(Time::MAX);
+        assert!(!epoch.report(sixth, Time(1)), "it has been said");
+    }
+
+    /// It was taken to answer for all that had ended when it came here, and the next one for nothing.
+    #[test]
+    fn a_flush_that_has_waited_does_not_take_the_error_of_what_was_answered_meanwhile() {
+        let mut epoch = Epoch::new(true);
+        asked_and_written(&mut epoch); // at 1
+        let waited = epoch.answers(Time(1));
+        fail(&mut epoch);
+        assert!(epoch.report(waited, Time(3)), "something may be lost");
+        let later = epoch.answers(Time(2));
+        assert!(epoch.report(later, Time(4)), "and nobody has been told of the write");
+        let beside = epoch.answers(Time(3));
+        assert!(epoch.report(beside, Time(5)), "it was asked for before that was said");
+        let last = epoch.answers(Time(5));
+        assert!(!epoch.report(last, Time(6)), "it has been said");
     }
 
     #[test]
@@ -376,31 +411,31 @@ mod tests {
             }
             epoch.flush_ends(false);
             let stamp = epoch.client_write_ends(write);
-            assert!(!epoch.change_ends(asked, Some(stamp)));
+            assert!(!epoch.change_ends(asked, Some(stamp), Time(1)));
         }
         let mut epoch = Epoch::new(true);
         let asked = epoch.asks();
         fail(&mut epoch);
         let write = epoch.write_begins();
         let stamp = epoch.client_write_ends(write);
-        assert!(epoch.change_ends(asked, Some(stamp)), "it began after the failure");
-        let next = epoch.answers();
-        assert!(epoch.report(next), "of a former process");
+        assert!(epoch.change_ends(asked, Some(stamp), Time(1)), "it began after the failure");
+        let next = epoch.answers(Time::MAX);
+        assert!(epoch.report(next, Time(1)), "of a former process");
         fail(&mut epoch);
-        let last = epoch.answers();
-        assert!(epoch.report(last), "of the write");
+        let last = epoch.answers(Time::MAX);
+        assert!(epoch.report(last, Time(1)), "of the write");
     }
 
     #[test]
     fn a_request_that_wrote_to_the_cache_only_is_not_in_doubt() {
         let mut epoch = Epoch::new(true);
-        let former = epoch.answers();
+        let former = epoch.answers(Time::MAX);
         fail(&mut epoch);
-        assert!(epoch.report(former), "a former process may have written something");
+        assert!(epoch.report(former, Time(1)), "a former process may have written something");
         let asked = epoch.asks();
-        assert!(epoch.change_ends(asked, None));
-        let next = epoch.answers();
-        assert!(!epoch.report(next));
+        assert!(epoch.change_ends(asked, None, Time(1)));
+        let next = epoch.answers(Time::MAX);
+        assert!(!epoch.report(next, Time(1)));
     }
 
     #[test]
@@ -419,8 +454,8 @@ mod tests {
         begin(&mut epoch);
         epoch.flush_ends(true);
         assert!(epoch.may_have_lost(), "nobody has heard of the failure");
-        let answers = epoch.answers();
-        assert!(epoch.report(answers) && !epoch.may_have_lost());
+        let answers = epoch.answers(Time::MAX);
+        assert!(epoch.report(answers, Time(1)) && !epoch.may_have_lost());
         assert!(!Epoch::new(false).may_have_lost(), "it loses nothing");
     }
 
@@ -432,11 +467,14 @@ mod tests {
         let asked = epoch.asks();
         let missed = epoch.write_begins();
         epoch.write_ends(missed);
-        assert!(epoch.change_ends(asked, None));
+        assert!(epoch.change_ends(asked, None, Time(1)));
         assert!(!epoch.may_have_lost());
         let (asked, write) = (epoch.asks(), epoch.write_begins());
         let stamp = epoch.client_write_ends(write);
-        assert!(epoch.change_ends(asked, Some(stamp)) && epoch.may_have_lost(), "the device took that");
+        assert!(
+            epoch.change_ends(asked, Some(stamp), Time(1)) && epoch.may_have_lost(),
+            "the device took that"
+        );
     }
 
     #[test]
@@ -448,25 +486,25 @@ mod tests {
         fail(&mut epoch);
         let write = epoch.write_begins();
         let second = epoch.client_write_ends(write);
-        assert!(!epoch.change_ends(asked, Stamp::older(Some(second), Some(first))));
-        assert!(epoch.change_ends(asked, Some(second)), "it began after the failure");
-        assert!(epoch.change_ends(asked, None), "a durable one cannot be dropped");
+        assert!(!epoch.change_ends(asked, Stamp::older(Some(second), Some(first)), Time(1)));
+        assert!(epoch.change_ends(asked, Some(second), Time(1)), "it began after the failure");
+        assert!(epoch.change_ends(asked, None, Time(1)), "a durable one cannot be dropped");
     }
 
     #[test]
     fn what_a_refused_change_left_is_not_dropped_in_silence() {
         let mut epoch = Epoch::new(true);
         fail(&mut epoch);
-        let former = epoch.answers();
-        assert!(epoch.report(former));
+        let former = epoch.answers(Time::MAX);
+        assert!(epoch.report(former, Time(1)));
         let asked = epoch.asks();
         let write = epoch.write_begins();
         epoch.client_write_ends(write);
         // It failed elsewhere. Somebody reads what is there now.
-        assert!(epoch.change_ends(asked, None));
+        assert!(epoch.change_ends(asked, None, Time(1)));
         fail(&mut epoch);
-        let next = epoch.answers();
-        assert!(epoch.report(next));
+        let next = epoch.answers(Time::MAX);
+        assert!(epoch.report(next, Time(1)));
     }
 
     #[test]

@@ -19,6 +19,9 @@ use bcached_format::{
 };
 
 /// Reads and checks the superblock of any device of a set.
+///
+/// # Errors
+/// It cannot be read, or is none.
 pub async fn read_superblock(disk: &Disk) -> Result<Superblock, Error> {
     let info = disk.info();
     let (result, buffer) = disk.read(SUPERBLOCK_SECTOR, Buffer::zeroed(SUPERBLOCK_BYTES)).await;

@@ -149,6 +149,33 @@ fn an_earlier_flush_does_not_take_the_error_of_a_later_one() {
     assert_eq!(next, Err(Error::LostWrites));
 }
 
+/// A flush that waits before the engine has it is about what was answered when its client asked. When it failed, what was
+/// answered meanwhile counted as told of, and the next flush succeeded over it.
+#[test]
+fn a_flush_that_has_waited_does_not_take_the_error_of_the_next() {
+    let mut rig = Rig::new(SIZES, 1);
+    let world = Rc::clone(&rig.world);
+    let (next, last) = run(&mut rig, move |env| async move {
+        let (set, volume) = open(env.clone(), options()).await.expect("sound");
+        set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
+        ask(&set, volume, Request::Flush).await;
+        let asked = env.now();
+        env.sleep(Duration::from_millis(1)).await;
+        ask(&set, volume, write(0, 8, 1)).await;
+        let fails = Cell::new(true);
+        world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
+            Op::Flush if disk == BACKING && fails.replace(false) => Some(Mishap::Fails),
+            _ => None,
+        }));
+        env.sleep(Duration::from_millis(1)).await;
+        assert!(set.serve(volume, Request::FlushAskedAt(asked)).await.result.is_err(), "the device said so");
+        let next = set.serve(volume, Request::Flush).await.result;
+        env.sleep(Duration::from_millis(1)).await;
+        (next, set.serve(volume, Request::Flush).await.result)
+    });
+    assert_eq!((next, last), (Err(Error::LostWrites), Ok(())));
+}
+
 /// A device without FUA makes a write durable by a flush. That one ran beside the flush of another client; the kernel told
 /// the failure of both to one of them only.
 #[test]

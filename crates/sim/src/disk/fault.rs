@@ -86,6 +86,12 @@ impl Faults {
         self.failures
     }
 
+    /// Whether something is still to fail, or to be never answered.
+    #[must_use]
+    pub fn has_rules(&self) -> bool {
+        self.rules.iter().any(|rule| rule.count > 0 && !matches!(rule.fault, Fault::Late(_)))
+    }
+
     /// Operations fail for another reason than a rule.
     pub const fn note_failure(&mut self) {
         self.failures += 1;

@@ -1,5 +1,6 @@
 //! Taking an operation: is its form acceptable, which fault strikes it, when does it land and end.
 
+use super::ways::place_of_memory;
 use super::{Due, Ending, OpView, Way, World};
 use crate::digest::mix;
 use crate::disk::{Content, Fault, Landed, OpKind};
@@ -30,6 +31,9 @@ enum Screened {
 
 impl World {
     pub(super) fn submit(&mut self, disk: DiskId, token: Token, op: Op) {
+        if let Some(place) = place_of_memory(disk) {
+            return self.submit_to_memory(place, token, op);
+        }
         let Way { device, is_gone } = self.way(disk);
         if let Op::Write { payload, .. } = &op {
             self.written[device] += payload.len() as u64;

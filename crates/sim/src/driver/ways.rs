@@ -1,10 +1,21 @@
-//! What a process has opened leads to a device: until that is pulled, and then to nothing for ever. When the device is
-//! back, it is at the end of another way.
+//! What a process has opened leads to a device: until that is pulled, and then to nothing for ever.
+//! When the device is back, it is at the end of another way.
 
 use super::{Due, Ending, World};
 use crate::disk::{Device, Landed, Survivors};
-use bcached_env::{DiskId, IoErrorKind, Op, Token};
+use bcached_env::{Buffer, Completion, DiskId, IoErrorKind, Op, Token};
 use std::collections::BTreeSet;
+
+/// The first number of memory that is used as a device.
+const MEMORY: u32 = 1 << 16;
+
+/// How long such memory takes for an operation.
+const MEMORY_NS: u64 = 1000;
+
+/// Which memory a number leads to, if any.
+pub(super) const fn place_of_memory(disk: DiskId) -> Option<usize> {
+    if disk.0 < MEMORY { None } else { Some((disk.0 - MEMORY) as usize) }
+}
 
 /// What a [`DiskId`] of a process leads to.
 #[derive(Clone, Copy)]
@@ -26,24 +37,29 @@ impl Due {
     const fn device(&self) -> Option<usize> {
         match self {
             Self::Land { disk, .. } | Self::Sample { disk, .. } | Self::Done { disk, .. } => Some(*disk),
-            Self::Gone { .. } => None,
+            Self::Told(_) => None,
         }
+    }
+
+    /// An operation whose device was pulled ends.
+    const fn gone(token: Token, buffer: Option<Buffer>) -> Self {
+        Self::Told(Completion { token, result: Err(IoErrorKind::Gone), buffer })
     }
 
     /// What becomes of it when the device is pulled.
     fn without_device(self) -> Option<Self> {
         match self {
             Self::Land { .. } => None,
-            Self::Sample { token, buffer, .. } => Some(Self::Gone { token, buffer: Some(buffer) }),
+            Self::Sample { token, buffer, .. } => Some(Self::gone(token, Some(buffer))),
             Self::Done { token, ending, .. } => {
                 let buffer = match ending {
                     Ending::Read(_, buffer) => Some(buffer),
                     Ending::Refused(_, buffer) => buffer,
                     Ending::Write { .. } | Ending::Flush { .. } => None,
                 };
-                Some(Self::Gone { token, buffer })
+                Some(Self::gone(token, buffer))
             }
-            gone @ Self::Gone { .. } => Some(gone),
+            told @ Self::Told(_) => Some(told),
         }
     }
 }
@@ -85,6 +101,41 @@ impl World {
         DiskId(u32::try_from(self.ways.len() - 1).expect("few ways"))
     }
 
+    /// Memory that the process uses as a device, until it removes that or dies. It never fails,
+    /// nothing of it is a point, and nobody sees it from outside.
+    pub fn add_memory(&mut self, memory: Device) -> DiskId {
+        let disk = DiskId(MEMORY + u32::try_from(self.memories.len()).expect("few devices"));
+        self.memories.push(Some(memory));
+        disk
+    }
+
+    /// Nobody uses it any more.
+    pub fn remove_memory(&mut self, disk: DiskId) {
+        if let Some(place) = place_of_memory(disk) {
+            self.memories[place] = None;
+        }
+    }
+
+    /// What a process asks of such a device happens at once.
+    pub(super) fn submit_to_memory(&mut self, place: usize, token: Token, op: Op) {
+        let memory = self.memories[place].as_mut().expect("nobody asks anything of memory that is no more");
+        let (result, buffer) = match op {
+            Op::Read { sector, mut buffer } => {
+                let mut own = vec![0; buffer.len()];
+                let result = memory.read(sector, &mut own);
+                buffer.put(&own);
+                (result, Some(buffer))
+            }
+            Op::Write { sector, payload, .. } => {
+                memory.place(sector, payload.as_slice());
+                (Ok(()), None)
+            }
+            Op::Flush => (Ok(()), None),
+            Op::Zero { .. } | Op::Discard { .. } => (Err(IoErrorKind::Unsupported), None),
+        };
+        self.schedule(self.now + MEMORY_NS, Due::Told(Completion { token, result, buffer }));
+    }
+
     /// Fails what is asked of a device that was pulled.
     pub(super) fn fail_gone(&mut self, device: usize, token: Token, op: Op) {
         let buffer = match op {
@@ -93,7 +144,7 @@ impl World {
         };
         let disk = DiskId(u32::try_from(device).expect("few devices"));
         let end = self.now + self.latency(disk, 1);
-        self.schedule(end, Due::Gone { token, buffer });
+        self.schedule(end, Due::gone(token, buffer));
     }
 
     /// Puts off what a stalled device would do now, and fails what a vanished one had begun.

@@ -16,6 +16,15 @@ impl Bench {
         Self { oracle: Oracle::new(vec![Value::Written(0)]) }
     }
 
+    /// Its device is back; whoever flushes hears of it if something was lost.
+    fn is_back(&mut self, lost: bool) {
+        self.oracle.device_is_back(0);
+        if lost {
+            let flush = self.oracle.begin_flush(0);
+            self.oracle.end(flush, false);
+        }
+    }
+
     /// Begins a write of sectors 0..2.
     fn begin(&mut self) -> OpId {
         self.oracle.begin_write(0, 0..2, false)

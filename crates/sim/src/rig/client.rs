@@ -12,11 +12,12 @@ use crate::note::MemoryNote;
 use crate::oracle::{OpId, Oracle};
 use crate::reached::{Asked, Case, Failed, Lies, Reached};
 use crate::stamp::{self, SECTOR, Value};
-use crate::system::{Geometry, Refusal, Reply, Request, Running, System, VolumeShape};
+use crate::system::{Geometry, Process, Refusal, Running, System, VolumeShape};
 use crate::workload::Step;
 use bcached_engine::{BucketCount, Phases};
 use bcached_env::sync::Semaphore;
 use bcached_env::{Buffer, Env};
+use bcached_port::{Operation, Reply};
 use sizes::Size;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -72,8 +73,13 @@ impl Birth {
             world.progress(PATIENCE_NS);
             world.written_bytes(0)
         };
-        let opening =
-            self.system.open(self.env.clone(), &self.geometry, self.note.clone(), Arc::clone(&self.phases));
+        let process = Process {
+            env: self.env.clone(),
+            world: Rc::clone(&self.world),
+            note: self.note.clone(),
+            phases: Arc::clone(&self.phases),
+        };
+        let opening = self.system.open(process, &self.geometry);
         self.waiting.borrow_mut().insert(0, "open".to_owned());
         let running = opening.await.map_err(Fault::Open)?;
         self.waiting.borrow_mut().clear();
@@ -177,6 +183,9 @@ impl Client {
             Step::Restart(_) | Step::Table(_) | Step::Older(_) => {
                 unreachable!("the rig restarts, and works on devices in between")
             }
+            // A set that is opened again finds its note by name: what a note held that is gone by then is gone, too.
+            Step::Note { is_there: false } if self.shared.world.borrow().may_fail(0) => {}
+            Step::Trouble { device: 0, .. } if self.shared.oracle.borrow().is_note_gone() => {}
             Step::Note { is_there } => {
                 self.shared.note.set_there(is_there);
                 let gone = self.shared.oracle.borrow_mut().note_is(is_there);
@@ -420,9 +429,9 @@ impl Client {
     /// # Errors
     /// The system's refusal.
     pub async fn unjudged(&self, volume: u32, sectors: Range<u64>) -> Result<Vec<Value>, Refusal> {
-        let request = Request::Read { sector: sectors.start, buffer: used(bytes_of(&sectors)) };
-        let Reply { result, buffer } = self.shared.running.serve(volume, request).await;
-        result?;
+        let operation = Operation::Read { sector: sectors.start, buffer: used(bytes_of(&sectors)) };
+        let Reply { result, buffer, .. } = self.shared.running.serve(volume, operation).await;
+        result.map_err(Refusal::from_error)?;
         let buffer = buffer.ok_or_else(|| Refusal("a read was answered without its memory".to_owned()))?;
         parse_all(&buffer, volume, sectors.start)
     }
@@ -430,43 +439,45 @@ impl Client {
     async fn read(&self, volume: u32, sectors: Range<u64>) -> Result<Buffer, Refusal> {
         let bytes = bytes_of(&sectors);
         let id = self.shared.oracle.borrow_mut().begin_read(volume, sectors.clone());
-        let request = Request::Read { sector: sectors.start, buffer: used(bytes) };
+        let operation = Operation::Read { sector: sectors.start, buffer: used(bytes) };
         let judge = self.judge();
         let told = Box::new(move |reply: &Reply| judge.judge_read(id, bytes, reply));
-        let Reply { result, buffer } = self.shared.running.serve_and_tell(volume, request, told).await;
-        result?;
+        let Reply { result, buffer, .. } = self.shared.running.serve_and_tell(volume, operation, told).await;
+        result.map_err(Refusal::from_error)?;
         let buffer = buffer.filter(|buffer| buffer.len() == bytes);
         buffer.ok_or_else(|| Refusal(format!("a read was answered without its {bytes} bytes of memory")))
     }
 
     /// A write, zeroing, discard or flush.
     async fn change(&self, step: Step) -> Result<(), Refusal> {
-        let (volume, id, request) = {
+        let (volume, id, operation) = {
             let mut oracle = self.shared.oracle.borrow_mut();
             match step {
                 Step::Write { volume, sectors, fua } => {
                     let id = oracle.begin_write(volume, sectors.clone(), fua);
                     let mut buffer = Buffer::zeroed(bytes_of(&sectors));
                     stamp::fill(buffer.as_mut_slice(), volume, sectors.start, id.number());
-                    (volume, id, Request::Write { sector: sectors.start, payload: buffer.freeze(), fua })
+                    (volume, id, Operation::Write { sector: sectors.start, payload: buffer.freeze(), fua })
                 }
                 Step::Zero { volume, sectors, fua, may_unmap } => {
                     let id = oracle.begin_zeroes(volume, sectors.clone(), fua);
                     let (sector, sectors) = (sectors.start, sectors.end - sectors.start);
-                    (volume, id, Request::WriteZeroes { sector, sectors, fua, may_unmap })
+                    let operation = Operation::WriteZeroes { sector, sectors, fua, may_discard: may_unmap };
+                    (volume, id, operation)
                 }
                 Step::Discard { volume, sectors } => {
                     let id = oracle.begin_discard(volume, sectors.clone());
                     let (sector, sectors) = (sectors.start, sectors.end - sectors.start);
-                    (volume, id, Request::Discard { sector, sectors })
+                    (volume, id, Operation::Discard { sector, sectors, fua: false })
                 }
-                Step::Flush { volume } => (volume, oracle.begin_flush(volume), Request::Flush),
+                Step::Flush { volume } => (volume, oracle.begin_flush(volume), Operation::Flush),
                 other => unreachable!("{other} is no change"),
             }
         };
         let oracle = Rc::clone(&self.shared.oracle);
         let told = Box::new(move |reply: &Reply| oracle.borrow_mut().end(id, reply.result.is_ok()));
-        self.shared.running.serve_and_tell(volume, request, told).await.result
+        let reply = self.shared.running.serve_and_tell(volume, operation, told).await;
+        reply.result.map_err(Refusal::from_error)
     }
 
     /// The first fault noticed, once.

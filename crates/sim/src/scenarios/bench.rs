@@ -2,17 +2,15 @@
 //! flash-only volumes, and a look at the status. Where a story needs none of that it takes the simulator's own system.
 
 use crate::disk::Device;
-use crate::note::MemoryNote;
-use crate::system::engine::{self, Engine};
-use crate::system::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, Told, VolumeShape};
+use crate::system::engine::Engine;
+use crate::system::open;
+use crate::system::{Geometry, Mode, Process, Refusal, Running, Soon, System, Told, VolumeShape};
 use crate::system::{asking, work};
-use bcached_engine::{
-    BucketCount, CacheSet, Cancel, Options, Phases, Settings, Status, VolumeId, VolumeOptions,
-};
-use bcached_env::{DiskId, Env};
+use bcached_engine::{BucketCount, CacheSet, Cancel, Options, Settings, Status, VolumeId, VolumeOptions};
+use bcached_env::DiskId;
+use bcached_port::{Operation, Reply};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Where a volume is found at the next start.
@@ -101,13 +99,8 @@ impl System for Bench {
         Engine.inspect(devices, counted)
     }
 
-    fn open(
-        &self,
-        env: Env,
-        geometry: &Geometry,
-        note: MemoryNote,
-        phases: Arc<Phases>,
-    ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+    fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+        let Process { env, note, phases, .. } = process;
         let options = Options { phases, ..self.options.clone() };
         let (places, settings) = (self.places.borrow().clone(), self.settings.get());
         let (open, geometry) = (Rc::clone(&self.open), geometry.clone());
@@ -156,16 +149,16 @@ impl Running for Open {
         self.geometry.volumes.iter().map(shape).collect()
     }
 
-    fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
-        self.serve_and_tell(volume, request, Box::new(|_| ()))
+    fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply> {
+        self.serve_and_tell(volume, operation, Box::new(|_| ()))
     }
 
-    fn serve_and_tell(&self, volume: u32, request: Request, told: Told) -> Soon<Reply> {
-        asking::serve(&self.set, self.id(volume), request, told)
+    fn serve_and_tell(&self, volume: u32, operation: Operation, told: Told) -> Soon<Reply> {
+        asking::serve_by_set(&self.set, self.id(volume), operation, told)
     }
 
     fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
-        engine::set_mode(&self.set, self.id(volume), wanted)
+        open::set_mode(&self.set, self.id(volume), wanted)
     }
 
     fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
@@ -177,6 +170,6 @@ impl Running for Open {
     }
 
     fn stop(&self) -> Soon<Result<(), Refusal>> {
-        engine::stop(&self.set)
+        open::stop(&self.set)
     }
 }

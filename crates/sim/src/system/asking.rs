@@ -1,80 +1,175 @@
-//! How a request is put to the engine, and what its answer is in our words.
+//! How a client's request comes to the host of a set, or to a set, and its answer back.
 
 use super::lending::Loan;
-use super::{Refusal, Reply, Request, Soon, Told};
-use bcached_engine::{Asker, CacheSet, Client, Reply as Answer, Request as Question, VolumeId};
+use super::seat::Seat;
+use super::{Soon, Told};
+use bcached_engine::{Asker, CacheSet, Client, Reply as EngineReply, VolumeId};
 use bcached_env::sync::Coming;
+use bcached_env::{Buffer, Time};
+use bcached_host::dispatch::{Caller, Stage};
+use bcached_host::retry::Retry;
+use bcached_host::translate::{self, Work};
+use bcached_host::workers::{AnswerTo, Request, Workers};
+use bcached_port::{ErrorKind, Operation, Reply};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Of so many blocks of 8 sectors the requests for one go step by step, as those do for which a front end has a task; all others as the engine will.
+/// Of so many blocks of 8 sectors the requests for one go step by step, as those do for which there
+/// is a task; all others as the host will.
 const IN_STEPS: u64 = 11;
 
-/// Who waits for the answer to a request.
-struct Asking {
-    loan: Option<Arc<Loan>>,
+/// Who waits for the answer to a request. It comes here as `None` if the request is to be made once
+/// more.
+struct Waiting {
     told: Cell<Option<Told>>,
-    reply: Coming<Reply>,
+    reply: Coming<Option<Reply>>,
 }
 
-impl Asker for Asking {
-    fn answered(self: Rc<Self>, _number: usize, answer: Answer) {
-        let Answer { result, buffer } = answer;
-        let buffer = match self.loan.as_ref().map(|loan| loan.end()) {
-            Some(held) => buffer.map(|_| held),
-            None => buffer,
-        };
-        let reply = Reply { result: result.map_err(Refusal::from_error), buffer };
+impl Waiting {
+    fn of(told: Told) -> Rc<Self> {
+        Rc::new(Self { told: Cell::new(Some(told)), reply: Coming::default() })
+    }
+
+    /// Whoever is told hears of it before anything else happens.
+    fn hear(&self, reply: Reply) {
         if let Some(told) = self.told.take() {
             told(&reply);
         }
-        self.reply.bring(reply);
+        self.reply.bring(Some(reply));
     }
 }
 
-/// Puts a request to the engine; `told` hears of its end before anything else happens.
-#[must_use]
-pub fn serve(set: &CacheSet, id: VolumeId, request: Request, told: Told) -> Soon<Reply> {
-    let set = set.clone();
-    let (question, loan) = question(request);
-    let place = match &question {
-        Question::Read { sector, .. } | Question::Write { sector, .. } => *sector,
-        _ => 0,
-    };
-    let asking = Rc::new(Asking { loan, told: Cell::new(Some(told)), reply: Coming::default() });
-    Box::pin(async move {
-        let asker = Rc::<Asking>::clone(&asking);
-        if place / 8 % IN_STEPS == 3 {
-            asker.answered(0, set.serve_in_steps(Client::default(), id, question).await);
+/// Where the answer to a request goes.
+pub struct Answer {
+    waiting: Rc<Waiting>,
+    loan: Option<Arc<Loan>>,
+    /// The volume's seat, and what the engine called the volume; of one that moves.
+    seat: Option<(Rc<Seat>, VolumeId)>,
+}
+
+impl Answer {
+    /// A volume that was given up and taken up again has another number. A route would have led the
+    /// client there.
+    fn is_to_be_made_again(&self, reply: &Reply) -> bool {
+        let has_moved = |(seat, id): &(Rc<Seat>, VolumeId)| seat.served_as() != Some(*id);
+        reply.result == Err(ErrorKind::Gone) && self.seat.as_ref().is_some_and(has_moved)
+    }
+}
+
+impl AnswerTo for Answer {
+    fn send(self, reply: Reply) {
+        let is_again = self.is_to_be_made_again(&reply);
+        let buffer = match self.loan.map(|loan| loan.end()) {
+            Some(held) => reply.buffer.map(|_| held),
+            None => reply.buffer,
+        };
+        if is_again {
+            self.waiting.reply.bring(None);
         } else {
-            set.ask_and_serve(Client::default(), id, question, asker).await;
+            self.waiting.hear(Reply { buffer, ..reply });
         }
-        asking.reply.comes().await
+    }
+}
+
+/// Puts a request for the volume on a seat to a host; `told` hears of its end before anything else
+/// happens.
+#[must_use]
+pub fn serve(
+    workers: &Rc<Workers<Answer>>,
+    seat: Rc<Seat>,
+    mut operation: Operation,
+    told: Told,
+) -> Soon<Reply> {
+    let (workers, waiting) = (Rc::clone(workers), Waiting::of(told));
+    Box::pin(async move {
+        let asked = workers.dispatcher().host.inner().env.now();
+        loop {
+            let Some(id) = seat.id().await else {
+                waiting.hear(Reply::failed(ErrorKind::Gone, None));
+                return waiting.reply.comes().await.expect("it has been brought");
+            };
+            let permit = workers.dispatcher().room.acquire(1).await;
+            let retry = Retry::of(&operation);
+            let bytes = if let Operation::Read { buffer, .. } = &operation { buffer.len() } else { 0 };
+            let is_in_steps = is_in_steps(&operation);
+            let (lent, loan) = lent(operation);
+            let answer_to = Answer { waiting: Rc::clone(&waiting), loan, seat: Some((Rc::clone(&seat), id)) };
+            let client = Client::default();
+            if is_in_steps {
+                let caller = Caller { client, volume: id, asked };
+                let answered = workers.dispatcher().answer(caller, Stage::New(lent), permit);
+                answer_to.send(answered.await);
+            } else {
+                let request = Request { client, volume: id, operation: lent, asked, answer_to };
+                workers.begin(request, permit);
+            }
+            if let Some(reply) = waiting.reply.comes().await {
+                return reply;
+            }
+            operation = retry.with(Some(Buffer::zeroed(bytes)));
+        }
     })
 }
 
-/// A request in the engine's words, and what its memory is lent from.
-fn question(request: Request) -> (Question, Option<Arc<Loan>>) {
-    let mut loan = None;
-    let question = match request {
-        Request::Read { sector, mut buffer } => {
-            if let Some((lender, lent)) = Loan::to_read(sector, &buffer) {
-                (loan, buffer) = (Some(lender), lent);
-            }
-            Question::Read { sector, buffer }
+/// Who waits for the answer of a set.
+struct Asking(Cell<Option<Answer>>);
+
+impl Asker for Asking {
+    fn answered(self: Rc<Self>, _number: usize, reply: EngineReply) {
+        if let Some(answer_to) = self.0.take() {
+            answer_to.send(translate::reply_of(reply));
         }
-        Request::Write { sector, mut payload, fua } => {
-            if let Some((lender, lent)) = Loan::to_write(sector, &payload) {
-                (loan, payload) = (Some(lender), lent);
-            }
-            Question::Write { sector, payload, fua }
-        }
-        Request::Flush => Question::Flush,
-        Request::Discard { sector, sectors } => Question::Discard { sector, sectors },
-        Request::WriteZeroes { sector, sectors, fua, may_unmap } => {
-            Question::WriteZeroes { sector, sectors, fua, may_unmap }
-        }
+    }
+}
+
+/// Puts a request to a set that no host has.
+#[must_use]
+pub fn serve_by_set(set: &CacheSet, id: VolumeId, operation: Operation, told: Told) -> Soon<Reply> {
+    let set = set.clone();
+    let is_in_steps = is_in_steps(&operation);
+    let (operation, loan) = lent(operation);
+    // Nothing waits here before the set has it.
+    let request = match translate::work_of(operation, Time::MAX) {
+        Work::Request(request) | Work::Durable(request) => request,
+        Work::Answered(_) => unreachable!("nobody here asks for what is allocated"),
     };
-    (question, loan)
+    Box::pin(async move {
+        let (client, waiting) = (Client::default(), Waiting::of(told));
+        let answer_to = Answer { waiting: Rc::clone(&waiting), loan, seat: None };
+        let asker = Rc::new(Asking(Cell::new(Some(answer_to))));
+        if is_in_steps {
+            asker.answered(0, set.serve_in_steps(client, id, request).await);
+        } else {
+            set.ask_and_serve(client, id, request, asker).await;
+        }
+        waiting.reply.comes().await.expect("nothing moves")
+    })
+}
+
+fn is_in_steps(operation: &Operation) -> bool {
+    let place = match operation {
+        Operation::Read { sector, .. } | Operation::Write { sector, .. } => *sector,
+        _ => 0,
+    };
+    place / 8 % IN_STEPS == 3
+}
+
+/// A request, and what its memory is lent from, if it is.
+fn lent(mut operation: Operation) -> (Operation, Option<Arc<Loan>>) {
+    let mut loan = None;
+    match &mut operation {
+        Operation::Read { sector, buffer } => {
+            if let Some((lender, lent)) = Loan::to_read(*sector, buffer) {
+                (loan, *buffer) = (Some(lender), lent);
+            }
+        }
+        Operation::Write { sector, payload, .. } => {
+            if let Some((lender, lent)) = Loan::to_write(*sector, payload) {
+                (loan, *payload) = (Some(lender), lent);
+            }
+        }
+        _ => {}
+    }
+    (operation, loan)
 }

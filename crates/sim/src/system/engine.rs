@@ -1,23 +1,19 @@
-//! The engine under test: unchanged, on simulated devices. This file only translates.
+//! The engine under test, and the host of its set: unchanged, on simulated devices. How devices are
+//! made, with which options a set is opened, and what the checker finds.
 //!
-//! The options are those of the geometry's tuning. What is a stream follows from the batches of write-back, so that nothing more
-//! has to be drawn: with small ones some requests are already longer than the cut-off, with the largest none ever is.
+//! The options are those of the geometry's tuning. What is a stream follows from the batches of
+//! write-back, so that nothing more has to be drawn: with small ones some requests are already
+//! longer than the cut-off, with the largest none ever is.
 
-use super::berth::Berth;
-use super::policy::Knob;
-use super::seat::{Seat, gone};
+use super::open::Open;
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
-use super::{
-    Geometry, Lost, Mode, Refusal, Reply, Request, Return, Running, Soon, Standing, System, Told, VolumeShape,
-};
-use super::{asking, lodger, lost, older, returned, tables, work};
+use super::{Geometry, Mode, Process, Refusal, Running, Soon, System};
+use super::{hosting, older, tables};
 use crate::disk::Device;
 use crate::growth;
-use crate::note::MemoryNote;
 use bcached_check::{ReadAt, Severity};
-use bcached_engine::{BucketCount, CacheSet, Cancel, Options, Phases, Settings, VolumeId, VolumeOptions};
+use bcached_engine::{BucketCount, Options, VolumeOptions};
 use bcached_env::rng::Rng;
-use bcached_env::{DiskId, Env};
 use bcached_format::superblock::SUPERBLOCK_SECTOR;
 use bcached_format::{
     BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Replacement, SECTOR_BYTES,
@@ -60,40 +56,6 @@ impl ReadAt for Image<'_> {
     }
 }
 
-struct Open {
-    berth: Rc<Berth>,
-    seats: Vec<Rc<Seat>>,
-    shapes: Vec<VolumeShape>,
-}
-
-impl Open {
-    /// Does something with a volume as soon as it is served.
-    fn with<T: 'static>(
-        &self,
-        volume: u32,
-        ask: impl FnOnce(&CacheSet, VolumeId) -> Soon<Result<T, Refusal>> + 'static,
-    ) -> Soon<Result<T, Refusal>> {
-        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
-        Box::pin(async move {
-            let (id, set) = seat.id().await.zip(berth.set()).ok_or_else(gone)?;
-            // Who lets go of a set waits for those who hold it.
-            let asked = ask(&set, id);
-            drop(set);
-            asked.await
-        })
-    }
-
-    /// Likewise something long, which [`Running::cancel`] gives up.
-    fn long<T: 'static>(
-        &self,
-        volume: u32,
-        ask: impl FnOnce(&CacheSet, VolumeId, Cancel) -> Soon<Result<T, Refusal>> + 'static,
-    ) -> Soon<Result<T, Refusal>> {
-        let cancel = self.seats[volume as usize].cancel();
-        self.with(volume, |set, id| ask(set, id, cancel))
-    }
-}
-
 /// Bytes that make a stream, for each sector of a batch of write-back: 32 KiB to 2 MiB.
 const CUTOFF_BYTES_A_SECTOR: u64 = 4096;
 
@@ -133,6 +95,7 @@ fn options(geometry: &Geometry) -> Options {
         ..VolumeOptions::default()
     };
     policy.tell(&mut volume);
+    hosting::tell(geometry, &mut volume);
     Options {
         // A cache that has failed a few times takes nothing more, and little would be seen of it.
         io_error_limit: if writeback_percent == 0 { defaults.io_error_limit } else { u64::MAX },
@@ -159,7 +122,8 @@ fn options(geometry: &Geometry) -> Options {
     }
 }
 
-/// Sectors that are made zero at once: so few that most zeroings have pieces, or some, or none. (Not drawn, either.)
+/// Sectors that are made zero at once: so few that most zeroings have pieces, or some, or none.
+/// (Not drawn, either.)
 const fn zero_batch_sectors(writeback_delay_ms: u64) -> u64 {
     match writeback_delay_ms {
         ..=1 => 64,
@@ -169,8 +133,8 @@ const fn zero_batch_sectors(writeback_delay_ms: u64) -> u64 {
     }
 }
 
-/// Keys of the journal that a start puts in order at once: few, so that there are several such stretches, or all. (Not drawn, so that a
-/// seed draws the workload that it has always drawn.)
+/// Keys of the journal that a start puts in order at once: few, so that there are several such
+/// stretches, or all. (Not drawn, so that a seed draws the workload that it has always drawn.)
 const fn replay_keys(leaf_delay_ms: u64, parked_delay_ms: u64) -> usize {
     match leaf_delay_ms {
         ..=5 if parked_delay_ms > 20 => 3,
@@ -180,8 +144,8 @@ const fn replay_keys(leaf_delay_ms: u64, parked_delay_ms: u64) -> usize {
     }
 }
 
-/// Keys of the journal from which on a start serves requests before they are in the tree: any, some, or more than there are. (Not drawn
-/// either.)
+/// Keys of the journal from which on a start serves requests before they are in the tree: any,
+/// some, or more than there are. (Not drawn either.)
 const fn replay_beside(parked_delay_ms: u64) -> usize {
     match parked_delay_ms {
         ..=20 => 1,
@@ -190,7 +154,8 @@ const fn replay_beside(parked_delay_ms: u64) -> usize {
     }
 }
 
-/// How long such a start takes for that: long, so that requests come in between, or as long as it takes. (Not drawn either.)
+/// How long such a start takes for that: long, so that requests come in between, or as long as it
+/// takes. (Not drawn either.)
 const fn replay_rest(parked_delay_ms: u64) -> Duration {
     match parked_delay_ms {
         ..=2 => Duration::from_millis(50),
@@ -199,8 +164,8 @@ const fn replay_rest(parked_delay_ms: u64) -> Duration {
     }
 }
 
-/// Buckets kept for the next start: none, or enough for one start before the tree has been walked, or for two. (Not drawn, so
-/// that a seed draws the workload that it has always drawn.)
+/// Buckets kept for the next start: none, or enough for one start before the tree has been walked,
+/// or for two. (Not drawn, so that a seed draws the workload that it has always drawn.)
 const fn reserve(geometry: &Geometry) -> u64 {
     match (geometry.buckets, geometry.buckets % 4) {
         // A set that has grown.
@@ -301,9 +266,10 @@ impl System for Engine {
         older::is_told(now, copy, which)
     }
 
-    /// The offline checker, which shares nothing with the engine but the meaning of bytes. Even after a crash a clean copy
-    /// must equal its backing device: its key enters the tree only when that is durable. And a backing device that says that
-    /// nothing is dirty is served by whoever has it at hand, whatever the cache holds.
+    /// The offline checker, which shares nothing with the engine but the meaning of bytes. Even
+    /// after a crash a clean copy must equal its backing device: its key enters the tree only when
+    /// that is durable. And a backing device that says that nothing is dirty is served by whoever
+    /// has it at hand, whatever the cache holds.
     fn inspect(&self, devices: &[Device], counted: Option<&[BucketCount]>) -> Vec<String> {
         let images: Vec<Image<'_>> = devices.iter().map(Image).collect();
         let backings: Vec<&dyn ReadAt> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();
@@ -327,37 +293,12 @@ impl System for Engine {
             .collect()
     }
 
-    fn open(
-        &self,
-        env: Env,
-        geometry: &Geometry,
-        note: MemoryNote,
-        phases: Arc<Phases>,
-    ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
-        let options = Options { phases, ..options(geometry) };
-        let count = u32::try_from(geometry.volumes.len()).expect("few volumes");
-        let (unit_sectors, lodgers) = (geometry.block_sectors, count..geometry.count());
+    fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+        let options = Options { phases: Arc::clone(&process.phases), ..options(geometry) };
+        let geometry = geometry.clone();
         Box::pin(async move {
-            let world = env.clone();
-            let open = Box::new(move || -> Soon<_> {
-                let (note, options) = (Box::new(note.clone()), options.clone());
-                Box::pin(CacheSet::open(world.clone(), DiskId(0), note, options))
-            });
-            let berth = Berth::open(env, open).await.map_err(Refusal::from_error)?;
-            let set = berth.set().expect("it has been opened");
-            let mut volumes = Vec::new();
-            for volume in 0..count {
-                volumes.push(set.add_backing(DiskId(1 + volume), None).await.map_err(Refusal::from_error)?);
-            }
-            let infos = set.volumes();
-            let shape = |id: &VolumeId| {
-                let info = infos.iter().find(|info| info.id == *id)?;
-                Some(VolumeShape { sectors: info.sectors, unit_sectors })
-            };
-            let shapes = volumes.iter().filter_map(shape).collect();
-            let of_lodger = |volume| Seat::of_lodger(lodger::find(&set, volume).map(|info| info.id));
-            let seats = volumes.into_iter().map(Seat::of).chain(lodgers.map(of_lodger)).collect();
-            Ok(Rc::new(Open { berth, seats, shapes }) as Rc<dyn Running>)
+            let open = Open::open(&process, &geometry, options).await.map_err(Refusal::from_error)?;
+            Ok(Rc::new(open) as Rc<dyn Running>)
         })
     }
 }
@@ -377,219 +318,4 @@ fn miscounted(counted: &[BucketCount], recounted: &[bcached_check::Bucket]) -> V
     };
     assert_eq!(counted.len(), recounted.len(), "the engine and the checker know of the same buckets");
     counted.iter().zip(recounted).enumerate().filter_map(differs).collect()
-}
-
-/// Changes the mode of a volume of an engine; and the cache's replacement policy with it, so that its superblock is written while it
-/// is used.
-#[must_use]
-pub fn set_mode(set: &CacheSet, id: VolumeId, wanted: Mode) -> Soon<Result<(), Refusal>> {
-    let set = set.clone();
-    let replacement = match wanted {
-        Mode::Writethrough => Replacement::Fifo,
-        Mode::Writearound => Replacement::Random,
-        Mode::Writeback | Mode::None => Replacement::Lru,
-    };
-    let settings = Settings { replacement: Some(replacement), ..Settings::default() };
-    Box::pin(async move {
-        let changed = set.set_cache_mode(id, mode(wanted)).await;
-        // Nobody waits for that.
-        let _ = set.keep_settings(settings).await;
-        changed.map_err(Refusal::from_error)
-    })
-}
-
-/// Stops an engine.
-#[must_use]
-pub fn stop(set: &CacheSet) -> Soon<Result<(), Refusal>> {
-    let set = set.clone();
-    Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })
-}
-
-impl Running for Open {
-    fn volumes(&self) -> Vec<VolumeShape> {
-        self.shapes.clone()
-    }
-
-    fn lodger(&self, volume: u32) -> Option<u64> {
-        lodger::find(&self.berth.set()?, volume).map(|info| info.sectors)
-    }
-
-    fn standing(&self, volume: u32) -> Standing {
-        let seat = &self.seats[volume as usize];
-        if seat.is_lodger() {
-            return Standing::CacheAlone;
-        }
-        let (Some(id), Some(set)) = (seat.served_as(), self.berth.set()) else { return Standing::Detached };
-        match set.cache_mode(id) {
-            Some(CacheMode::Writethrough) => Standing::Cached(Mode::Writethrough),
-            Some(CacheMode::Writeback) => Standing::Cached(Mode::Writeback),
-            Some(CacheMode::Writearound) => Standing::Cached(Mode::Writearound),
-            Some(CacheMode::None) => Standing::Cached(Mode::None),
-            None => Standing::Detached,
-        }
-    }
-
-    fn create(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
-        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
-        Box::pin(async move {
-            let _nobody = seat.id().await;
-            let set = berth.set().ok_or_else(gone)?;
-            lodger::create(&set, &seat, volume, sectors).await
-        })
-    }
-
-    fn delete(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
-        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
-        Box::pin(async move {
-            let (_, set) = seat.id().await.zip(berth.set()).ok_or_else(gone)?;
-            lodger::delete(&set, &seat).await
-        })
-    }
-
-    fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
-        self.serve_and_tell(volume, request, Box::new(|_| ()))
-    }
-
-    fn serve_and_tell(&self, volume: u32, request: Request, told: Told) -> Soon<Reply> {
-        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
-        Box::pin(async move {
-            match seat.id().await.zip(berth.set()) {
-                Some((id, set)) => asking::serve(&set, id, request, told).await,
-                None => {
-                    let reply = Reply { result: Err(gone()), buffer: None };
-                    told(&reply);
-                    reply
-                }
-            }
-        })
-    }
-
-    fn keep_note(&self) -> Soon<bool> {
-        let berth = Rc::clone(&self.berth);
-        Box::pin(async move {
-            match berth.set() {
-                Some(set) => set.keep_note().await.is_ok(),
-                None => false,
-            }
-        })
-    }
-
-    fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
-        self.with(volume, move |set, id| set_mode(set, id, wanted))
-    }
-
-    fn turn(&self, volume: u32, knob: Knob, value: u64) -> Soon<Result<(), Refusal>> {
-        self.with(volume, move |set, id| {
-            let turned = set.change_volume_options(id, |options| knob.turn(options, value));
-            Box::pin(async move { turned.map_err(Refusal::from_error) })
-        })
-    }
-
-    fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        self.long(volume, work::detach)
-    }
-
-    fn attach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        self.long(volume, work::attach)
-    }
-
-    fn clean(&self, volume: u32) -> Soon<Result<(), Refusal>> {
-        self.long(volume, work::clean)
-    }
-
-    fn cancel(&self, volume: u32) {
-        if let Some(set) = self.berth.set() {
-            set.cancel(&self.seats[volume as usize].cancelled());
-        }
-    }
-
-    fn readd(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
-        let (berth, seats, volume) = (Rc::clone(&self.berth), self.seats.clone(), volume as usize);
-        Box::pin(async move {
-            if berth.revive(&seats).await? {
-                return Ok(false);
-            }
-            let Some(set) = berth.set() else { return Ok(false) };
-            seats[volume].readd(&set).await
-        })
-    }
-
-    fn shrink(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
-        let is_lodger = self.seats[volume as usize].is_lodger();
-        self.long(volume, move |set, id, cancel| work::shrink(set, id, cancel, (sectors, is_lodger)))
-    }
-
-    fn grow(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
-        self.long(volume, move |set, id, cancel| work::grow(set, id, cancel, sectors))
-    }
-
-    fn begin_forget(&self, volume: u32) -> Soon<Result<Option<Lost>, Refusal>> {
-        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
-        Box::pin(async move {
-            // Who lets go of a set waits for those who hold it: nobody does who waits for a seat.
-            match seat.id().await.and_then(|_| berth.set()) {
-                Some(set) => lost::begin(&set, &seat).await,
-                None => Ok(None),
-            }
-        })
-    }
-
-    fn exchange(&self, device: &mut Device) {
-        lost::exchange(device);
-    }
-
-    fn forget(&self, volume: u32, lost: Lost) -> Soon<Result<(), Refusal>> {
-        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
-        Box::pin(async move {
-            let set = berth.set().expect("nobody opens it again while a volume is away");
-            lost::end(&set, &seat, lost).await
-        })
-    }
-
-    fn can_return(&self, volume: u32) -> bool {
-        let seat = &self.seats[volume as usize];
-        self.berth.set().is_some_and(|set| set.failure().is_none()) && seat.served_as().is_some()
-    }
-
-    fn take_back(&self, volume: u32, disk: DiskId) -> Soon<Result<Return, Refusal>> {
-        let (berth, seat) = (Rc::clone(&self.berth), Rc::clone(&self.seats[volume as usize]));
-        Box::pin(async move {
-            match seat.id().await {
-                Some(id) => returned::take_back(&berth, &seat, id, disk).await,
-                None => Ok(Return::NotNow),
-            }
-        })
-    }
-
-    fn assert_invariants(&self) {
-        if let Some(set) = self.berth.set() {
-            set.assert_invariants();
-        }
-    }
-
-    fn counted(&self) -> Option<Vec<BucketCount>> {
-        self.berth.set().and_then(|set| set.counted())
-    }
-
-    fn written_bytes(&self) -> Option<u64> {
-        self.berth.written_bytes()
-    }
-
-    fn dirty_sectors(&self) -> u64 {
-        let volumes = self.berth.set().map(|set| set.volumes()).unwrap_or_default();
-        volumes.iter().filter(|volume| !volume.flash_only).map(|volume| volume.dirty_sectors).sum()
-    }
-
-    fn caches(&self) -> bool {
-        true
-    }
-
-    /// Of a volume that is gone a stop promises nothing.
-    fn stop(&self) -> Soon<Result<(), Refusal>> {
-        let (berth, seats) = (Rc::clone(&self.berth), self.seats.clone());
-        Box::pin(async move {
-            stop(&berth.set().ok_or_else(gone)?).await?;
-            if seats.iter().any(|seat| seat.is_gone()) { Err(gone()) } else { Ok(()) }
-        })
-    }
 }

@@ -1,9 +1,11 @@
-//! Volumes of the engine that live in the cache alone: made, found again at each start by their label, and deleted.
+//! Volumes of the engine that live in the cache alone: made, found again at each start by their
+//! label, and deleted.
 
 use super::Refusal;
-use super::seat::{Seat, gone};
+use super::seat::{Seat, gone, uuid_of};
 use bcached_engine::{CacheSet, Cancel, Error, Removed, VolumeId, VolumeInfo};
 use bcached_format::Label;
+use bcached_host::Host;
 
 /// What the volume of this number is called.
 fn label(volume: u32) -> Label {
@@ -16,10 +18,11 @@ pub fn find(set: &CacheSet, volume: u32) -> Option<VolumeInfo> {
 }
 
 /// See [`super::Running::create`].
-pub async fn create(set: &CacheSet, seat: &Seat, volume: u32, sectors: u64) -> Result<bool, Refusal> {
-    // Nobody lets go of the set meanwhile.
+pub async fn create(host: &Host, seat: &Seat, volume: u32, sectors: u64) -> Result<bool, Refusal> {
+    let set = host.main().map_err(Refusal::from_error)?;
     seat.leave();
     let made = set.create_flash_only(sectors, label(volume)).await;
+    drop(set);
     seat.back(made.as_ref().ok().copied());
     match made {
         Ok(_) => Ok(true),
@@ -29,13 +32,13 @@ pub async fn create(set: &CacheSet, seat: &Seat, volume: u32, sectors: u64) -> R
 }
 
 /// See [`super::Running::delete`].
-pub async fn delete(set: &CacheSet, seat: &Seat) -> Result<bool, Refusal> {
+pub async fn delete(host: &Host, seat: &Seat) -> Result<bool, Refusal> {
     let Some(id) = seat.leave() else {
         seat.back(None);
         return Err(gone());
     };
-    let uuid = set.volumes().into_iter().find(|info| info.id == id).map(|info| info.uuid);
-    let removed = match (uuid, set.remove_volume(id).await) {
+    let uuid = uuid_of(host, id);
+    let removed = match (uuid, host.remove_volume(id).await) {
         (_, Err(Error::OnItsWay)) => {
             seat.back(Some(id));
             return Ok(false);
@@ -44,8 +47,8 @@ pub async fn delete(set: &CacheSet, seat: &Seat) -> Result<bool, Refusal> {
         (Some(uuid), Ok(Removed { disk: None, .. })) => Ok(uuid),
         (_, outcome) => Err(outcome.err().unwrap_or(Error::NoVolume)),
     };
-    let deleted = match removed {
-        Ok(uuid) => forget(set, uuid).await,
+    let deleted = match removed.and_then(|uuid| Ok((uuid, host.main()?))) {
+        Ok((uuid, set)) => forget(&set, uuid).await,
         Err(error) => Err(error),
     };
     seat.back(None);

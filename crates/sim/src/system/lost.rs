@@ -1,37 +1,39 @@
-//! A volume of the engine whose disk dies: what is told of it, what the cache forgets, and the disk that takes its place.
+//! A volume of the engine whose disk dies: what is told of it, what the cache forgets, and the disk
+//! that takes its place.
 
 use super::engine::{DATA_START, Image};
-use super::seat::{Seat, gone, tried};
+use super::seat::{Seat, add, gone};
 use super::{Lost, Refusal};
 use crate::digest::mix;
 use crate::disk::{Content, Device};
 use bcached_check::ReadAt;
-use bcached_engine::{CacheSet, Error, Forgetting, Removed, VolumeId};
+use bcached_engine::{CacheSet, Forgetting, Removed};
 use bcached_format::{
     BackingState, BackingSuperblock, DeviceFacts, RawSuperblock, SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR,
     Superblock, Uuid,
 };
+use bcached_host::Host;
 use std::ops::Range;
 
 /// See [`super::Running::begin_forget`]. A volume that is past the cache is nothing to forget.
-pub async fn begin(set: &CacheSet, seat: &Seat) -> Result<Option<Lost>, Refusal> {
-    let Some(id) = seat.id().await.filter(|_| set.failure().is_none()) else { return Ok(None) };
-    let found = set.volumes().into_iter().find(|info| info.id == id);
-    let Some(info) = found.filter(|info| info.attached && !seat.is_away()) else { return Ok(None) };
+pub async fn begin(host: &Host, seat: &Seat) -> Result<Option<Lost>, Refusal> {
+    let Some(id) = seat.id().await.filter(|_| host.works() && !seat.is_away()) else { return Ok(None) };
+    let found = host.status().volumes.into_iter().find(|info| info.id == id);
+    let Some(info) = found.filter(|info| info.attached) else { return Ok(None) };
     seat.leave();
-    let disk = match set.remove_volume(id).await {
-        Err(Error::OnItsWay) => {
-            seat.back(Some(id));
-            return Ok(None);
-        }
-        Ok(Removed { lost: None, disk: Some(disk) }) => disk,
-        outcome => {
-            seat.back(None);
-            return Err(outcome.err().map_or_else(gone, Refusal::from_error));
-        }
+    let Ok(removed) = host.remove_volume(id).await else {
+        seat.back(Some(id));
+        return Ok(None);
     };
-    match set_out(set, info.uuid).await {
-        Ok((ranges, forgetting)) => Ok(Some(Lost { ranges, forgetting, disk })),
+    let found = match (removed, host.main()) {
+        (Removed { lost: None, disk: Some(disk) }, Ok(set)) => {
+            set_out(&set, info.uuid).await.map(|all| (disk, all))
+        }
+        (Removed { lost: Some(error), .. }, _) | (_, Err(error)) => Err(Refusal::from_error(error)),
+        _ => Err(gone()),
+    };
+    match found {
+        Ok((disk, (ranges, forgetting))) => Ok(Some(Lost { ranges, forgetting, disk })),
         Err(refusal) => {
             seat.back(None);
             Err(refusal)
@@ -58,11 +60,13 @@ async fn set_out(set: &CacheSet, uuid: Uuid) -> Result<(Vec<Range<u64>>, Forgett
 }
 
 /// See [`super::Running::forget`].
-pub async fn end(set: &CacheSet, seat: &Seat, lost: Lost) -> Result<(), Refusal> {
-    let forgotten = set.forget(lost.forgetting).await;
-    let added = tried(async || set.add_backing(lost.disk, None).await).await;
-    let id: Option<VolumeId> = added.as_ref().ok().copied();
-    seat.back(id);
+pub async fn end(host: &Host, seat: &Seat, lost: Lost) -> Result<(), Refusal> {
+    let forgotten = match host.main() {
+        Ok(set) => set.forget(lost.forgetting).await,
+        Err(error) => Err(error),
+    };
+    let added = add(host, lost.disk).await;
+    seat.back(added.as_ref().ok().copied());
     forgotten.and(added.map(drop)).map_err(Refusal::from_error)
 }
 

@@ -2,16 +2,14 @@
 //! of them through the random workload and see each one caught.
 
 use super::passthrough::{disk_of, make, serve, shapes};
-use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
+use super::{Geometry, Mode, Process, Refusal, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
-use crate::note::MemoryNote;
 use crate::stamp::SECTOR;
-use bcached_engine::Phases;
 use bcached_env::{Buffer, Disk, Env, Payload};
+use bcached_port::{Operation, Reply};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// What is wrong.
@@ -111,13 +109,8 @@ impl System for Mutant {
         make(geometry)
     }
 
-    fn open(
-        &self,
-        env: Env,
-        geometry: &Geometry,
-        _note: MemoryNote,
-        _phases: Arc<Phases>,
-    ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+    fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+        let env = process.env;
         let fault = self.fault;
         let volumes = u32::try_from(geometry.volumes.len()).expect("few volumes");
         Box::pin(async move {
@@ -166,7 +159,7 @@ impl Open {
     fn write(&self, disk: Disk, sector: u64, payload: Payload, fua: bool) -> Soon<Reply> {
         let unit = u64::from(disk.info().logical_block_sectors);
         let unit_bytes = disk.info().logical_block_sectors as usize * SECTOR;
-        let write = |sector, payload, fua| Request::Write { sector, payload, fua };
+        let write = |sector, payload, fua| Operation::Write { sector, payload, fua };
         let half = payload.len() / unit_bytes / 2 * unit_bytes;
         match self.fault {
             Fault::FuaLost => Box::pin(serve(disk, write(sector, payload, false))),
@@ -207,9 +200,9 @@ impl Open {
             Fault::ReadStale => Box::pin(serve_seen(Rc::clone(&self.seen), disk, volume, sector, buffer)),
             Fault::ReadElsewhere if self.seldom() => {
                 let other = disk_of(&self.env, (volume + 1) % self.volumes);
-                Box::pin(serve(other, Request::Read { sector, buffer }))
+                Box::pin(serve(other, Operation::Read { sector, buffer }))
             }
-            _ => Box::pin(serve(disk, Request::Read { sector, buffer })),
+            _ => Box::pin(serve(disk, Operation::Read { sector, buffer })),
         }
     }
 }
@@ -218,22 +211,22 @@ impl Open {
 async fn serve_seen(seen: Rc<RefCell<Seen>>, disk: Disk, volume: u32, sector: u64, buffer: Buffer) -> Reply {
     let kept = seen.borrow_mut().remove(&(volume, sector));
     if let Some(kept) = kept.filter(|kept| kept.len() == buffer.len()) {
-        return Reply { result: Ok(()), buffer: Some(Buffer::copied_from(&kept)) };
+        return Reply::content(Buffer::copied_from(&kept));
     }
-    let reply = serve(disk, Request::Read { sector, buffer }).await;
+    let reply = serve(disk, Operation::Read { sector, buffer }).await;
     if let (Ok(()), Some(buffer)) = (&reply.result, &reply.buffer) {
         seen.borrow_mut().insert((volume, sector), buffer.as_slice().to_vec());
     }
     reply
 }
 
-const fn zeroes(sector: u64, sectors: u64, fua: bool) -> Request {
-    Request::WriteZeroes { sector, sectors, fua, may_unmap: false }
+const fn zeroes(sector: u64, sectors: u64, fua: bool) -> Operation {
+    Operation::WriteZeroes { sector, sectors, fua, may_discard: false }
 }
 
 /// An answer at once.
 fn done() -> Soon<Reply> {
-    Box::pin(async { Reply { result: Ok(()), buffer: None } })
+    Box::pin(async { Reply::done() })
 }
 
 impl Running for Open {
@@ -241,33 +234,33 @@ impl Running for Open {
         shapes(&self.env, self.volumes)
     }
 
-    fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
+    fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply> {
         let disk = disk_of(&self.env, volume);
         let unit = u64::from(disk.info().logical_block_sectors);
-        match (self.fault, request) {
-            (Fault::FlushSkipped, Request::Flush) => done(),
-            (Fault::FlushEarly, Request::Flush) => {
-                self.later(serve(disk, Request::Flush));
+        match (self.fault, operation) {
+            (Fault::FlushSkipped, Operation::Flush) => done(),
+            (Fault::FlushEarly, Operation::Flush) => {
+                self.later(serve(disk, Operation::Flush));
                 done()
             }
             (Fault::Forgets, _) if self.requests.replace(self.requests.get() + 1) == 60 => {
                 Box::pin(std::future::pending())
             }
-            (Fault::DiscardWide, Request::Discard { sector, sectors }) => {
+            (Fault::DiscardWide, Operation::Discard { sector, sectors, .. }) => {
                 let sectors = (sectors + unit).min(disk.info().sectors - sector);
                 Box::pin(serve(disk, zeroes(sector, sectors, false)))
             }
-            (Fault::DiscardLate, Request::Discard { sector, sectors }) => {
+            (Fault::DiscardLate, Operation::Discard { sector, sectors, .. }) => {
                 self.later(serve(disk, zeroes(sector, sectors, false)));
                 done()
             }
-            (Fault::ZeroesHalf, Request::WriteZeroes { sector, sectors, fua, .. }) => {
+            (Fault::ZeroesHalf, Operation::WriteZeroes { sector, sectors, fua, .. }) => {
                 let sectors = (sectors / 2 / unit * unit).max(unit);
                 Box::pin(serve(disk, zeroes(sector, sectors, fua)))
             }
-            (_, Request::Write { sector, payload, fua }) => self.write(disk, sector, payload, fua),
-            (_, Request::Read { sector, buffer }) => self.read(volume, disk, sector, buffer),
-            (_, request) => Box::pin(serve(disk, request)),
+            (_, Operation::Write { sector, payload, fua }) => self.write(disk, sector, payload, fua),
+            (_, Operation::Read { sector, buffer }) => self.read(volume, disk, sector, buffer),
+            (_, operation) => Box::pin(serve(disk, operation)),
         }
     }
 

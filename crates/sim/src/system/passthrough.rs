@@ -1,14 +1,12 @@
 //! The smallest system: each volume is its backing device. It has no cache and no fault; it proves that the simulator
 //! does not cry wolf.
 
-use super::{Geometry, Mode, Refusal, Reply, Request, Running, Soon, System, VolumeShape};
+use super::{Geometry, Mode, Process, Refusal, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
-use crate::note::MemoryNote;
-use bcached_engine::Phases;
 use bcached_env::{Buffer, Disk, DiskId, Env, IoError, IoErrorKind};
+use bcached_port::{ErrorKind, Operation, Reply};
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// Volume `v` is device `1 + v`.
 pub struct Passthrough;
@@ -32,19 +30,20 @@ struct Failures {
 
 /// As [`serve`], but no flush overrules another's failure: not for what was durable only with both, nor for what was
 /// acknowledged before, nor for what was under way meanwhile and is acknowledged afterwards.
-async fn serve_durably(disk: Disk, request: Request, failures: Rc<Failures>) -> Reply {
-    let is_flush = matches!(request, Request::Flush);
-    let is_read = matches!(request, Request::Read { .. });
+async fn serve_durably(disk: Disk, operation: Operation, failures: Rc<Failures>) -> Reply {
+    let is_flush = matches!(operation, Operation::Flush);
+    let is_read = matches!(operation, Operation::Read { .. });
     let (begun, before) = (failures.count.get(), failures.acknowledged.get());
     let known = if is_flush { failures.told.get() } else { begun };
-    let mut reply = serve(disk, request).await;
+    let mut reply = serve(disk, operation).await;
     if is_read {
         return reply;
     }
     let own = u64::from(reply.result.is_err());
     failures.count.update(|count| count + own);
     if failures.count.get() > known && reply.result.is_ok() {
-        reply.result = Err(Refusal("a flush has failed that may have dropped what was written".to_owned()));
+        // A flush has failed that may have dropped what was written.
+        reply.result = Err(ErrorKind::Io);
     }
     if is_flush {
         // A failure during this flush, its own too, may have dropped what was acknowledged during it: the next one tells.
@@ -79,30 +78,31 @@ pub(super) fn shapes(env: &Env, volumes: u32) -> Vec<VolumeShape> {
 }
 
 /// Does with the device what is asked of the volume.
-pub(super) async fn serve(disk: Disk, request: Request) -> Reply {
+pub(super) async fn serve(disk: Disk, operation: Operation) -> Reply {
     let mut memory: Option<Buffer> = None;
-    let result = match request {
-        Request::Read { sector, buffer } => {
+    let result = match operation {
+        Operation::Read { sector, buffer } => {
             let (result, buffer) = disk.read(sector, buffer).await;
             memory = Some(buffer);
             result
         }
-        Request::Write { sector, payload, fua: true } => disk.write_fua(sector, payload).await,
-        Request::Write { sector, payload, fua: false } => disk.write(sector, payload).await,
-        Request::Flush => disk.flush().await,
-        Request::Discard { sector, sectors } => match disk.discard(sector, sectors).await {
+        Operation::Write { sector, payload, fua: true } => disk.write_fua(sector, payload).await,
+        Operation::Write { sector, payload, fua: false } => disk.write(sector, payload).await,
+        Operation::Flush => disk.flush().await,
+        Operation::Discard { sector, sectors, .. } => match disk.discard(sector, sectors).await {
             // A discard is a hint; a device without it leaves the former values, which is allowed.
             Err(error) if error.kind == IoErrorKind::Unsupported => Ok(()),
             other => other,
         },
-        Request::WriteZeroes { sector, sectors, fua, may_unmap } => {
-            match zero(&disk, sector, sectors, may_unmap).await {
+        Operation::WriteZeroes { sector, sectors, fua, may_discard } => {
+            match zero(&disk, sector, sectors, may_discard).await {
                 Ok(()) if fua => disk.flush().await,
                 other => other,
             }
         }
+        Operation::BlockStatus { .. } => return Reply::failed(ErrorKind::Unsupported, None),
     };
-    Reply { result: result.map_err(Refusal::from_error), buffer: memory }
+    Reply { result: result.map_err(|_| ErrorKind::Io), buffer: memory, extents: Vec::new() }
 }
 
 /// Zeroes are written where the device cannot be told to make them.
@@ -127,13 +127,8 @@ impl System for Passthrough {
         make(geometry)
     }
 
-    fn open(
-        &self,
-        env: Env,
-        geometry: &Geometry,
-        _note: MemoryNote,
-        _phases: Arc<Phases>,
-    ) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+    fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>> {
+        let env = process.env;
         let volumes = u32::try_from(geometry.volumes.len()).expect("few volumes");
         let failures = (0..volumes).map(|_| Rc::default()).collect();
         Box::pin(async move { Ok(Rc::new(Open { env, volumes, failures }) as Rc<dyn Running>) })
@@ -145,9 +140,9 @@ impl Running for Open {
         shapes(&self.env, self.volumes)
     }
 
-    fn serve(&self, volume: u32, request: Request) -> Soon<Reply> {
+    fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply> {
         let failures = Rc::clone(&self.failures[volume as usize]);
-        Box::pin(serve_durably(disk_of(&self.env, volume), request, failures))
+        Box::pin(serve_durably(disk_of(&self.env, volume), operation, failures))
     }
 
     fn set_mode(&self, _volume: u32, _mode: Mode) -> Soon<Result<(), Refusal>> {
@@ -158,14 +153,14 @@ impl Running for Open {
         let flush = |volume| {
             serve_durably(
                 disk_of(&self.env, volume),
-                Request::Flush,
+                Operation::Flush,
                 Rc::clone(&self.failures[volume as usize]),
             )
         };
         let flushes: Vec<_> = (0..self.volumes).map(flush).collect();
         Box::pin(async move {
             for flush in flushes {
-                flush.await.result?;
+                flush.await.result.map_err(Refusal::from_error)?;
             }
             Ok(())
         })

@@ -1,10 +1,15 @@
-//! A volume that may be given up and taken up again while clients ask: under another number each time.
+//! A volume that may be given up and taken up again while clients ask: under another number each
+//! time.
 
 use super::Refusal;
-use bcached_engine::{CacheSet, Cancel, Error, Removed, VolumeId};
+use bcached_engine::{CacheSet, Cancel, Error, VolumeId};
+use bcached_env::DiskId;
 use bcached_env::sync::Notify;
+use bcached_format::Uuid;
+use bcached_host::Host;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// How often a volume is tried to be added again; its device may be failing.
 pub(super) const TRIES: u32 = 8;
@@ -109,27 +114,72 @@ impl Seat {
         self.back.notify_all();
     }
 
-    /// Gives the volume up and adds it again. Whether it did so: that is a flush, too.
+    /// Gives the volume up and adds it again. Whether it did so: that is a flush, too. A volume of
+    /// a set that has failed comes back by itself.
     ///
     /// # Errors
-    /// If it cannot be added again, or if something acknowledged may be lost: then it is gone, so that nobody is told that it is safe.
-    pub async fn readd(&self, set: &CacheSet) -> Result<bool, Refusal> {
-        let Some(id) = self.id.get().filter(|_| !self.is_away.get()) else { return Ok(false) };
+    /// If it cannot be added again, after which it is gone, or if something acknowledged may be
+    /// lost.
+    pub async fn readd(&self, host: &Host) -> Result<bool, Refusal> {
+        let Some(id) = self.served_as().filter(|_| host.works()) else { return Ok(false) };
         self.leave();
-        let uuid = set.volumes().into_iter().find(|info| info.id == id).map(|info| info.uuid);
-        let outcome = match set.remove_volume(id).await {
-            Err(Error::OnItsWay) => Ok((id, false)),
-            Err(error) => Err(error),
-            Ok(Removed { lost: Some(error), .. }) => Err(error),
-            Ok(Removed { disk: None, .. }) => {
-                let added = uuid.ok_or(Error::NoVolume).and_then(|uuid| set.add_flash_only(uuid));
-                added.map(|id| (id, true))
-            }
-            Ok(Removed { disk: Some(disk), .. }) => {
-                tried(async || set.add_backing(disk, None).await).await.map(|id| (id, true))
+        let uuid = uuid_of(host, id);
+        let removed = match host.remove_volume(id).await {
+            Ok(removed) => removed,
+            // Nothing has changed.
+            Err(_) => {
+                self.back(Some(id));
+                return Ok(false);
             }
         };
-        self.back(outcome.as_ref().ok().map(|(id, _)| *id));
-        outcome.map(|(_, flushed)| flushed).map_err(Refusal::from_error)
+        let added = match removed.disk {
+            Some(disk) => add(host, disk).await,
+            None => {
+                let again = async |set: CacheSet| set.add_flash_only(uuid.ok_or(Error::NoVolume)?);
+                add_by(host, again).await
+            }
+        };
+        if let (Ok(id), Some(_)) = (&added, &removed.lost) {
+            // Requests were answered since this was asked for: the next flush tells of them.
+            host.has_lost([*id]);
+        }
+        self.back(added.as_ref().ok().copied());
+        added.map_err(Refusal::from_error)?;
+        removed.lost.map_or(Ok(true), |lost| Err(Refusal::from_error(lost)))
     }
+}
+
+/// How long who adds a volume waits for a set that is being opened again: less than clients wait
+/// for any answer.
+const REOPENED_LIMIT: Duration = Duration::from_secs(5);
+
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Has the set of a host serve a backing device.
+pub async fn add(host: &Host, disk: DiskId) -> Result<VolumeId, Error> {
+    add_by(host, async |set: CacheSet| set.add_backing(disk, None).await).await
+}
+
+/// Has the set of a host serve a volume, unless that set takes too long to be opened again.
+async fn add_by(
+    host: &Host,
+    add: impl AsyncFn(CacheSet) -> Result<VolumeId, Error>,
+) -> Result<VolumeId, Error> {
+    let env = &host.inner().env;
+    let until = env.now() + REOPENED_LIMIT;
+    while host.main().is_err() && env.now() < until {
+        env.sleep(LOOK).await;
+    }
+    tried(async || {
+        host.main()?;
+        host.add(|set| add(set)).await
+    })
+    .await
+}
+
+/// The identity of a volume.
+pub fn uuid_of(host: &Host, id: VolumeId) -> Option<Uuid> {
+    let volumes = host.settled(id).ok()?.volumes();
+    volumes.into_iter().find(|info| info.id == id).map(|info| info.uuid)
 }

@@ -249,7 +249,7 @@ impl Painter<'_> {
     /// Whether this device is one that fails in this shape.
     const fn is_failing(&self, device: usize) -> bool {
         match self.shape.failing {
-            Failing::Anything => true,
+            Failing::Anything | Failing::Sets => true,
             Failing::Backing => device > 0,
             Failing::CacheData => device == 0,
         }

@@ -1,14 +1,13 @@
 //! Drawing a workload of a shape from a seed, step by step.
 
-use super::shape::{Buckets, Failing, Shape, Weights};
+use super::shape::{Buckets, Shape, Weights};
 use super::{Origin, Restart, Step, Workload};
 use crate::digest::mix;
-use crate::disk::{Fault, Landed, OpKind, Rule, Survivors};
+use crate::disk::{Fault, OpKind, Rule};
 use crate::growth::{self, Brink};
 use crate::system::tuning::DeviceTuning;
 use crate::system::{Geometry, Knob, Mode, Tuning};
 use bcached_env::rng::Rng;
-use bcached_format::SUPERBLOCK_SECTOR;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -113,7 +112,7 @@ pub(super) struct Painter<'a> {
 }
 
 /// In such pieces all of a volume is read.
-const READ_SECTORS: usize = 512;
+pub(super) const READ_SECTORS: usize = 512;
 
 /// Whole blocks of any set, in sectors.
 const BLOCK: u64 = 8;
@@ -301,184 +300,18 @@ impl<'a> Painter<'a> {
         Step::Discard { volume, sectors: sectors.clone() }
     }
 
-    /// Of the cache mostly where its data is: the first write of metadata that fails ends all writing there.
-    fn trouble(&mut self) -> Step {
-        if !self.shape.lodgers.is_empty() && self.rng.one_in(3) {
-            return self.reopened();
-        }
-        let cache_fails = match self.shape.failing {
-            Failing::Anything => self.rng.one_in(2),
-            Failing::Backing => false,
-            Failing::CacheData => true,
-        };
-        let device = if cache_fails { 0 } else { 1 + self.volume() as usize };
-        if device == 0 && !self.rng.one_in(4) {
-            return self.worn_region();
-        }
-        if matches!(self.shape.failing, Failing::CacheData) {
-            return self.dropped_and_read(device);
-        }
-        if matches!(self.shape.failing, Failing::Backing) && self.rng.one_in(2) {
-            return self.dropped_and_read(device);
-        }
-        if self.rng.one_in(8) {
-            return self.vanishing(device);
-        }
-        if device > 0 && self.rng.one_in(6) {
-            return Step::Trouble { device, rule: self.failing_superblock() };
-        }
-        if device > 0 && self.rng.one_in(6) {
-            return self.decaying(device);
-        }
-        if device > 0 && self.rng.one_in(4) {
-            return self.dropping(device);
-        }
-        if device > 0 && self.rng.one_in(6) {
-            return self.pulling(device);
-        }
-        let on = self.operation();
-        let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
-        let fault = match self.rng.below(8) {
-            0 => Fault::Late(1 << (20 + self.rng.below(12))),
-            pick => Fault::Fail(landed[usize::try_from(pick % 3).expect("three")]),
-        };
-        let skip = u32::try_from(self.rng.below(12)).expect("few");
-        let count = 1 << self.rng.below(4);
-        Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, fault) } }
-    }
-
-    /// A volume that lives in the cache alone is made, later than others; then the journal cannot be written, and the set is opened again.
-    fn reopened(&mut self) -> Step {
-        let volume = self.lodger();
-        let fault = Fault::Fail(Landed::Nothing);
-        let rule = Rule { on: OpKind::Write, sectors: 0..self.cache_sectors / 64, skip: 0, count: 1, fault };
-        let (written, sectors) = self.place();
-        self.next.extend([Step::Settle, Step::Create { volume }, Step::Settle]);
-        self.next
-            .extend([Step::Trouble { device: 0, rule }, Step::Write { volume: written, sectors, fua: true }]);
-        self.next.extend([Step::Settle, Step::Readd { volume: 0 }]);
-        Step::Delete { volume }
-    }
-
-    /// What a rule is about.
-    fn operation(&mut self) -> OpKind {
-        [OpKind::Read, OpKind::Write, OpKind::Flush][usize::try_from(self.rng.below(3)).expect("three")]
-    }
-
-    /// One of the next flushes drops what it covers.
-    pub(super) fn failing_flush(&mut self) -> Rule {
-        let skip = u32::try_from(self.rng.below(3)).expect("few");
-        Rule { skip, ..Rule::next(OpKind::Flush, 1, Fault::Fail(Landed::Nothing)) }
-    }
-
-    /// A device that cannot be reached for some time, and then can, with all that it had. (Only discards reach it meanwhile.)
-    fn vanishing(&mut self, device: usize) -> Step {
-        let count = 4 << self.rng.below(5);
-        let unreachable = |on| {
-            let rule = Rule::next(on, count, Fault::Unreachable);
-            Step::Trouble { device, rule }
-        };
-        self.next.extend([unreachable(OpKind::Write), unreachable(OpKind::Flush)]);
-        unreachable(OpKind::Read)
-    }
-
-    /// A backing device that is pulled and comes back, with requests in between.
-    fn pulling(&mut self, device: usize) -> Step {
-        for _ in 0..self.rng.below(6) {
-            let (volume, sectors) = self.place();
-            let is_write = self.rng.one_in(2);
-            if is_write {
-                self.remember(volume, &sectors);
-            }
-            let read = Step::Read { volume, sectors: sectors.clone() };
-            self.next.push_back(if is_write { Step::Write { volume, sectors, fua: false } } else { read });
-        }
-        let pause = Step::Pause(1 << self.rng.below(8));
-        self.next.extend([pause, Step::Return { device }]);
-        Step::Pull { device, survivors: self.survivors() }
-    }
-
-    /// What of a volatile cache is there when its device is back: mostly nothing.
-    pub(super) fn survivors(&mut self) -> Survivors {
-        let seed = self.rng.next();
-        match seed % 8 {
-            0..4 => Survivors::Nothing,
-            4 => Survivors::Everything,
-            _ => Survivors::Seeded(seed),
-        }
-    }
-
-    /// A device that has much else to do: all that is asked of it next takes a quarter of a second, or two.
-    fn stalling(&mut self, device: usize) -> Step {
-        let count = 4 << self.rng.below(3);
-        let fault = Fault::Late(1 << (28 + self.rng.below(4)));
-        let late = |on| Step::Trouble { device, rule: Rule::next(on, count, fault) };
-        self.next.extend([late(OpKind::Write), late(OpKind::Flush)]);
-        late(OpKind::Read)
-    }
-
-    /// Places that a backing device is asked for next cannot be read any more, until they are written.
-    fn decaying(&mut self, device: usize) -> Step {
-        let skip = u32::try_from(self.rng.below(8)).expect("few");
-        let (on, count) = (OpKind::Read, 1 << self.rng.below(3));
-        Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, Fault::Decayed) } }
-    }
-
-    /// The next change of what a backing device says of itself fails.
-    fn failing_superblock(&mut self) -> Rule {
-        let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
-        let fault = Fault::Fail(landed[usize::try_from(self.rng.below(3)).expect("three")]);
-        let sectors = SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + 8;
-        Rule { on: OpKind::Write, sectors, skip: 0, count: 1, fault }
-    }
-
-    /// A backing device that drops what a flush covers while writes that it has taken are not answered.
-    fn dropping(&mut self, device: usize) -> Step {
-        let flush = self.failing_flush();
-        let late = Fault::Late(1 << (23 + self.rng.below(6)));
-        let writes = Rule { on: OpKind::Write, skip: 0, count: 16, fault: late, ..flush.clone() };
-        self.next.push_back(Step::Trouble { device, rule: flush });
-        Step::Trouble { device, rule: writes }
-    }
-
-    /// A device that drops what one of the next flushes covers; and all of a volume is read after one.
-    fn dropped_and_read(&mut self, device: usize) -> Step {
-        let volume = u32::try_from(device.saturating_sub(1)).expect("few volumes");
-        self.next.extend([Step::Flush { volume }, Step::Settle]);
-        let span = self.span(volume);
-        let pieces =
-            (0..span).step_by(READ_SECTORS).map(|start| start..span.min(start + READ_SECTORS as u64));
-        self.next.extend(pieces.map(|sectors| Step::Read { volume, sectors }));
-        Step::Trouble { device, rule: self.failing_flush() }
-    }
-
-    /// A stretch of the cache, up to an eighth of it, that cannot be written (or, seldom, read) for some time.
-    fn worn_region(&mut self) -> Step {
-        let eighth = self.cache_sectors / 8;
-        let start = self.rng.below(self.cache_sectors);
-        let sectors = start..start + 1 + (self.rng.below(eighth) >> self.rng.below(4));
-        let on = if self.rng.one_in(6) { OpKind::Read } else { OpKind::Write };
-        let fault = match (on, self.rng.one_in(2)) {
-            (OpKind::Read, true) => Fault::Decayed,
-            (_, true) => Fault::Fail(Landed::Nothing),
-            (_, false) => Fault::Fail(Landed::Part),
-        };
-        let count = 4 << self.rng.below(5);
-        Step::Trouble { device: 0, rule: Rule { on, sectors, skip: 0, count, fault } }
-    }
-
-    fn volume(&mut self) -> u32 {
+    pub(super) fn volume(&mut self) -> u32 {
         u32::try_from(self.rng.below(self.shape.volumes as u64)).expect("few volumes")
     }
 
     /// One that lives in the cache alone.
-    fn lodger(&mut self) -> u32 {
+    pub(super) fn lodger(&mut self) -> u32 {
         let (first, count) = (self.shape.volumes as u64, self.shape.lodgers.len() as u64);
         u32::try_from(first + self.rng.below(count)).expect("few volumes")
     }
 
     /// One of either kind.
-    fn any(&mut self) -> u32 {
+    pub(super) fn any(&mut self) -> u32 {
         let count = self.shape.volumes + self.shape.lodgers.len();
         u32::try_from(self.rng.below(count as u64)).expect("few volumes")
     }
@@ -566,7 +399,7 @@ impl<'a> Painter<'a> {
         (volume, first..first + length)
     }
 
-    fn remember(&mut self, volume: u32, sectors: &Range<u64>) {
+    pub(super) fn remember(&mut self, volume: u32, sectors: &Range<u64>) {
         if self.recent.len() < RECENT_MAX {
             self.recent.push((volume, sectors.clone()));
         } else {

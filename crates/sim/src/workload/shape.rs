@@ -101,6 +101,8 @@ pub(super) enum Failing {
     Backing,
     /// Flushes of the cache, and writes to some of it.
     CacheData,
+    /// Writes of the cache's metadata, after which a set writes nothing more until it is opened again; and backing devices.
+    Sets,
 }
 
 /// Nothing in particular.
@@ -231,7 +233,7 @@ const PLAIN: Shape = Shape {
 /// A volume that fits into its cache, in small pieces.
 const PACKED: Weights = Weights { write: 80, read: 14, restart: 0, discard: 2, mode: 0, turn: 0, ..STAYING };
 
-const SHAPES: [Shape; 23] = [
+const SHAPES: [Shape; 24] = [
     // A bit of everything, three volumes, restarts in between.
     Shape { name: "mixed", volumes: 3, ..PLAIN },
     // Few steps, no restarts of its own: for crash points, each of which restarts.
@@ -459,6 +461,27 @@ const SHAPES: [Shape; 23] = [
         weights: Weights { trouble: 6, restart: 2, ..LEAVING.weights },
         failing: Failing::Backing,
         ..LEAVING
+    },
+    // Sets that fail again and again, and are opened again, while backing devices drop things and are pulled.
+    Shape {
+        name: "reopens",
+        weights: Weights {
+            flush: 12,
+            mode: 3,
+            pause: 12,
+            settle: 3,
+            restart: 2,
+            trouble: 10,
+            readd: 2,
+            coincidence: 1,
+            ..MIXED
+        },
+        volumes: 2,
+        span: 512,
+        longest: 48,
+        buckets: Buckets::Small,
+        failing: Failing::Sets,
+        ..PLAIN
     },
 ];
 

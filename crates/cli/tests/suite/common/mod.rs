@@ -115,6 +115,19 @@ pub fn tool(name: &str) -> Command {
     command
 }
 
+/// A client that does what a script says. It takes the first Python it finds, and its module belongs to the system's own.
+pub fn nbdsh(uri: &str, script: &str) -> Command {
+    let mut command = tool("nbdsh");
+    let connect = format!("h.set_uri_allow_local_file(True)\nh.connect_uri({uri:?})");
+    command.env("PATH", "/usr/bin:/bin").args(["--command", &connect, "--command", script]);
+    command
+}
+
+/// Whether a flush of the volume succeeds, which a client of its own asks for.
+pub fn flushes(daemon: &Daemon, volume: &str) -> bool {
+    run(&mut nbdsh(&daemon.uri(volume), "h.flush()")).exit == 0
+}
+
 /// A folder of image files that goes away by itself, after every [`Daemon`] in it: one that runs would put files back.
 pub struct Images(Arc<Folder>);
 

@@ -2,7 +2,9 @@
 
 use super::client::Client;
 use super::{volume, wait_for_event};
-use crate::common::{Daemon, Images, bcached, bytes, content, done, fill, pattern, requires, reseal};
+use crate::common::{
+    Daemon, Images, bcached, bytes, content, done, fill, flushes, pattern, requires, reseal,
+};
 
 const DATA_BYTES: usize = 1 << 20;
 
@@ -52,7 +54,7 @@ fn wait_until_served(daemon: &Daemon) {
 /// Who pulled an SSD and put it back had to start the daemon again, and clients had seen errors until then.
 #[test]
 fn a_cache_device_that_comes_back_is_taken_up_under_its_clients() {
-    if !requires("nbdcopy") || !requires("qemu-io") {
+    if !requires("nbdcopy") || !requires("qemu-io") || !requires("nbdsh") {
         return;
     }
     let images = site("");
@@ -74,8 +76,8 @@ fn a_cache_device_that_comes_back_is_taken_up_under_its_clients() {
     assert!(dirty.waits(), "{}", daemon.log());
     plug(&images, &copy);
     wait_for_event(&daemon, "device-returned");
-    dirty.hears("the first that is to be durable", "write failed: Input/output error");
-    dirty.ask("write -f -P 6 6M 64k", "wrote 65536/65536");
+    dirty.hears("it is durable by itself", "wrote 65536/65536");
+    assert!(!flushes(&daemon, "dirty") && flushes(&daemon, "dirty"), "{}", daemon.log());
     wait_for_event(&daemon, "cache-works-again");
     wait_until_served(&daemon);
     // What was given up has no other trace than this.
@@ -100,6 +102,51 @@ fn a_cache_device_that_comes_back_is_taken_up_under_its_clients() {
     assert_eq!(exit, 0, "{log}");
     let checked = bcached(&["check", images.path("fast").to_str().expect("text")]);
     assert_eq!(checked.exit, 0, "{}", checked.out);
+}
+
+/// A bus that was reset took both away. The cache was opened again, and its volume was given the disk of before for ever: what was asked of
+/// it failed until the daemon was started anew.
+#[test]
+fn a_cache_and_its_disk_that_come_back_are_both_taken_up() {
+    if !requires("nbdcopy") || !requires("qemu-io") {
+        return;
+    }
+    for cache_first in [true, false] {
+        let images = site("");
+        let daemon = Daemon::configured(&images);
+        let data = pattern(DATA_BYTES, 3);
+        fill(&images, &daemon, "dirty", &data);
+        let mut client = Client::connect(&daemon, "dirty");
+        client.ask("write -f -P 9 2M 64k", "wrote 65536/65536");
+        let (cache, disk) = (images.path("fast elsewhere"), images.path("disk elsewhere"));
+        for (from, to) in [("fast", &cache), ("dirty", &disk)] {
+            std::fs::copy(images.path(from), to).expect("a copy");
+            let file = std::fs::File::options().write(true).open(images.path(from));
+            file.and_then(|file| file.set_len(0)).expect("cut");
+        }
+        client.begin("write -f -P 6 6M 64k");
+        wait_for_event(&daemon, "cache-stopped-writing");
+        let order = if cache_first {
+            [(&cache, "fast"), (&disk, "dirty")]
+        } else {
+            [(&disk, "dirty"), (&cache, "fast")]
+        };
+        for (from, to) in order {
+            std::fs::rename(from, images.path(to)).expect("another file");
+            // Whoever comes second comes when the first has been looked at.
+            daemon.wait_for("it is looked for", |_| {
+                daemon.log().contains("event=device-returned") || to == "dirty"
+            });
+        }
+        client.hears("it has waited", "wrote 65536/65536");
+        client.ask("read -P 9 2M 64k", "read 65536/65536");
+        client.ask("read -P 0 12M 64k", "read 65536/65536");
+        wait_until_served(&daemon);
+        client.leave();
+        assert!(content(&images, &daemon, "dirty")[..DATA_BYTES] == data, "{}", daemon.log());
+        let (exit, log) = daemon.stop();
+        assert_eq!(exit, 0, "{log}");
+    }
 }
 
 /// What somebody has started meanwhile holds another history than what clients were told.

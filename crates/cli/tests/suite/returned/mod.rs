@@ -5,8 +5,11 @@
 mod cache;
 mod client;
 
-use crate::common::{self, Daemon, Images, bcached, bytes, content, done, fill, pattern, requires, reseal};
+use crate::common::{
+    self, Daemon, Images, bcached, bytes, content, done, fill, flushes, nbdsh, pattern, requires, reseal,
+};
 use client::Client;
+use std::process::Stdio;
 
 const DATA_BYTES: usize = 1 << 20;
 /// Where the volume begins on its device.
@@ -124,7 +127,7 @@ fn a_backing_device_that_comes_back_is_taken_up_under_its_clients() {
 /// well because the new one has nothing to flush.
 #[test]
 fn a_flush_fails_for_what_a_pulled_device_may_have_lost() {
-    if !requires("nbdcopy") || !requires("qemu-io") {
+    if !requires("nbdcopy") || !requires("qemu-io") || !requires("nbdsh") {
         return;
     }
     let site = Site::failing();
@@ -142,8 +145,9 @@ fn a_flush_fails_for_what_a_pulled_device_may_have_lost() {
     wait_for_event(&daemon, "device-returned");
     assert_eq!(daemon.log().matches("event=flush-failed").count(), 1, "{}", daemon.log());
     client.ask("read -P 1 4M 64k", "read 65536/65536");
-    client.ask("write -f -P 3 8M 4k", "write failed: Input/output error");
     client.ask("write -f -P 3 8M 4k", "wrote 4096/4096");
+    assert!(!flushes(&daemon, "tank"), "a write that is durable by itself has not said it");
+    assert!(flushes(&daemon, "tank"), "it has been said");
     client.leave();
     assert!(content(&site.images, &daemon, "tank")[..DATA_BYTES] == pattern(DATA_BYTES, 5));
     let (exit, log) = daemon.stop();
@@ -256,10 +260,36 @@ fn who_needs_a_disk_that_is_away_waits_and_who_does_not_goes_on() {
     assert_eq!(exit, 0, "{log}");
 }
 
+/// The next process cannot have what is not there: a volume that was served from its cache was not served at all any more.
+#[test]
+fn nobody_takes_over_while_a_disk_is_away() {
+    if !requires("qemu-io") {
+        return;
+    }
+    let site = Site::new("");
+    let daemon = Daemon::configured(&site.images);
+    let mut client = Client::connect(&daemon, "tank");
+    client.ask("write -P 9 1M 64k", "wrote 65536/65536");
+    let copy = site.copy("tank");
+    site.pull("tank");
+    client.begin("read -P 0 8M 64k");
+    wait_for_event(&daemon, "device-awaited");
+    let ran = common::ask(&daemon, &["take-over", "--dry-run"]);
+    assert_eq!(ran.exit, 6, "{ran:?}");
+    assert!(ran.err.contains("the backing device of volume tank is gone"), "{ran:?}");
+    site.plug(&copy, "tank");
+    client.hears("read", "read 65536/65536");
+    wait_for_event(&daemon, "device-returned");
+    assert_eq!(common::ask(&daemon, &["take-over", "--dry-run"]).exit, 0, "{}", daemon.log());
+    client.leave();
+    let (exit, log) = daemon.stop();
+    assert_eq!(exit, 0, "{log}");
+}
+
 /// A flush that waits does not succeed because the new disk has nothing to flush.
 #[test]
 fn a_flush_that_waited_says_what_a_pulled_device_may_have_lost() {
-    if !requires("nbdcopy") || !requires("qemu-io") {
+    if !requires("nbdcopy") || !requires("qemu-io") || !requires("nbdsh") {
         return;
     }
     let site = Site::new("cache_mode = \"writearound\"");
@@ -269,12 +299,14 @@ fn a_flush_that_waited_says_what_a_pulled_device_may_have_lost() {
     client.ask("write -P 2 4M 64k", "wrote 65536/65536");
     let copy = site.copy("tank");
     site.pull("tank");
-    client.begin("write -f -P 3 8M 4k");
+    let mut flush = nbdsh(&daemon.uri("tank"), "h.flush()");
+    let mut flush = flush.stderr(Stdio::null()).spawn().expect("starts");
     wait_for_event(&daemon, "device-awaited");
-    assert!(client.waits());
     site.plug(&copy, "tank");
-    client.hears("write -f", "write failed: Input/output error");
+    assert!(!flush.wait().expect("ends").success(), "{}", daemon.log());
     client.ask("write -f -P 3 8M 4k", "wrote 4096/4096");
+    // That one was asked for before it was known.
+    assert!(!flushes(&daemon, "tank") && flushes(&daemon, "tank"));
     client.leave();
     let (exit, log) = daemon.stop();
     assert_eq!(exit, 0, "{log}");

@@ -2,7 +2,7 @@
 
 use crate::out::say;
 use bcached_engine::Phase;
-use bcached_sim::figures::Figures;
+use bcached_sim::figures::{Figures, Hosting};
 use bcached_sim::reached::{Case, Reached};
 
 /// Prints the sums, and the rates over so many seconds.
@@ -15,6 +15,8 @@ pub fn print_figures(figures: &Figures, seconds: f64) {
     say!("requests            {requests:>12} {:>10.0}/s", rate(requests));
     say!("device operations   {operations:>12} {:>10.0}/s", rate(operations));
     say!("processes           {lives:>12}");
+    let Hosting { reopenings, bypasses } = figures.hosting;
+    say!("sets opened again   {reopenings:>12}, past the cache meanwhile {bypasses}");
     say!("recoveries          {recoveries:>12} {:>10.0}/s", rate(recoveries));
     say!("crashes             {crashes:>12}");
     say!("  inside recoveries {crashes_in_recovery:>12}");

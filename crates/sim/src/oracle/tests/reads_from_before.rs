@@ -65,7 +65,7 @@ fn rule_8_what_is_read_while_a_device_is_away_may_be_gone_when_it_is_back() {
     let mut dead = Bench { oracle: bench.oracle.clone() };
     dead.oracle.process_death();
     assert_eq!(dead.may_be(9), [0, write], "the next process reads the device");
-    bench.oracle.device_is_back(0, true);
+    bench.is_back(true);
     assert!(bench.returns(read, Value::Written(write)), "it began before");
     assert!(bench.reads(0));
     assert!(!bench.reads(write), "what was read after it stays");
@@ -77,7 +77,7 @@ fn rule_8_a_device_that_is_back_has_lost_something_or_nothing_and_a_flush_says_w
         let mut bench = Bench::new();
         let write = bench.write();
         bench.loses_its_device();
-        bench.oracle.device_is_back(0, lost);
+        bench.is_back(lost);
         bench.flush();
         bench.oracle.power_cut();
         let allowed = if lost { vec![0, write] } else { vec![write] };
@@ -90,7 +90,7 @@ fn rule_8_what_is_written_after_a_device_is_back_is_there() {
     let mut bench = Bench::new();
     bench.write();
     bench.loses_its_device();
-    bench.oracle.device_is_back(0, true);
+    bench.is_back(true);
     let write = bench.write();
     assert_eq!(bench.may_be(9), [write]);
     bench.flush();
@@ -109,7 +109,7 @@ fn rule_8_what_was_under_way_when_a_device_went_may_be_gone_though_it_is_acknowl
         let mut dead = Bench { oracle: bench.oracle.clone() };
         dead.oracle.process_death();
         assert_eq!(dead.may_be(9), [0, id.number()]);
-        bench.oracle.device_is_back(0, lost);
+        bench.is_back(lost);
         assert_eq!(bench.may_be(9), [0, id.number()]);
         bench.flush();
         bench.oracle.power_cut();
@@ -127,6 +127,6 @@ fn rule_8_what_was_asked_for_while_a_device_is_away_and_acknowledged_is_there() 
     let mut dead = Bench { oracle: bench.oracle.clone() };
     dead.oracle.process_death();
     assert_eq!(dead.may_be(9), [cached]);
-    bench.oracle.device_is_back(0, true);
+    bench.is_back(true);
     assert_eq!(bench.may_be(9), [cached]);
 }

@@ -28,14 +28,14 @@ impl Client {
         let disk = self.shared.world.borrow_mut().reopen(device);
         let taken = self.shared.running.take_back(volume, disk).await;
         self.end_change(volume);
-        if !matches!(taken, Ok(Return::Taken { .. })) {
+        if !matches!(taken, Ok(Return::Taken)) {
             // Nobody uses what was opened: it can be looked for once more.
             let _nothing = self.shared.world.borrow_mut().pull(device, Survivors::Everything);
         }
         match taken {
             Ok(Return::NotNow) => Ok(()),
-            Ok(Return::Taken { lost }) => {
-                self.shared.oracle.borrow_mut().device_is_back(volume, lost);
+            Ok(Return::Taken) => {
+                self.shared.oracle.borrow_mut().device_is_back(volume);
                 Ok(())
             }
             Ok(Return::Doubted(refusal)) => {

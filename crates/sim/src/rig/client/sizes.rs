@@ -9,6 +9,7 @@ use crate::failure::Fault;
 use crate::stamp::SECTOR;
 use crate::system::{Lost, Refusal};
 use crate::workload::Step;
+use bcached_port::ErrorKind;
 use std::ops::Range;
 
 /// What is known of a volume's size in this life.
@@ -65,7 +66,7 @@ impl Client {
         // Of a volume that is no more nothing is outside.
         let of = asked(step).map(|(volume, _)| volume).or(of_volume(step));
         let is_no_more = of.is_some_and(|volume| self.is_lodger(volume) && least(volume) == 0);
-        is_no_more || is_behind && refusal.0.starts_with("request outside the volume")
+        is_no_more || is_behind && *refusal == Refusal::from_error(ErrorKind::Invalid)
     }
 
     /// True if nobody else changes the volume now.

@@ -1,0 +1,50 @@
+//! What the host of a set needs beside its devices: memory that is a device, and the note.
+
+use super::Process;
+use crate::disk::{Background, Device, Model};
+use crate::driver::World;
+use crate::note::MemoryNote;
+use bcached_engine::Error;
+use bcached_env::{DiskId, Note};
+use bcached_format::{CacheSuperblock, SUPERBLOCK_SECTOR};
+use bcached_host::{Machine, bypass};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The machine of one process.
+pub struct SimMachine {
+    world: Rc<RefCell<World>>,
+    note: MemoryNote,
+}
+
+impl SimMachine {
+    pub fn of(process: &Process) -> Self {
+        Self { world: Rc::clone(&process.world), note: process.note.clone() }
+    }
+}
+
+impl Machine for SimMachine {
+    fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, Error> {
+        let block_sectors = u32::try_from(superblock.block_sectors()).expect("a block is small");
+        let mut memory = Device::new(Model {
+            volatile_cache: false,
+            background: Background::Zero { data_start: 0 },
+            ..Model::fast(bypass::SECTORS, block_sectors)
+        });
+        memory.place(SUPERBLOCK_SECTOR, &superblock.seal()[..]);
+        let mut world = self.world.borrow_mut();
+        world.hosting.bypasses += 1;
+        Ok(world.add_memory(memory))
+    }
+
+    fn remove(&self, disk: DiskId) {
+        self.world.borrow_mut().remove_memory(disk);
+    }
+
+    /// By its path: what somebody has removed is not found there any more.
+    fn open_note(&self) -> Result<Box<dyn Note>, Error> {
+        self.world.borrow_mut().hosting.reopenings += 1;
+        self.note.opened_again();
+        Ok(Box::new(self.note.clone()))
+    }
+}

@@ -1,0 +1,317 @@
+//! An open set with its host, as clients use it. This file only translates.
+
+use super::asking::{self, Answer};
+use super::machine::SimMachine;
+use super::policy::Knob;
+use super::seat::{Seat, gone};
+use super::{
+    Geometry, Lost, Mode, Process, Refusal, Return, Running, Soon, Standing, Told, VolumeShape, engine,
+    hosting, lodger, lost, returned, tables, work,
+};
+use crate::disk::Device;
+use bcached_engine::{BucketCount, CacheSet, Cancel, Error, Options, Settings, VolumeId};
+use bcached_env::DiskId;
+use bcached_env::sync::Semaphore;
+use bcached_format::{CacheMode, Replacement, Superblock};
+use bcached_host::dispatch::Dispatcher;
+use bcached_host::workers::Workers;
+use bcached_host::{Host, Opening, reopen, watch};
+use bcached_port::{Operation, Reply};
+use std::rc::Rc;
+
+/// A set with its host.
+pub struct Open {
+    host: Host,
+    workers: Rc<Workers<Answer>>,
+    seats: Vec<Rc<Seat>>,
+    shapes: Vec<VolumeShape>,
+}
+
+impl Open {
+    /// Opens the set on the devices of a process, with all of their volumes.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub async fn open(process: &Process, geometry: &Geometry, options: Options) -> Result<Self, Error> {
+        let (env, note) = (process.env.clone(), Box::new(process.note.clone()));
+        let set = CacheSet::open(env.clone(), DiskId(0), note, options.clone()).await?;
+        let superblock = tables::superblock(&process.world.borrow().devices[0]);
+        let Some(Superblock::Cache(superblock)) = superblock else { unreachable!("it has been opened") };
+        let opening = Opening {
+            cache: DiskId(0).into(),
+            set_uuid: superblock.set_uuid(),
+            options: options.into(),
+            limits: hosting::limits(geometry),
+        };
+        let host = Host::new(env.clone(), Box::new(SimMachine::of(process)), opening, set.clone());
+        let room = Semaphore::new(hosting::room(geometry));
+        let workers = Workers::new(env.clone(), Dispatcher::new(host.clone(), room));
+        let open = Self { host, workers, seats: Vec::new(), shapes: Vec::new() };
+        open.with_volumes(&set, geometry).await.inspect(|open| {
+            env.spawn(watch::run(open.host.clone(), |_| ()));
+            env.spawn(reopen::run(open.host.clone()));
+        })
+    }
+
+    async fn with_volumes(mut self, set: &CacheSet, geometry: &Geometry) -> Result<Self, Error> {
+        let count = u32::try_from(geometry.volumes.len()).expect("few volumes");
+        for volume in 0..count {
+            self.seats.push(Seat::of(set.add_backing(DiskId(1 + volume), None).await?));
+        }
+        let unit_sectors = geometry.block_sectors;
+        let infos = set.volumes();
+        let shape = |seat: &Rc<Seat>| {
+            let info = infos.iter().find(|info| Some(info.id) == seat.served_as())?;
+            Some(VolumeShape { sectors: info.sectors, unit_sectors })
+        };
+        self.shapes = self.seats.iter().filter_map(shape).collect();
+        let of_lodger = |volume| Seat::of_lodger(lodger::find(set, volume).map(|info| info.id));
+        self.seats.extend((count..geometry.count()).map(of_lodger));
+        Ok(self)
+    }
+
+    fn seat(&self, volume: u32) -> Rc<Seat> {
+        Rc::clone(&self.seats[volume as usize])
+    }
+
+    /// Does something with a volume as soon as it is served.
+    fn with<T: 'static>(
+        &self,
+        volume: u32,
+        ask: impl FnOnce(&CacheSet, VolumeId) -> Soon<Result<T, Refusal>> + 'static,
+    ) -> Soon<Result<T, Refusal>> {
+        let (host, seat) = (self.host.clone(), self.seat(volume));
+        Box::pin(async move {
+            let id = seat.id().await.ok_or_else(gone)?;
+            let set = host.settled(id).map_err(Refusal::from_error)?;
+            // Who lets go of a set waits for those who hold it.
+            let asked = ask(&set, id);
+            drop(set);
+            asked.await
+        })
+    }
+
+    /// Likewise something long, which [`Running::cancel`] gives up.
+    fn long<T: 'static>(
+        &self,
+        volume: u32,
+        ask: impl FnOnce(&CacheSet, VolumeId, Cancel) -> Soon<Result<T, Refusal>> + 'static,
+    ) -> Soon<Result<T, Refusal>> {
+        let cancel = self.seats[volume as usize].cancel();
+        self.with(volume, |set, id| ask(set, id, cancel))
+    }
+}
+
+impl Drop for Open {
+    /// The process is over: a request that a set has keeps its host, and that the set.
+    fn drop(&mut self) {
+        self.host.abandon();
+    }
+}
+
+/// Changes the cache's replacement policy along with a mode, so that its superblock is written
+/// while it is used.
+const fn replacement_with(mode: Mode) -> Replacement {
+    match mode {
+        Mode::Writethrough => Replacement::Fifo,
+        Mode::Writearound => Replacement::Random,
+        Mode::Writeback | Mode::None => Replacement::Lru,
+    }
+}
+
+/// Changes the mode of a volume of a set that no host has.
+#[must_use]
+pub fn set_mode(set: &CacheSet, id: VolumeId, wanted: Mode) -> Soon<Result<(), Refusal>> {
+    let set = set.clone();
+    Box::pin(async move {
+        let changed = set.set_cache_mode(id, engine::mode(wanted)).await;
+        keep_replacement(&set, wanted).await;
+        changed.map_err(Refusal::from_error)
+    })
+}
+
+async fn keep_replacement(set: &CacheSet, mode: Mode) {
+    let replacement = Some(replacement_with(mode));
+    // Nobody waits for that.
+    let _ = set.keep_settings(Settings { replacement, ..Settings::default() }).await;
+}
+
+/// Stops a set that no host has.
+#[must_use]
+pub fn stop(set: &CacheSet) -> Soon<Result<(), Refusal>> {
+    let set = set.clone();
+    Box::pin(async move { set.stop().await.map_err(Refusal::from_error) })
+}
+
+impl Running for Open {
+    fn volumes(&self) -> Vec<VolumeShape> {
+        self.shapes.clone()
+    }
+
+    fn lodger(&self, volume: u32) -> Option<u64> {
+        lodger::find(&self.host.main().ok()?, volume).map(|info| info.sectors)
+    }
+
+    fn standing(&self, volume: u32) -> Standing {
+        let seat = &self.seats[volume as usize];
+        if seat.is_lodger() {
+            return Standing::CacheAlone;
+        }
+        let set = seat.served_as().and_then(|id| Some((id, self.host.settled(id).ok()?)));
+        match set.and_then(|(id, set)| set.cache_mode(id)) {
+            Some(CacheMode::Writethrough) => Standing::Cached(Mode::Writethrough),
+            Some(CacheMode::Writeback) => Standing::Cached(Mode::Writeback),
+            Some(CacheMode::Writearound) => Standing::Cached(Mode::Writearound),
+            Some(CacheMode::None) => Standing::Cached(Mode::None),
+            None => Standing::Detached,
+        }
+    }
+
+    fn create(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
+        let (host, seat) = (self.host.clone(), self.seat(volume));
+        Box::pin(async move {
+            let _nobody = seat.id().await;
+            lodger::create(&host, &seat, volume, sectors).await
+        })
+    }
+
+    fn delete(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
+        let (host, seat) = (self.host.clone(), self.seat(volume));
+        Box::pin(async move {
+            let _id = seat.id().await.ok_or_else(gone)?;
+            lodger::delete(&host, &seat).await
+        })
+    }
+
+    fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply> {
+        self.serve_and_tell(volume, operation, Box::new(|_| ()))
+    }
+
+    fn serve_and_tell(&self, volume: u32, operation: Operation, told: Told) -> Soon<Reply> {
+        asking::serve(&self.workers, self.seat(volume), operation, told)
+    }
+
+    fn keep_note(&self) -> Soon<bool> {
+        let host = self.host.clone();
+        Box::pin(async move {
+            match host.main() {
+                Ok(set) => set.keep_note().await.is_ok(),
+                Err(_) => false,
+            }
+        })
+    }
+
+    fn set_mode(&self, volume: u32, wanted: Mode) -> Soon<Result<(), Refusal>> {
+        let (host, seat) = (self.host.clone(), self.seat(volume));
+        Box::pin(async move {
+            let id = seat.id().await.ok_or_else(gone)?;
+            let changed = host.change_mode(id, engine::mode(wanted)).await;
+            if let Ok(set) = host.main() {
+                keep_replacement(&set, wanted).await;
+            }
+            changed.map_err(Refusal::from_error)
+        })
+    }
+
+    fn turn(&self, volume: u32, knob: Knob, value: u64) -> Soon<Result<(), Refusal>> {
+        let (host, seat) = (self.host.clone(), self.seat(volume));
+        Box::pin(async move {
+            let id = seat.id().await.ok_or_else(gone)?;
+            let mut options = host.options_of(id);
+            knob.turn(&mut options, value);
+            host.change_options(id, options).map_err(Refusal::from_error)
+        })
+    }
+
+    fn detach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+        self.long(volume, work::detach)
+    }
+
+    fn attach(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+        self.long(volume, work::attach)
+    }
+
+    fn clean(&self, volume: u32) -> Soon<Result<(), Refusal>> {
+        self.long(volume, work::clean)
+    }
+
+    fn cancel(&self, volume: u32) {
+        if let Ok(set) = self.host.main() {
+            set.cancel(&self.seats[volume as usize].cancelled());
+        }
+    }
+
+    fn readd(&self, volume: u32) -> Soon<Result<bool, Refusal>> {
+        let (host, seat) = (self.host.clone(), self.seat(volume));
+        Box::pin(async move { seat.readd(&host).await })
+    }
+
+    fn shrink(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
+        let is_lodger = self.seats[volume as usize].is_lodger();
+        self.long(volume, move |set, id, cancel| work::shrink(set, id, cancel, (sectors, is_lodger)))
+    }
+
+    fn grow(&self, volume: u32, sectors: u64) -> Soon<Result<bool, Refusal>> {
+        self.long(volume, move |set, id, cancel| work::grow(set, id, cancel, sectors))
+    }
+
+    fn begin_forget(&self, volume: u32) -> Soon<Result<Option<Lost>, Refusal>> {
+        let (host, seat) = (self.host.clone(), self.seat(volume));
+        Box::pin(async move { lost::begin(&host, &seat).await })
+    }
+
+    fn exchange(&self, device: &mut Device) {
+        lost::exchange(device);
+    }
+
+    fn forget(&self, volume: u32, lost: Lost) -> Soon<Result<(), Refusal>> {
+        let (host, seat) = (self.host.clone(), self.seat(volume));
+        Box::pin(async move { lost::end(&host, &seat, lost).await })
+    }
+
+    fn can_return(&self, volume: u32) -> bool {
+        self.seats[volume as usize].served_as().is_some()
+    }
+
+    fn take_back(&self, volume: u32, disk: DiskId) -> Soon<Result<Return, Refusal>> {
+        let (host, seat) = (self.host.clone(), self.seat(volume));
+        Box::pin(async move {
+            match seat.id().await {
+                Some(id) => returned::take_back(&host, id, disk).await,
+                None => Ok(Return::NotNow),
+            }
+        })
+    }
+
+    fn assert_invariants(&self) {
+        if let Ok(set) = self.host.main() {
+            set.assert_invariants();
+        }
+    }
+
+    fn counted(&self) -> Option<Vec<BucketCount>> {
+        self.host.main().ok().and_then(|set| set.counted())
+    }
+
+    fn written_bytes(&self) -> Option<u64> {
+        self.host.written_bytes()
+    }
+
+    fn dirty_sectors(&self) -> u64 {
+        let volumes = self.host.status().volumes;
+        volumes.iter().filter(|volume| !volume.flash_only).map(|volume| volume.dirty_sectors).sum()
+    }
+
+    fn caches(&self) -> bool {
+        true
+    }
+
+    /// Of a volume that is gone a stop promises nothing.
+    fn stop(&self) -> Soon<Result<(), Refusal>> {
+        let (host, seats) = (self.host.clone(), self.seats.clone());
+        Box::pin(async move {
+            host.stop().await.map_err(Refusal::from_error)?;
+            if seats.iter().any(|seat| seat.is_gone()) { Err(gone()) } else { Ok(()) }
+        })
+    }
+}
