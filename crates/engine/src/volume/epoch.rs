@@ -388,12 +388,12 @@ mod tests {
         let waited = epoch.answers(Time(1));
         fail(&mut epoch);
         assert!(epoch.report(waited, Time(3)), "something may be lost");
-        let later = epoch.answers(Time(2));
-        assert!(epoch.report(later, Time(4)), "and nobody has been told of the write");
-        let beside = epoch.answers(Time(3));
-        assert!(epoch.report(beside, Time(5)), "it was asked for before that was said");
-        let last = epoch.answers(Time(5));
-        assert!(!epoch.report(last, Time(6)), "it has been said");
+        let later = epoch.answers(Time(4));
+        assert!(epoch.report(later, Time(5)), "and nobody has been told of the write");
+        let beside = epoch.answers(Time(5));
+        assert!(epoch.report(beside, Time(6)), "it was asked for before that was said");
+        let last = epoch.answers(Time(6));
+        assert!(!epoch.report(last, Time(7)), "it has been said");
     }
 
     #[test]

@@ -169,6 +169,7 @@ fn a_flush_that_has_waited_does_not_take_the_error_of_the_next() {
         }));
         env.sleep(Duration::from_millis(1)).await;
         assert!(set.serve(volume, Request::FlushAskedAt(asked)).await.result.is_err(), "the device said so");
+        env.sleep(Duration::from_millis(1)).await;
         let next = set.serve(volume, Request::Flush).await.result;
         env.sleep(Duration::from_millis(1)).await;
         (next, set.serve(volume, Request::Flush).await.result)
