@@ -38,7 +38,7 @@ const DRAWINGS: &[u64] = &[
     0x4df8_1cc3_fcd0_2252,
     0xff3b_ba8e_12b7_9d14,
     0x133e_8305_0225_e22b,
-    0x1419_4e02_8a6e_05fb,
+    0x80ab_49d0_a2db_8ac7,
 ];
 
 /// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices
