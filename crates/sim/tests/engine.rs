@@ -30,7 +30,8 @@ fn every_workload_passes() {
         // Data is moved when buckets have run out, which takes a while.
         let steps = if shape.name == "moves" { 2000 } else { 250 };
         // What is asked beside a failure, and in a mode that hardly lasts, is drawn more seldom.
-        let seeds = if shape.name.ends_with("-trouble") || shape.name == "hot" { 20 } else { 6 };
+        let is_seldom = shape.name.ends_with("-trouble") || ["hot", "reopens"].contains(&shape.name);
+        let seeds = if is_seldom { 20 } else { 6 };
         for seed in 0..seeds {
             let workload = shape.clone().with_steps(steps).draw(seed);
             match whole_of(&engine(), &workload) {
@@ -45,7 +46,7 @@ fn every_workload_passes() {
     }
     assert_asked(&figures.reached);
     let Hosting { reopenings, bypasses } = figures.hosting;
-    assert!(reopenings > 40 && bypasses > 10, "{:?}", figures.hosting);
+    assert!(reopenings > 20 && bypasses > 10, "{:?}", figures.hosting);
 }
 
 /// Each kind of request was asked of each kind of volume while no device had failed, at each place, and beside the failure of either
