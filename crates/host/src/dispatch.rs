@@ -263,9 +263,12 @@ impl Dispatcher {
         // A flush tells of what was acknowledged before. A write with FUA does not: whoever sees one
         // fail writes that once more, and takes the rest for safe.
         let is_flush = matches!(operation, Operation::Flush);
-        let lost = || EngineReply { result: Err(Error::LostWrites), buffer: None };
+        let lost = || {
+            let reply = EngineReply { result: Err(Error::LostWrites), buffer: None };
+            Served::Answered(translate::reply_of(reply))
+        };
         if is_flush && self.host.tells_of_loss(caller) {
-            return Served::Answered(translate::reply_of(lost()));
+            return lost();
         }
         let (work, flushes) = match translate::work_of(operation, caller.asked) {
             Work::Request(work) => (work, false),
@@ -282,7 +285,7 @@ impl Dispatcher {
             Served::Answered(reply)
                 if is_flush && reply.result.is_ok() && self.host.tells_of_loss(caller) =>
             {
-                Served::Answered(translate::reply_of(lost()))
+                lost()
             }
             other => other,
         }

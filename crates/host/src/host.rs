@@ -427,13 +427,15 @@ impl Host {
         }
     }
 
+    /// The set is open and has not failed. Volumes may be away.
+    pub(crate) fn is_open_and_well(&self) -> bool {
+        self.with(|state| state.main.as_ref().is_some_and(|set| set.failure().is_none()))
+    }
+
     /// The set works, and has all of its volumes.
     #[must_use]
     pub fn works(&self) -> bool {
-        self.with(|state| {
-            let set_works = state.main.as_ref().is_some_and(|set| set.failure().is_none());
-            set_works && state.away.is_empty()
-        })
+        self.is_open_and_well() && self.with(|state| state.away.is_empty())
     }
 
     /// Has `add` add a backing device to the set, once that is open.

@@ -70,17 +70,10 @@ fn is_wanted(host: &Host) -> bool {
     }
 }
 
-fn works(main: Option<&CacheSet>) -> bool {
-    main.is_some_and(|set| set.failure().is_none())
-}
-
 /// True if the set works and has all of its volumes. Cache modes that are still owed are tried
 /// again after a pause.
 async fn attempt(host: &Host) -> bool {
-    let main = host.with(|state| state.main.clone());
-    let is_open = works(main.as_ref());
-    drop(main);
-    if is_open {
+    if host.is_open_and_well() {
         cache_reconnect::decline(host);
     } else if !close_and_reopen(host).await {
         return false;

@@ -36,14 +36,10 @@ impl AnswerTo for ReplyTo {
 
 /// A request to be carried out.
 pub struct Request<A> {
-    /// Who asks.
-    pub client: Client,
-    /// Which volume.
-    pub volume: VolumeId,
+    /// Who asks, of which volume.
+    pub caller: Caller,
     /// What to do.
     pub operation: Operation,
-    /// When the client asked, of a flush: that is about what was answered before.
-    pub asked: Time,
     /// Where the answer goes.
     pub answer_to: A,
 }
@@ -58,8 +54,8 @@ impl Request<ReplyTo> {
             let now = env.now();
             Time::default() + now.since(Time::default()).saturating_sub(submitted.elapsed())
         });
-        let (client, volume) = (Client(client.0), VolumeId(volume.0));
-        Self { client, volume, operation, asked, answer_to: reply_to }
+        let caller = Caller { client: Client(client.0), volume: VolumeId(volume.0), asked };
+        Self { caller, operation, answer_to: reply_to }
     }
 }
 
@@ -116,8 +112,8 @@ impl<A: AnswerTo> Workers<A> {
 
     /// Has a request carried out and answered.
     pub fn begin(self: &Rc<Self>, request: Request<A>, permit: Permit) {
-        let Request { client, volume, operation, asked, answer_to } = request;
-        let origin = Origin { caller: Caller { client, volume, asked }, answer_to, permit };
+        let Request { caller, operation, answer_to } = request;
+        let origin = Origin { caller, answer_to, permit };
         let may_end_at_once =
             matches!(operation, Operation::Read { .. } | Operation::Write { fua: false, .. });
         // Requests begin in the order in which they came.

@@ -183,7 +183,8 @@ impl Client {
             Step::Restart(_) | Step::Table(_) | Step::Older(_) => {
                 unreachable!("the rig restarts, and works on devices in between")
             }
-            // A set that is opened again finds its note by name: what a note held that is gone by then is gone, too.
+            // A set that is opened again finds its note by name: what a note held that is gone by
+            // then is gone, too.
             Step::Note { is_there: false } if self.shared.world.borrow().may_fail(0) => {}
             Step::Trouble { device: 0, .. } if self.shared.oracle.borrow().is_note_gone() => {}
             Step::Note { is_there } => {

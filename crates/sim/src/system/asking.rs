@@ -95,13 +95,12 @@ pub fn serve(
             let is_in_steps = is_in_steps(&operation);
             let (lent, loan) = lent(operation);
             let answer_to = Answer { waiting: Rc::clone(&waiting), loan, seat: Some((Rc::clone(&seat), id)) };
-            let client = Client::default();
+            let caller = Caller { client: Client::default(), volume: id, asked };
             if is_in_steps {
-                let caller = Caller { client, volume: id, asked };
                 let answered = workers.dispatcher().answer(caller, Stage::New(lent), permit);
                 answer_to.send(answered.await);
             } else {
-                let request = Request { client, volume: id, operation: lent, asked, answer_to };
+                let request = Request { caller, operation: lent, answer_to };
                 workers.begin(request, permit);
             }
             if let Some(reply) = waiting.reply.comes().await {

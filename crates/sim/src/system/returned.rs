@@ -3,18 +3,12 @@
 //! As the daemon does, the device is not looked for before the former one has answered all that it
 //! was asked.
 
+use super::seat::{LOOK, TRIES};
 use super::{Refusal, Return};
 use bcached_engine::{Error, VolumeId};
 use bcached_env::DiskId;
 use bcached_host::Host;
 use bcached_host::backing_reconnect::NotTaken;
-use std::time::Duration;
-
-/// How often who waits for a device that answers looks.
-const LOOK: Duration = Duration::from_millis(1);
-
-/// How often a device is tried whose superblock may not be read at once.
-const TRIES: u32 = 8;
 
 /// See [`super::Running::take_back`].
 pub async fn take_back(host: &Host, id: VolumeId, disk: DiskId) -> Result<Return, Refusal> {

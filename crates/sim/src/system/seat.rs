@@ -153,8 +153,8 @@ impl Seat {
 /// for any answer.
 const REOPENED_LIMIT: Duration = Duration::from_secs(5);
 
-/// How often it looks.
-const LOOK: Duration = Duration::from_millis(1);
+/// How often it looks, as who waits for a device that answers does.
+pub(super) const LOOK: Duration = Duration::from_millis(1);
 
 /// Has the set of a host serve a backing device.
 pub async fn add(host: &Host, disk: DiskId) -> Result<VolumeId, Error> {

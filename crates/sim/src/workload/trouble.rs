@@ -59,14 +59,19 @@ impl Painter<'_> {
     /// be written, and the set is opened again.
     fn reopened(&mut self) -> Step {
         let volume = self.lodger();
-        let fault = Fault::Fail(Landed::Nothing);
-        let rule = Rule { on: OpKind::Write, sectors: 0..self.cache_sectors / 64, skip: 0, count: 1, fault };
+        let fails = self.failing_journal();
         let (written, sectors) = self.place();
         self.next.extend([Step::Settle, Step::Create { volume }, Step::Settle]);
-        self.next
-            .extend([Step::Trouble { device: 0, rule }, Step::Write { volume: written, sectors, fua: true }]);
+        self.next.extend([fails, Step::Write { volume: written, sectors, fua: true }]);
         self.next.extend([Step::Settle, Step::Readd { volume: 0 }]);
         Step::Delete { volume }
+    }
+
+    /// The next write of the journal fails.
+    const fn failing_journal(&self) -> Step {
+        let fault = Fault::Fail(Landed::Nothing);
+        let sectors = 0..self.cache_sectors / 64;
+        Step::Trouble { device: 0, rule: Rule { on: OpKind::Write, sectors, skip: 0, count: 1, fault } }
     }
 
     /// A set fails; or a backing device drops what it had, is pulled, or is late.
@@ -111,15 +116,8 @@ impl Painter<'_> {
         let sectors = if sectors.is_empty() { 0..8 } else { sectors };
         let drops =
             Step::Trouble { device, rule: Rule::next(OpKind::Flush, 1, Fault::Fail(Landed::Nothing)) };
-        let fails = Rule {
-            on: OpKind::Write,
-            sectors: 0..self.cache_sectors / 64,
-            skip: 0,
-            count: 1,
-            fault: Fault::Fail(Landed::Nothing),
-        };
-        let write = |fua| Step::Write { volume, sectors: sectors.clone(), fua };
-        self.next.extend([Step::Settle, drops, Step::Trouble { device: 0, rule: fails }]);
+        let fails = self.failing_journal();
+        self.next.extend([Step::Settle, drops, fails]);
         if self.rng.one_in(2) {
             self.next.push_back(Step::Write { volume, sectors: 0..8, fua: true });
         }
@@ -129,7 +127,7 @@ impl Painter<'_> {
         }
         self.next.extend([Step::Pause(1 << self.rng.below(10)), Step::Flush { volume }, Step::Settle]);
         self.next.push_back(Step::Read { volume, sectors: sectors.clone() });
-        write(false)
+        Step::Write { volume, sectors, fua: false }
     }
 
     /// What a rule is about.

@@ -34,9 +34,14 @@ fn copy(images: &Images, name: &str) -> String {
     copy.to_str().expect("text").to_owned()
 }
 
-/// From now on nothing is to be had from the device.
+/// From now on nothing is to be had from the cache device.
 fn pull(images: &Images) {
-    let file = std::fs::File::options().write(true).open(images.path("fast"));
+    pull_device(images, "fast");
+}
+
+/// The same of any device.
+fn pull_device(images: &Images, name: &str) {
+    let file = std::fs::File::options().write(true).open(images.path(name));
     file.and_then(|file| file.set_len(0)).expect("cut");
 }
 
@@ -121,8 +126,7 @@ fn a_cache_and_its_disk_that_come_back_are_both_taken_up() {
         let (cache, disk) = (images.path("fast elsewhere"), images.path("disk elsewhere"));
         for (from, to) in [("fast", &cache), ("dirty", &disk)] {
             std::fs::copy(images.path(from), to).expect("a copy");
-            let file = std::fs::File::options().write(true).open(images.path(from));
-            file.and_then(|file| file.set_len(0)).expect("cut");
+            pull_device(&images, from);
         }
         client.begin("write -f -P 6 6M 64k");
         wait_for_event(&daemon, "cache-stopped-writing");
