@@ -79,7 +79,7 @@ pub struct Answers {
     reported: u64,
     /// if no flush has failed after this era.
     era: u64,
-    /// When the client asked for it.
+    /// When the client asked for it; `Time::MAX`: as this was made.
     asked: Time,
 }
 
