@@ -3,7 +3,7 @@
 
 use crate::failure::{Failure, Kind};
 use bcached_port::socket::{At, Passed};
-use bcached_uring::passed::descriptors;
+use bcached_uring::inherited_fds::descriptors;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! The knobs, under the kernel's names where the kernel has them.
 
 use crate::error::Error;
-use crate::opening::Opening;
+use crate::open_progress::Opening;
 use crate::phases::Phases;
 use crate::set::CacheSet;
 use crate::volume::VolumeId;

@@ -38,11 +38,11 @@
 
 use crate::btree::budget::{Shares, attempt_tickets};
 use crate::btree::cache::Pin;
-use crate::btree::{Attempt, Need, ahead, load, write};
+use crate::btree::{Attempt, Need, background_rewrite, load, write};
 use crate::error::Error;
 use crate::journal::writer;
 use crate::phases::{Inside, Phase, Phases};
-use crate::request::under_way::UnderWay;
+use crate::request::inflight::UnderWay;
 use crate::state::State;
 use alloc::boxed::Box;
 use alloc::rc::Rc;
@@ -431,7 +431,7 @@ impl CacheSet {
             // What it found contradicts itself: whoever waits for the set waits in vain.
             self.wake_all();
         }
-        crowded.into_iter().for_each(|at| ahead::begin(self, at));
+        crowded.into_iter().for_each(|at| background_rewrite::begin(self, at));
         if untold {
             self.tell_writers();
         }
@@ -461,7 +461,7 @@ impl CacheSet {
             Need::Split { at, words } => {
                 // A rewrite takes tickets of its own: nothing is held while waiting for it.
                 *held = Held::default();
-                ahead::make_room(self, at, words).await?;
+                background_rewrite::make_room(self, at, words).await?;
             }
             Need::Gate => {
                 self.check_alive()?;

@@ -5,12 +5,12 @@
 //! what it has noted, whichever of the two superblocks has reached the device.
 
 use crate::btree::write;
+use crate::cache_writes::Cause;
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::record;
-use crate::written::Cause;
 use bcached_format::Replacement;
 
 /// What is to stand in the superblock; `None`: what stands there.

@@ -3,22 +3,22 @@
 
 use crate::btree::Child;
 use crate::btree::cache::{NodeCache, Pin};
-use crate::btree::frontier::Frontier;
-use crate::btree::frozen::Frozen;
+use crate::btree::frozen_ranges::Frozen;
 use crate::btree::unreadable::Unreadable;
+use crate::btree::walk_frontier::Frontier;
+use crate::cpu_cost::Work;
 use crate::error::Error;
 use crate::gc::moving::Rounds;
-use crate::given_up::{self, Losses};
 use crate::journal::Journal;
 use crate::journal::overlay::Overlay;
+use crate::lost_acks::{self, Losses};
 use crate::options::Options;
 use crate::policy::{Congestion, Wear};
 use crate::space::{Buckets, Class, Discards, OpenBuckets, Space, Starvation, Usage};
 use crate::stats::{Stats, VolumeStats};
 use crate::uuids::UuidTable;
 use crate::volume::{Volume, VolumeId, Volumes};
-use crate::work::Work;
-use crate::writeback::room::Room;
+use crate::writeback::dirty_throttle::Room;
 use crate::writeback::stripes::Stripes;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -309,7 +309,7 @@ impl State {
     pub fn give_up(&mut self) {
         let records = self.note.give_up();
         if !records.is_empty() {
-            self.losses.here = given_up::by_volume(&records, &self.uuids);
+            self.losses.here = lost_acks::by_volume(&records, &self.uuids);
         }
     }
 

@@ -1,10 +1,10 @@
 //! Counters, exact and 64 bits wide. Cheap to copy: `status` takes a snapshot.
 
+use crate::cache_writes::Written;
 use crate::gc::pass::Found;
 use crate::request::bypass::Bypass;
-use crate::times::Times;
-use crate::windows::{Counted, Window, Windows};
-use crate::written::Written;
+use crate::stat_windows::{Counted, Window, Windows};
+use crate::time_stats::Times;
 use bcached_env::Time;
 
 /// Counters of a cache set since it was opened.

@@ -2,8 +2,8 @@
 
 use crate::btree::unreadable::UnreadableNode;
 use crate::error::Error;
-use crate::given_up::GivenUp;
 use crate::latency::Latencies;
+use crate::lost_acks::GivenUp;
 use crate::set::CacheSet;
 use crate::settings::Settings;
 use crate::space::{Bucket, DiscardState, Discards, Usage};

@@ -1,13 +1,13 @@
 //! The table of volumes: who owns which number (format 11). Every change is written to a new bucket and takes effect
 //! with the next journal entry; the former bucket is let go only then.
 
+use crate::cache_writes::Cause;
+use crate::cpu_cost::sum_ns;
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, allocator};
-use crate::work::sum_ns;
-use crate::written::Cause;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env};

@@ -9,7 +9,7 @@
 //! registered with the ring, which devices can be read into and written from and whose bytes are seen by a copy only. Who has to do with
 //! either takes [`Buffer::put`], [`Payload::stable`] and their like; `as_slice` is for who has made the memory and knows it to be our own.
 
-use crate::lent::Lent;
+use crate::foreign_buffer::Lent;
 use bytes::{Buf as _, Bytes, BytesMut};
 use core::ops::Range;
 

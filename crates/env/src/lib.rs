@@ -9,23 +9,23 @@
 extern crate alloc;
 
 pub mod buffer;
+pub mod buffer_pool;
 pub mod disk;
 pub mod driver;
 pub mod exec;
+pub mod foreign_buffer;
 pub mod join;
-pub mod lent;
 pub mod note;
 pub mod rng;
-pub mod stock;
 pub mod sync;
 pub mod time;
 
 pub use buffer::{Buffer, OutOfReach, Payload};
+pub use buffer_pool::Stock;
 pub use disk::{Disk, DiskHealth, Listener};
 pub use driver::{Completion, DiskId, DiskInfo, Driver, Event, IoError, IoErrorKind, Op, Token};
 pub use exec::{Env, Executor, Order, Outcome, TASKS_MAX};
+pub use foreign_buffer::{Lender, Lent, Slot};
 pub use join::{join_all, join_two};
-pub use lent::{Lender, Lent, Slot};
 pub use note::{Note, NoteRecord};
-pub use stock::Stock;
 pub use time::Time;

@@ -17,12 +17,12 @@
 //!
 //! `unsafe` is in one file: `nbd/ioctl.rs`.
 
-mod helper;
-mod loops;
+mod helper_program;
+mod loop_devices;
+pub mod methods;
 mod nbd;
-pub mod rung;
 pub mod server;
 
-pub use loops::detach;
-pub use rung::{Missing, Rung};
+pub use loop_devices::detach;
+pub use methods::{Missing, Rung};
 pub use server::{Connection, DevServer, Served, Under};

@@ -1,6 +1,6 @@
 //! The devices of all volumes. Each has a thread, on which the kernel and helpers are waited for, so that no device waits for another.
 
-use crate::loops::LoopDevice;
+use crate::loop_devices::LoopDevice;
 use crate::nbd::NbdDevice;
 use bcached_front_ublk::table::{Answer, Changed, DeviceState, News, Seat, StillThere, Table};
 use bcached_port::Export;

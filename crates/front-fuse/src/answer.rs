@@ -1,7 +1,7 @@
 //! What travels with a request and makes an answer of its reply.
 
-use crate::life::Ticket;
 use crate::ranges::Held;
+use crate::shutdown::Ticket;
 use bcached_port::{Buffer, ErrorKind, Payload, Permit, Reply, Stock};
 use fuser::{Errno, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
 use std::sync::mpsc::Sender;

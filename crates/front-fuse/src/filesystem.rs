@@ -2,14 +2,14 @@
 //! the open file of a volume, or to the workers that call trees.
 
 use crate::answer::Answer;
-use crate::lane::{Task, is_whole, sectors_around};
-use crate::life::Ticket;
-use crate::looking::{NOT_AT_ALL, read_link};
+use crate::control_file::{read_text, write_text};
+use crate::file_thread::{Task, is_whole, sectors_around};
+use crate::lookup::{NOT_AT_ALL, read_link};
 use crate::nodes::{Node, VOLUMES};
 use crate::open_files::OpenFile;
 use crate::opening::Opener;
 use crate::server::Shared;
-use crate::text::{read_text, write_text};
+use crate::shutdown::Ticket;
 use crate::volume_file::VolumeFile;
 use bcached_port::{Operation, SECTOR_BYTES};
 use fuser::{

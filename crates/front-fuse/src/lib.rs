@@ -21,19 +21,19 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod control_file;
+mod file_thread;
 mod filesystem;
-mod lane;
-mod life;
-mod looking;
+mod lookup;
 mod mount;
 pub mod mountinfo;
 mod nodes;
 mod open_files;
+mod open_limit;
 mod opening;
-mod places;
 mod ranges;
 pub mod server;
-mod text;
+mod shutdown;
 pub mod tree;
 mod volume_file;
 mod workers;

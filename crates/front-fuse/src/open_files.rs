@@ -1,11 +1,11 @@
 //! What programs have open, by the handles that the kernel has for it.
 
-use crate::places::{Place, Places};
+use crate::control_file::TextFile;
+use crate::open_limit::{Place, Places};
 use crate::ranges::Ranges;
 use crate::server::Client;
-use crate::text::TextFile;
 use crate::volume_file::VolumeFile;
-use bcached_port::{Uuid, loops};
+use bcached_port::{Uuid, loop_devices};
 use fuser::{Errno, FileHandle, FileType, INodeNo};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -129,7 +129,7 @@ fn client(file: &OpenFile, mount: &Path) -> Option<Client> {
         OpenFile::Volume(file) => {
             let path = format!("{}/{}", crate::nodes::VOLUMES, file.export.name);
             Some(Client {
-                peer: opener(file.opener, &mount.join(&path), loops::over),
+                peer: opener(file.opener, &mount.join(&path), loop_devices::over),
                 path,
                 export: Some(file.export.name.clone()),
                 writing: file.is_writing(),

@@ -1,11 +1,11 @@
 //! Opening: who may, and what comes of it.
 
+use crate::control_file::TextFile;
 use crate::filesystem::is_durable;
 use crate::nodes::{NamedTree, Node};
 use crate::open_files::OpenFile;
-use crate::places::Place;
+use crate::open_limit::Place;
 use crate::server::Shared;
-use crate::text::TextFile;
 use crate::tree::Entry;
 use crate::volume_file::{self, Opening, VolumeFile};
 use bcached_port::{Moment, Peer, Uuid};

@@ -1,11 +1,11 @@
 //! The server: mounts, serves until it is told to stop, and leaves no mount behind.
 
 use crate::filesystem::Files;
-use crate::life::Life;
 use crate::mount::{Mount, MountError};
 use crate::nodes::{NamedTree, Nodes, Owner, VOLUMES, is_name};
 use crate::open_files::OpenFiles;
-use crate::places::Places;
+use crate::open_limit::Places;
+use crate::shutdown::Life;
 use crate::tree::Tree;
 use crate::workers::Workers;
 use bcached_port::{ExportTable, Pool, Stock};

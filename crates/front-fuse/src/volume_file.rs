@@ -6,10 +6,10 @@
 //! and everything is answered, and gives up the right to write then.
 
 use crate::answer::{Answer, Pending};
-use crate::lane::Task;
-use crate::life::Life;
-use crate::places::Place;
+use crate::file_thread::Task;
+use crate::open_limit::Place;
 use crate::ranges::{Held, Ranges};
+use crate::shutdown::Life;
 use bcached_port::{
     Budget, Buffer, Claim, Export, ExportTable, Moment, Operation, Payload, Peer, Permit, Pool, Replies,
     Requests, Route, SECTOR_BYTES, Stock,

@@ -1,6 +1,6 @@
 //! A few threads for calls of trees: those may wait for the daemon, and the session threads must not.
 
-use crate::life::Life;
+use crate::shutdown::Life;
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,6 +1,6 @@
 //! A connection's two directions, each its thread's: plain, or in TLS once that was agreed on. A plain one is its socket and nothing between.
 
-use crate::pace::Pace;
+use crate::peer_timeouts::Pace;
 use crate::socket::{Patience, Socket};
 use crate::tls;
 use std::io::{self, IoSlice};

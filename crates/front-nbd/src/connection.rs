@@ -9,13 +9,13 @@
 //! right to write is given up and the socket is closed. A write whose payload did not come whole is never submitted.
 
 use crate::channel::{Receiving, Sending};
-use crate::lane::{Lane, Now};
-use crate::left::{Resumed, Right, State};
-use crate::pace::Pace;
+use crate::handoff::{Resumed, Right, State};
+use crate::peer_timeouts::Pace;
 use crate::proto::handshake::{Agreed, Catalog, Encryption, Handshake, Offer, Step};
 use crate::proto::reply::Awaited;
 use crate::proto::request::{Command, Decision, HEADER_BYTES, Header, Session};
 use crate::proto::wire::{NbdError, Violation};
+use crate::ring_path::{Lane, Now};
 use crate::server::{SMALL_BYTES_MAX, Served, Shared};
 use crate::socket::{Patience, Socket};
 use crate::source::{Look, Source};

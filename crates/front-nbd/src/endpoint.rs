@@ -5,7 +5,7 @@
 //! **TCP** without TLS has no encryption and no authentication, so any address but a loopback one is refused then unless that
 //! was asked for in so many words.
 
-use crate::left::LeftSocket;
+use crate::handoff::LeftSocket;
 use bcached_port::socket::inherited::{self, Purpose};
 use bcached_port::socket::{self, At, Passed, SocketError, Whose};
 use std::fmt;

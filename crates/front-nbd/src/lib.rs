@@ -22,26 +22,26 @@
 //! - **TLS** ([`Tls`]) is for TCP, and demanded there or not there at all.
 //! - Threads sleep in the kernel whenever there is nothing to do.
 
+mod accept;
 mod channel;
 mod connection;
 mod credentials;
 mod endpoint;
-mod lane;
-mod left;
+mod handoff;
 mod limits;
-mod newcomer;
-mod pace;
+mod peer_timeouts;
 pub mod proto;
+mod ring_path;
 pub mod server;
 mod socket;
 mod source;
 mod tls;
 mod writer;
 
+pub use accept::{Handed, NotHanded};
 pub use bcached_uring::Rings;
 pub use endpoint::{Bound, Endpoint, ListenError, Place};
-pub use left::{Leaving, Left, LeftSocket, Right, State};
+pub use handoff::{Leaving, Left, LeftSocket, Right, State};
 pub use limits::{Limits, memory};
-pub use newcomer::{Handed, NotHanded};
 pub use server::{Client, NbdServer, Options, StartError, StillBusy};
 pub use tls::{Part, Tls, TlsError};

@@ -4,19 +4,19 @@
 //! thread is then joined) or the server stops. When all places are taken, the newcomer gets that of the connection that
 //! has longest been without an export: whoever only connects keeps nobody out.
 //!
-//! Who may write is said in [`bcached_port::writing`]: one client at a time unless the volume is shared; writing begins with the
+//! Who may write is said in [`bcached_port::writer_claim`]: one client at a time unless the volume is shared; writing begins with the
 //! first write, another client is offered the export read-only from then on, and one that connected before is
 //! answered EPERM until it connects again.
 
-mod again;
+mod socket_recreate;
 
+use crate::accept::Newcomer;
 use crate::connection::Broken;
 use crate::endpoint::{Bound, Endpoint, ListenError, Listening};
-use crate::lane::Lane;
-use crate::left::{Leavers, Left};
+use crate::handoff::{Leavers, Left};
 use crate::limits::{Limits, memory, stock_of};
-use crate::newcomer::Newcomer;
-use crate::pace::InTheWay;
+use crate::peer_timeouts::InTheWay;
+use crate::ring_path::Lane;
 use crate::socket::Socket;
 use crate::tls::Tls;
 use bcached_port::{Buffer, ExportTable, Pool, Quiet, Stock};

@@ -3,7 +3,7 @@
 //! The descriptor stays in blocking mode. A receive without a limit is one system call; one with a limit asks without
 //! blocking first and polls only if there is nothing, so that a busy connection pays nothing for its limits.
 
-use crate::pace::Pace;
+use crate::peer_timeouts::Pace;
 use bcached_port::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

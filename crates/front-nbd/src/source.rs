@@ -2,7 +2,7 @@
 //! go past the buffer into their own memory.
 
 use crate::channel::Receiving;
-use crate::pace::Pace;
+use crate::peer_timeouts::Pace;
 use crate::proto::wire::OPTION_BYTES_MAX;
 use crate::socket::Patience;
 use std::io;

@@ -6,9 +6,9 @@
 //! carried out, their memory comes back.
 
 use crate::channel::Sending;
-use crate::lane::{Lane, Now};
-use crate::pace::Pace;
+use crate::peer_timeouts::Pace;
 use crate::proto::reply::Awaited;
+use crate::ring_path::{Lane, Now};
 use crate::server::{SMALL_BYTES_MAX, Shared};
 use crate::socket::Socket;
 use bcached_port::{Buffer, Payload, Permit, Replies, Reply};

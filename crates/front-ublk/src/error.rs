@@ -100,7 +100,7 @@ pub enum DeviceError {
     },
     /// The engine's ring takes no queues.
     #[error(transparent)]
-    NoRing(#[from] bcached_uring::guest::NoRing),
+    NoRing(#[from] bcached_uring::ring_client::NoRing),
     /// Somebody else serves it.
     #[error("/dev/ublkb{number} is this volume's, and process {process} serves it")]
     ServedByOther {

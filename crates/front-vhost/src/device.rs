@@ -5,11 +5,11 @@
 //! that dies loses them; it would also take a thread and a lock between the messages and each ring.
 
 use crate::config::{self, GuestBlock, SPACE_BYTES};
+use crate::config_notice::Notices;
 use crate::inflight::{self, Area};
 use crate::memory::{MemoryTable, REGIONS_MAX};
-use crate::notice::Notices;
+use crate::requests::{Over, Serving, Share, Taken};
 use crate::ring::{RING_SIZE_MAX, Ring};
-use crate::serving::{Over, Serving, Share, Taken};
 use bcached_port::ExportTable;
 use std::fmt::Display;
 use std::fs::File;

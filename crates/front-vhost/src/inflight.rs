@@ -14,8 +14,8 @@
 //! the compiler keeps it. A request that has been answered, but is not yet noted as such, is told by the ring's used
 //! index, which is then ahead of the noted one.
 
-use crate::cut::Watched;
 use crate::memory::{MemoryError, is_memory, map};
+use crate::memory_fault::Watched;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::fs::File;
 use std::io;

@@ -20,20 +20,20 @@
 
 mod chain;
 mod config;
-mod cut;
+mod config_notice;
 mod device;
 mod inflight;
-mod lane;
 mod memory;
-mod notice;
+mod memory_fault;
+mod pending_count;
+mod requests;
 mod ring;
+mod ring_path;
 pub mod server;
-mod serving;
 mod session;
 mod signal;
-mod tally;
 mod volume;
-mod writing;
+mod writer_claim;
 
 pub use bcached_uring::Rings;
 pub use config::GuestBlock;

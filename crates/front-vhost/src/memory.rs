@@ -9,7 +9,7 @@
 //! huge pages, on a disk) may be cut all the same, or the system may have no room for it: then its client is cut off, see `cut.rs`.
 
 use crate::chain::Malformed;
-use crate::cut::Watched;
+use crate::memory_fault::Watched;
 use bcached_port::{Buffer, Stock};
 use rustix::fs::{FileType, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs};
 use std::fs::File;

@@ -6,12 +6,12 @@
 //! the last of them the guest's memory is unmapped. The next VMM is served at once: requests of both are in order, because
 //! the engine carries out overlapping ones as they came in.
 
+use crate::config_notice::Notices;
 use crate::device::{Device, Setup};
-use crate::lane::{Held, Lane};
-use crate::notice::Notices;
-use crate::serving::{Over, Serving};
+use crate::requests::{Over, Serving};
+use crate::ring_path::{Held, Lane};
 use crate::volume::{Control, Order};
-use crate::writing::Writer;
+use crate::writer_claim::Writer;
 use bcached_port::{Bell, Export};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;

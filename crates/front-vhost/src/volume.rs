@@ -1,8 +1,8 @@
 //! One volume's socket and its thread: one VMM after the other.
 
+use crate::pending_count::Tally;
 use crate::server::{Limits, VolumeOptions};
 use crate::session::{clear, notify, serve, wait};
-use crate::tally::Tally;
 use bcached_port::socket::Listening;
 use bcached_port::{Export, ExportTable, Peer, Quiet};
 use bcached_uring::Rings;

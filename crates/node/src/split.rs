@@ -14,8 +14,8 @@ use bcached_format::units::WORD_BYTES;
 use bcached_format::{Geometry, Key, Position};
 
 use crate::extents::{is_hole, push_merged};
-use crate::late::behind;
 use crate::node::Node;
+use crate::pending_keys::behind;
 
 /// The keys that fresh nodes in the place of old ones start with, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -4,12 +4,12 @@
 //! clients are connected. A client keeps the [`Export`] it was given when it connected. A front end sees those volumes only that are to be had by
 //! it: [`ExportTable::by`].
 
-use crate::arrivals::Arrivals;
+use crate::expected_volumes::Arrivals;
+use crate::frontend::{Way, Ways};
 use crate::lock::lock;
 use crate::operation::SECTOR_BYTES;
 use crate::route::Route;
-use crate::way::{Way, Ways};
-use crate::writing::Writing;
+use crate::writer_claim::Writing;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;

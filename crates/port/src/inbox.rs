@@ -1,10 +1,10 @@
 //! Requests of all clients on their way into one engine, in order of arrival.
 
 use crate::Bell;
+use crate::budget_waiters::Waiters;
 use crate::lock::{lock, wait};
 use crate::operation::ClientId;
 use crate::server::Request;
-use crate::waiters::Waiters;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};

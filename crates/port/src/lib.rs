@@ -29,42 +29,42 @@
 //! A volume that goes from one engine to another takes its clients along: they submit by its [`Route`].
 //!
 //! What front ends have in common lies here too: how much of clients' payloads may be in memory and whose ([`budget`]), and which
-//! of all clients may write to a volume ([`writing`]), and what lies over its files ([`loops`]).
+//! of all clients may write to a volume ([`writer_claim`]), and what lies over its files ([`loop_devices`]).
 //!
 //! A client that is gone hurts nobody: its requests are carried out, their replies dropped on arrival.
 #![forbid(unsafe_code)]
 
-mod arrivals;
 pub mod budget;
+mod budget_waiters;
 pub mod client;
 pub mod error;
+mod expected_volumes;
 pub mod export;
+pub mod frontend;
 mod inbox;
 mod lock;
-pub mod loops;
+mod log_limit;
+pub mod loop_devices;
 pub mod operation;
 mod outbox;
-mod quiet;
 pub mod ram;
 pub mod route;
 pub mod server;
 pub mod socket;
-mod waiters;
-pub mod way;
-pub mod writing;
+pub mod writer_claim;
 
-pub use arrivals::Absent;
 pub use bcached_env::{Buffer, Lender, Lent, Payload, Slot, Stock};
 pub use budget::{Budget, Permit, Pool};
 pub use client::{Connector, Full, Replies, Requests};
 pub use error::{Codes, ErrorKind};
+pub use expected_volumes::Absent;
 pub use export::{Export, ExportTable, NoExport, Uuid};
+pub use frontend::{Way, Ways};
+pub use log_limit::Quiet;
 pub use operation::{ClientId, Operation, Reply, SECTOR_BYTES, StatusExtent, VolumeId};
-pub use quiet::Quiet;
 pub use route::Route;
 pub use server::{ReplyTo, Request, Server, open};
-pub use way::{Way, Ways};
-pub use writing::{Claim, HasLeft, Moment, Peer, Writing};
+pub use writer_claim::{Claim, HasLeft, Moment, Peer, Writing};
 
 use std::sync::Arc;
 

@@ -11,12 +11,12 @@
 //! itself, without a lock; not at all if the route has been let go of before.
 
 use crate::Bell;
+use crate::budget_waiters::Waiters;
 use crate::client::{Connector, Replies, Requests};
 use crate::inbox::Inbox;
 use crate::lock::{lock, wait};
 use crate::operation::VolumeId;
 use crate::outbox::Outlet;
-use crate::waiters::Waiters;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
 

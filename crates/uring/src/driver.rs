@@ -5,16 +5,16 @@
 //! first needed; their completions and the bell reach a sleeping driver through one eventfd. It sleeps in the ring, or, where nothing is in that,
 //! with what guests wait to read (`ring/inputs.rs`).
 
-use crate::bell::{FINISHED, GUEST, RUNG, Signals};
+use crate::blocking_io::perform;
+use crate::busy_poll::Spin;
 use crate::clock::{Clock, wall_seconds};
 use crate::counters::{Counters, count};
 use crate::disks::{DiskTable, Disks};
-use crate::guest::Guests;
-use crate::perform::perform;
+use crate::prepared_op::{Action, Work};
 use crate::ring::{Inputs, Reaped, Ring};
-use crate::spin::Spin;
+use crate::ring_client::Guests;
 use crate::threads::Pool;
-use crate::work::{Action, Work};
+use crate::wakeup::{FINISHED, GUEST, RUNG, Signals};
 use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, Op, Time, Token};
 use io_uring::IoUring;
 use std::sync::Arc;

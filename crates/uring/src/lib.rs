@@ -13,36 +13,36 @@
 //! `unsafe` is in five files: `ring.rs` and `caller.rs` (submission), `ioctl.rs` (calls no crate wraps), `note/mapping.rs` (the
 //! shared mapping), `passed.rs` (descriptors known by number).
 
-mod bell;
-mod caller;
+mod blocking_io;
+mod buffer_slots;
+mod busy_poll;
 mod clock;
 mod counters;
 pub mod device;
 mod disks;
 mod driver;
 mod errno;
-pub mod guest;
+mod eventfd_call;
+pub mod inherited_fds;
 mod ioctl;
-mod lasting;
 pub mod memory;
 pub mod note;
-pub mod passed;
-mod perform;
+mod prepared_op;
 pub mod probe;
 mod ring;
+pub mod ring_client;
+mod ring_lifetime;
 mod rings;
-mod slots;
-mod spin;
 mod threads;
 pub mod udev;
-mod work;
+mod wakeup;
 
-pub use bell::Bell;
-pub use caller::Caller;
 pub use counters::Counts;
 pub use device::{Access, Device, DeviceError, DeviceErrorKind, DeviceKind, Holder, Identity, Presence};
 pub use disks::Disks;
-pub use guest::{Command, Guest, Guests, UblkCommand};
+pub use eventfd_call::Caller;
 pub use note::{MappedNote, NoteError, NoteFate, NoteFound, NoteIdentity};
 pub use probe::{Backend, Choice, DriverError, DriverOptions, Opened, open_driver};
+pub use ring_client::{Command, Guest, Guests, UblkCommand};
 pub use rings::Rings;
+pub use wakeup::Bell;

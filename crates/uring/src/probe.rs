@@ -4,12 +4,12 @@
 //! submission, or offer a kernel too old for what the driver relies on. What is refused, and by what, becomes the one
 //! line that the daemon logs.
 
-use crate::bell::{Bell, Signals};
 use crate::disks::Disks;
 use crate::driver::RingDriver;
-use crate::guest::Guests;
 use crate::ring::Inputs;
+use crate::ring_client::Guests;
 use crate::threads::ThreadDriver;
+use crate::wakeup::{Bell, Signals};
 use bcached_env::Driver;
 use io_uring::{IoUring, Probe, opcode};
 use std::ffi::OsString;

@@ -10,22 +10,22 @@
 //! kernel, and each completion makes room.
 #![allow(unsafe_code, reason = "submission entries carry raw pointers into memory the operation owns")]
 
-mod guests;
-mod inputs;
+mod client_reads;
+mod clients;
 
-pub(crate) use inputs::Inputs;
+pub(crate) use client_reads::Inputs;
 
-use crate::bell::Signals;
+use crate::blocking_io::TRANSFER_MAX;
+use crate::buffer_slots::Slots;
 use crate::counters::{Counters, count};
 use crate::device::{Device, DeviceKind};
 use crate::errno::{is_transient, kind_of};
-use crate::lasting::{Apart, Lasting};
-use crate::perform::TRANSFER_MAX;
-use crate::slots::Slots;
-use crate::work::{Action, Work};
+use crate::prepared_op::{Action, Work};
+use crate::ring_lifetime::{Apart, Lasting};
+use crate::wakeup::Signals;
 use bcached_env::{Buffer, Completion, IoErrorKind, Lent, Payload, Slot};
-use guests::{Hosted, OF_APART, OF_GUEST};
-use inputs::INPUTS;
+use client_reads::INPUTS;
+use clients::{Hosted, OF_APART, OF_GUEST};
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};

@@ -1,6 +1,6 @@
 //! Which ring serves which volume.
 
-use crate::guest::Guests;
+use crate::ring_client::Guests;
 use crate::threads::locked;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

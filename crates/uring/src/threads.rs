@@ -5,12 +5,12 @@
 //! form: a device that never answers keeps the threads that wait for it, so a hung backing device can starve the
 //! cache device of threads. The ring has no such limit, which is one reason why it is preferred.
 
-use crate::bell::{FINISHED, RUNG, Signals};
+use crate::blocking_io::perform;
 use crate::clock::{Clock, wall_seconds};
 use crate::counters::Counters;
 use crate::disks::{DiskTable, Disks};
-use crate::perform::perform;
-use crate::work::Work;
+use crate::prepared_op::Work;
+use crate::wakeup::{FINISHED, RUNG, Signals};
 use bcached_env::{Completion, DiskId, DiskInfo, Driver, Event, Op, Time, Token};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;

@@ -4,7 +4,7 @@
 //! if nobody serves it any more (a ublk device that has outlived its daemon) for who looks.
 
 use bcached_front_fuse::mountinfo::{self, Mounted};
-use bcached_port::loops;
+use bcached_port::loop_devices;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -67,7 +67,7 @@ fn below(name: &str) -> Option<Vec<String>> {
 
 /// Of a loop device: the mount that its file is on.
 fn mount_under(name: &str) -> Option<Mounted> {
-    let file = loops::backing_file(Path::new(name))?;
+    let file = loop_devices::backing_file(Path::new(name))?;
     mountinfo::around(&file).ok().flatten()
 }
 

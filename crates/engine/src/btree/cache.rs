@@ -5,8 +5,8 @@
 //! [`NodeCache::change`], for which room was made before; it is evicted only when nobody pins it and it has nothing
 //! unwritten, and was not used for a while.
 
-use crate::btree::by_pointer::ByPointer;
-use crate::btree::unwritten::Unwritten;
+use crate::btree::dirty_leaves::Unwritten;
+use crate::btree::pointer_index::ByPointer;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::rc::Rc;

@@ -19,12 +19,12 @@
 use crate::btree::cache::{Pin, Reserved};
 use crate::btree::replace::{self, Fresh, FreshNode};
 use crate::btree::{Child, load, split};
+use crate::cpu_cost::PIECE_KEYS;
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::Usage;
 use crate::state::{BTREE_RESERVE, State};
-use crate::work::PIECE_KEYS;
 use bcached_format::{BucketId, Position};
 use bcached_node::{Living, belong_together};
 

@@ -2,10 +2,10 @@
 
 use crate::btree::cache::{Found, Pin, Reserved};
 use crate::btree::{Child, write};
+use crate::cpu_cost::{READ_STEP_KEYS, READ_STEP_NS, VISIT_MAX, find_ns};
 use crate::error::{Doing, Error};
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::work::{READ_STEP_KEYS, READ_STEP_NS, VISIT_MAX, find_ns};
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;

@@ -4,30 +4,30 @@
 //! in the same transition the live and dirty counts of their buckets, the volume's dirty count, the journal entry and
 //! the note change with them.
 
-pub mod ahead;
+pub mod background_rewrite;
+pub mod background_walk;
 pub mod budget;
-mod by_pointer;
 pub mod cache;
 pub mod coalesce;
-pub mod count;
-pub mod frontier;
-pub mod frozen;
-mod late;
+pub mod dirty_leaves;
+pub mod frozen_ranges;
 pub mod load;
+mod pending_keys;
+mod pointer_index;
 pub mod replace;
 mod resize;
+mod single_extent;
 pub mod split;
 pub mod unreadable;
-pub mod unwritten;
 pub mod walk;
-mod whole;
+pub mod walk_frontier;
 pub mod write;
 
 use crate::btree::cache::{Gate, Leaf};
+use crate::cpu_cost::{REMOVE_MAX, VISIT_MAX};
 use crate::error::Error;
 use crate::space::Buckets;
 use crate::state::State;
-use crate::work::{REMOVE_MAX, VISIT_MAX};
 use bcached_env::NoteRecord;
 use bcached_format::{Inode, Key, Pointer, Pointers, Position};
 use bcached_node::Place;

@@ -15,11 +15,11 @@
 
 use crate::btree::cache::{Gate, Reserved};
 use crate::btree::write::{self, Sealed};
-use crate::btree::{Child, late};
+use crate::btree::{Child, pending_keys};
+use crate::cpu_cost::PIECE_KEYS;
 use crate::error::Error;
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::work::PIECE_KEYS;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
 use bcached_format::{BucketId, Geometry, Key, Pointer, Pointers, Position};
@@ -57,7 +57,7 @@ pub async fn gate(set: &CacheSet, slots: &[usize], late: impl Fn(&Node) -> usize
     set.with(|s| {
         for slot in slots {
             let most = late(s.nodes.get(*slot).node());
-            late::close(s, *slot, most);
+            pending_keys::close(s, *slot, most);
         }
     });
     // Some wait for it to be full no more.
@@ -90,7 +90,7 @@ pub async fn replace(
     let written = join_all(first_sets.map(|(sector, first)| write::write_set(set, sector, first))).await;
     written.into_iter().collect::<Result<(), Error>>()?;
     let children = fresh.children;
-    late::hand_over(set, old, &mut fresh.nodes[..children]).await;
+    pending_keys::hand_over(set, old, &mut fresh.nodes[..children]).await;
     let new = link(set, old, parent, fresh).await?;
     set.with(|s| {
         old.iter().for_each(|slot| retire(s, *slot));
@@ -113,7 +113,7 @@ async fn link(
     let (slots, append) = set.with(|s| {
         let old_keys: Vec<Key> = old.iter().map(|slot| *s.nodes.get(*slot).node().own()).collect();
         let children = fresh.children;
-        let since = late::since(s, old);
+        let since = pending_keys::since(s, old);
         let (slots, keys) = enter(s, fresh.nodes, since);
         match parent {
             Some((parent, memory)) => {

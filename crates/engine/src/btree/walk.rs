@@ -2,15 +2,15 @@
 //! counted, metadata buckets found (format 15, step 5). Parent before children; leaves are read several at a time.
 //! Nothing of it stays in the node cache.
 
-use crate::btree::frozen::Frozen;
+use crate::btree::frozen_ranges::Frozen;
 use crate::btree::unreadable::Kept;
 use crate::btree::{Child, load};
+use crate::cpu_cost::{COUNT_NS, VISIT_MAX, visit_ns};
 use crate::error::Error;
 use crate::gc::pass::Found;
-use crate::opening::{Opening, WHOLE};
+use crate::open_progress::{Opening, WHOLE};
 use crate::space::Buckets;
 use crate::state::DirtyCounts;
-use crate::work::{COUNT_NS, VISIT_MAX, visit_ns};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Disk, Env, join_all};

@@ -5,13 +5,13 @@
 //! its keys are durable.
 
 use crate::btree::cache::{CachedNode, Gate};
+use crate::cache_writes::Cause;
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::flushes::Turn;
 use crate::state::State;
-use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Payload, Time, join_all};
 use bcached_format::Geometry;

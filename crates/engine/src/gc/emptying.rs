@@ -6,12 +6,12 @@
 //! neighbours lie beside each other afterwards.
 
 use crate::btree::pointer_to_read;
+use crate::cache_writes::Cause;
+use crate::cpu_cost::SORT_MAX;
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, Class, Space, summaries};
-use crate::work::SORT_MAX;
-use crate::written::Cause;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};

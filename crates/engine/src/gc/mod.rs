@@ -10,9 +10,9 @@ pub mod orphans;
 pub mod pass;
 
 use crate::btree::{Attempt, Need};
+use crate::cpu_cost::PIECE_KEYS;
 use crate::space::Buckets;
 use crate::state::State;
-use crate::work::PIECE_KEYS;
 use bcached_format::{Inode, Key, Position};
 
 /// What a walk has come to in a leaf.

@@ -1,13 +1,13 @@
 //! Moves live dirty data out of sparsely filled buckets when buckets run out (how: `gc::emptying`). Clean data in the same buckets is
 //! not moved: it can be read again.
 
+use crate::cpu_cost::BUCKETS_MAX;
 use crate::error::Error;
 use crate::gc::emptying;
 use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::{Bucket, Usage};
 use crate::state::State;
-use crate::work::BUCKETS_MAX;
 use alloc::collections::BTreeSet;
 use bcached_env::Time;
 use bcached_format::BucketId;

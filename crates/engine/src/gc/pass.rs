@@ -11,12 +11,12 @@
 
 use crate::btree::coalesce::coalesce;
 use crate::btree::split::{self, Interior};
+use crate::cpu_cost::VISIT_MAX;
 use crate::error::Error;
 use crate::journal::writer;
 use crate::set::CacheSet;
 use crate::space::Buckets;
 use crate::state::State;
-use crate::work::VISIT_MAX;
 use alloc::vec::Vec;
 use bcached_format::{Key, Pointer, Position};
 use core::time::Duration;

@@ -10,7 +10,8 @@
 
 use crate::btree::budget::REWRITE_NODES;
 use crate::btree::split::Step;
-use crate::btree::{Attempt, Child, Need, ahead, count, load};
+use crate::btree::{Attempt, Child, Need, background_rewrite, background_walk, load};
+use crate::cpu_cost::VISIT_MAX;
 use crate::error::Error;
 use crate::journal::overlay::Next;
 use crate::journal::writer;
@@ -18,7 +19,6 @@ use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::allocator;
 use crate::state::State;
-use crate::work::VISIT_MAX;
 use alloc::vec::Vec;
 use bcached_format::{Key, Position};
 use core::time::Duration;
@@ -69,7 +69,7 @@ pub async fn run(set: CacheSet) {
         });
         set.wake_all();
         if is_news {
-            count::all_is_known(&set).await;
+            background_walk::all_is_known(&set).await;
         }
         if is_stuck && !rests(&set).await {
             return;
@@ -78,7 +78,7 @@ pub async fn run(set: CacheSet) {
     drop(drain);
     set.with(|s| s.overlay.tried(None));
     set.wake_all();
-    count::all_is_known(&set).await;
+    background_walk::all_is_known(&set).await;
 }
 
 /// Whether all keys that are left are of damaged leaves that nobody reads any more.
@@ -232,7 +232,7 @@ async fn put(set: &CacheSet, key: &Key) -> Result<Option<Position>, Error> {
 /// Sees to it that the leaf for `at` takes `words` more. False: there are no buckets for that. Others may put what they need meanwhile.
 async fn make_room(set: &CacheSet, at: Position, words: usize) -> Result<bool, Error> {
     loop {
-        match ahead::step(set, at, words).await? {
+        match background_rewrite::step(set, at, words).await? {
             Some(Step::Done) | None => return Ok(true),
             Some(Step::Parent) => {}
             Some(Step::NoBuckets) => {

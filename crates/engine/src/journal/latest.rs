@@ -1,7 +1,7 @@
 //! What a stretch of the journal comes to: of each place the last that was said of it, in the order of the places. So a replay comes to
 //! each leaf once, and not once for each of its keys.
 
-use crate::work::{MERGE_MAX, MERGE_NS};
+use crate::cpu_cost::{MERGE_MAX, MERGE_NS};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_env::Env;

@@ -8,12 +8,12 @@
 //! Each holds its journal entry and its buckets as if it were in a leaf that is not written. A key is taken from here in the transition that
 //! puts it there, and never comes back: what enters the leaf later is newer.
 
+use crate::backoff::Tries;
 use crate::btree::{Attempt, Content, Need, Piece, Record, live_pointers};
 use crate::error::Error;
 use crate::journal::latest::{Latest, rest_of};
 use crate::journal::replay::is_void;
 use crate::state::State;
-use crate::tries::Tries;
 use alloc::collections::BTreeMap;
 use bcached_format::{Inode, Key, Position};
 

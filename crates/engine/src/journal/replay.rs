@@ -11,6 +11,7 @@
 //! [`latest`]: crate::journal::latest
 
 use crate::btree::{Child, Record, load, walk};
+use crate::cpu_cost::{SORT_MAX, SORT_NS, VISIT_MAX};
 use crate::error::{Doing, Error};
 use crate::journal::latest::Latest;
 use crate::journal::scan::Entry;
@@ -18,7 +19,6 @@ use crate::journal::{drain, writer};
 use crate::set::{CacheSet, Duty};
 use crate::space::Buckets;
 use crate::state::State;
-use crate::work::{SORT_MAX, SORT_NS, VISIT_MAX};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Env, NoteRecord};

@@ -2,8 +2,8 @@
 //! needs is kept (format 9.3). A journal may hold many laps; what the newest entry met so far does not need is let go at
 //! once.
 
+use crate::cpu_cost::entry_ns;
 use crate::error::{Doing, Error};
-use crate::work::entry_ns;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env, join_all};

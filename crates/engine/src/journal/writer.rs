@@ -2,12 +2,12 @@
 //! before it is durable too.
 
 use crate::btree::write;
+use crate::cache_writes::Cause;
 use crate::error::Error;
 use crate::journal::ring::Closed;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::state::State;
-use crate::written::Cause;
 use bcached_env::{Payload, Time};
 use bcached_format::jset::{JSET_BYTES_MAX, JsetHeader, seal_into};
 

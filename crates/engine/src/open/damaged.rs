@@ -6,11 +6,11 @@
 //! bucket that was never used. A set without enough of them is refused: nothing says what may be written to.
 
 use super::recover::Before;
-use crate::btree::frozen::Frozen;
+use crate::btree::frozen_ranges::Frozen;
 use crate::btree::walk::Findings;
+use crate::cpu_cost::{BUCKET_NS, BUCKETS_MAX, summary_ns};
 use crate::space::reserve::{self, Proven, needed};
 use crate::space::{Buckets, OpenBuckets, Usage, prios};
-use crate::work::{BUCKET_NS, BUCKETS_MAX, summary_ns};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};

@@ -5,8 +5,9 @@ use super::{
     next_superblock, reserve_unreferenced,
 };
 use crate::btree::budget::Shares;
-use crate::btree::frontier::Frontier;
+use crate::btree::walk_frontier::Frontier;
 use crate::btree::{Child, load, write};
+use crate::cache_writes::Cause;
 use crate::error::{Doing, Error};
 use crate::gc;
 use crate::journal::{Journal, scan, writer};
@@ -17,7 +18,6 @@ use crate::space::{Buckets, Usage, allocator, prios, reserve};
 use crate::state::{DirtyCounts, PrioChains};
 use crate::uuids::{self, UuidTable};
 use crate::volume::record;
-use crate::written::Cause;
 use alloc::boxed::Box;
 use bcached_env::{Buffer, Disk, Env, Note};
 use bcached_format::{

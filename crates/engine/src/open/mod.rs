@@ -12,14 +12,15 @@ mod recover;
 
 use crate::btree::budget::{Shares, node_budget_min};
 use crate::btree::cache::NodeCache;
-use crate::btree::frontier::Frontier;
-use crate::btree::frozen::Frozen;
+use crate::btree::frozen_ranges::Frozen;
 use crate::btree::unreadable::Unreadable;
+use crate::btree::walk_frontier::Frontier;
 use crate::btree::{Child, write};
+use crate::cpu_cost::Work;
 use crate::error::Error;
 use crate::gc::{self, moving::Rounds};
-use crate::given_up::{self, Losses};
 use crate::journal::{Journal, overlay::Overlay, writer};
+use crate::lost_acks::{self, Losses};
 use crate::options::Options;
 use crate::phases::Phases;
 use crate::policy::{Congestion, Wear};
@@ -32,8 +33,7 @@ use crate::state::{BTREE_RESERVE, DirtyCounts, PrioChains, State};
 use crate::stats::Stats;
 use crate::uuids::UuidTable;
 use crate::volume::{Volumes, record};
-use crate::work::Work;
-use crate::writeback::room::Room;
+use crate::writeback::dirty_throttle::Room;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::rc::Rc;
@@ -287,7 +287,7 @@ async fn abandon_unless(set: CacheSet, opened: Result<(), Error>) -> Result<Cach
 async fn finish(set: &CacheSet) {
     set.with(|s| {
         // From here on nobody else is told.
-        s.losses.before = given_up::by_volume(&s.note.given_up(), &s.uuids);
+        s.losses.before = lost_acks::by_volume(&s.note.given_up(), &s.uuids);
         // What it held is durable now, and the superblock says that a new session has begun.
         s.note.begin(s.superblock.session());
         s.note_held = false;

@@ -9,8 +9,9 @@ use super::{
     journal_sectors, next_superblock, reserve_unreferenced, start_tasks,
 };
 use crate::btree::budget::Shares;
-use crate::btree::frontier::Frontier;
-use crate::btree::{Child, count, load, walk, write};
+use crate::btree::walk_frontier::Frontier;
+use crate::btree::{Child, background_walk, load, walk, write};
+use crate::cache_writes::Cause;
 use crate::error::{Doing, Error};
 use crate::gc::pass::Found;
 use crate::journal::scan::Entry;
@@ -24,7 +25,6 @@ use crate::space::{Buckets, Usage};
 use crate::state::{DirtyCounts, PrioChains};
 use crate::uuids;
 use crate::volume::record;
-use crate::written::Cause;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -224,7 +224,7 @@ async fn take_over(
     if !set.with(|s| s.frontier.is_complete()) {
         // What is proven free is handed out from here on. Whoever wants more waits for the walk.
         prios::store(set).await.map_err(first_reason)?;
-        set.spawn(Duty::Allocating, count::run);
+        set.spawn(Duty::Allocating, background_walk::run);
     }
     let replaying = set.begin(Phase::Replay);
     replay::apply(set, pending).await.map_err(first_reason)?;

@@ -15,7 +15,7 @@
 //! other, so a block that is read again and again holds one place and not all of them.
 
 use crate::policy::lists::{Lists, Rank};
-use crate::sorted::Sorted;
+use crate::sorted_map::Sorted;
 use alloc::vec;
 use alloc::vec::Vec;
 use bcached_env::Time;

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::request::uncached::in_turn;
 use crate::request::{Range, Target, holes, write};
 use crate::set::CacheSet;
-use crate::writeback::company::beside;
+use crate::writeback::contention::beside;
 
 /// Gives up the content of a range.
 pub async fn discard(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {

@@ -6,17 +6,17 @@
 
 use crate::btree::cache::Leaf;
 use crate::btree::{Attempt, Need, Record};
+use crate::cache_writes::Cause;
+use crate::request::inflight::Kept;
 use crate::request::insert::{self, Chunk, Left};
 use crate::request::parked::{self, Clean};
 use crate::request::ranges::Claim;
-use crate::request::under_way::Kept;
 use crate::request::{REQUESTS_MAX, Range, Target};
 use crate::set::CacheSet;
 use crate::space::Class;
 use crate::state::State;
 use crate::volume::VolumeId;
 use crate::volume::epoch::Stamp;
-use crate::written::Cause;
 use bcached_env::{Buffer, IoError, Payload, Time};
 use bcached_format::Key;
 

@@ -2,14 +2,14 @@
 //! (format 14, rule 1), and a failed write is never indexed.
 
 use crate::btree::{Attempt, Need, Record, pointer_to_read};
+use crate::cache_writes::Cause;
 use crate::error::{Doing, Error};
-use crate::few::Few;
 use crate::request::ranges::Claim;
 use crate::request::{Range, Target, write};
 use crate::set::CacheSet;
+use crate::short_list::Few;
 use crate::space::{Class, Space};
 use crate::state::State;
-use crate::written::Cause;
 use bcached_env::{IoError, Payload, join_all};
 use bcached_format::{Key, Pointer, Position};
 

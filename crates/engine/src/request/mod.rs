@@ -19,20 +19,20 @@
 //! | `parked` | clean data that waits for the backing device's flush |
 //! | `uncached` | how a volume goes on without its cache |
 
-mod at_once;
 pub mod bypass;
 pub mod discard;
+mod fast_hit;
+mod fast_miss;
+mod fast_write;
 mod fill;
 pub mod flush;
 pub mod holes;
+pub mod inflight;
 pub mod insert;
-mod miss_at_once;
 pub mod parked;
-mod put_at_once;
 pub mod ranges;
 pub mod read;
 pub mod uncached;
-pub mod under_way;
 pub mod write;
 pub mod zeroes;
 
@@ -49,9 +49,9 @@ use bcached_format::{CacheMode, Inode};
 use bypass::Bypass;
 use core::cell::Cell;
 use core::time::Duration;
+use inflight::Rest;
 use ranges::Claim;
 use uncached::or_uncached;
-use under_way::Rest;
 
 /// Requests in flight at once, at most, for which the engine is made: whoever brings them sees to that.
 ///

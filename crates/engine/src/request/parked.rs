@@ -1,6 +1,7 @@
 //! Clean data that is in the cache but not in the tree: the backing device's copy is not durable yet. After a flush
 //! of the backing device it enters the tree; the task here flushes when nobody else does.
 
+use crate::cpu_cost::PARKED_PIECE;
 use crate::request::insert::Chunk;
 use crate::request::ranges::{Claim, Parked};
 use crate::request::{Target, flush, insert, release};
@@ -8,7 +9,6 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::VolumeId;
 use crate::volume::epoch::Stamp;
-use crate::work::PARKED_PIECE;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key};
 use core::time::Duration;

@@ -3,16 +3,16 @@
 
 use crate::btree::{Attempt, Content, Piece, pointer_to_read};
 use crate::error::{Doing, Error};
-use crate::few::Few;
 use crate::latency::Path;
 use crate::request::fill::{self, Fill};
 use crate::request::ranges::Claim;
 use crate::request::{Range, Target, flush, insert, write};
 use crate::set::CacheSet;
+use crate::short_list::Few;
 use crate::space::flushes::Running;
 use crate::state::State;
 use crate::volume::epoch::Begun;
-use crate::writeback::company::beside;
+use crate::writeback::contention::beside;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, IoError, IoErrorKind, Time, join_all};

@@ -14,6 +14,7 @@
 //! and the sector changes its value without a write.
 
 use crate::btree::{Attempt, Record};
+use crate::cache_writes::Cause;
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::latency::Path;
@@ -29,9 +30,8 @@ use crate::space::Class;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::volume::epoch::{Begun, Epoch, Stamp};
 use crate::volume::{Volume, record};
-use crate::writeback::company::beside;
-use crate::writeback::room;
-use crate::written::Cause;
+use crate::writeback::contention::beside;
+use crate::writeback::dirty_throttle;
 use bcached_env::{Buffer, IoError, Payload};
 use bcached_format::{BackingState, CacheMode, Inode};
 
@@ -66,7 +66,7 @@ pub async fn write(
     let write = async |target: &Target| write_anywhere(set, target, range, payload.clone(), fua).await;
     let blocks = target.whole_blocks(range);
     let claim = queue(set, target, blocks)?;
-    room::wait(set, target, blocks).await;
+    dirty_throttle::wait(set, target, blocks).await;
     let written = from_queue(set, target, claim, write).await;
     if written.is_ok() {
         set.with(|s| s.stats.write_bytes += length);

@@ -24,7 +24,7 @@ use crate::request::{Range, Target, flush, holes, write};
 use crate::set::CacheSet;
 use crate::volume::epoch::Stamp;
 use crate::volume::zeroings::Number;
-use crate::writeback::company::beside;
+use crate::writeback::contention::beside;
 use bcached_env::{Buffer, DiskInfo, IoErrorKind, Payload};
 use core::cell::Cell;
 

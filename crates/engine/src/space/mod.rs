@@ -13,13 +13,13 @@
 //! bring back names it; so it can also be discarded there. It is invalidated only when nothing dirty points to it, no I/O is in flight to it, and the
 //! journal entry that took its last dirty pointer away is durable.
 
-pub mod ages;
 pub mod allocator;
 pub mod buckets;
 pub mod discards;
 pub mod flushes;
 pub mod free;
 pub mod open_buckets;
+pub mod priority_stats;
 pub mod prios;
 pub mod reserve;
 pub mod shortage;

@@ -3,7 +3,7 @@
 //!
 //! What will be dirty leaves room at the bucket's end for a summary of it (`space::summaries`), if that is small beside the bucket.
 
-use crate::sorted::Sorted;
+use crate::sorted_map::Sorted;
 use crate::space::buckets::{Buckets, Usage};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;

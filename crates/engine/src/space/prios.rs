@@ -1,14 +1,14 @@
 //! Storing generations and priorities: a chain of blocks into the spare buckets, last one first, then a journal entry
 //! that names the first (format 10). The former chain becomes the spare one when that entry is durable.
 
+use crate::cache_writes::Cause;
+use crate::cpu_cost::{priorities_ns, sum_ns};
 use crate::error::{Doing, Error};
 use crate::journal::writer;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Buckets, Usage, buckets};
 use crate::state::State;
-use crate::work::{priorities_ns, sum_ns};
-use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env};
 use bcached_format::checksum::{CHECKSUM_BYTES, Sum};

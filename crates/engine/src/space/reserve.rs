@@ -16,14 +16,14 @@
 //! [`PrioChains::marks_reserve`]: crate::state::PrioChains
 
 use crate::btree::walk::pause;
+use crate::cache_writes::Cause;
+use crate::cpu_cost::VISIT_MAX;
 use crate::error::{Doing, Error};
 use crate::journal::scan::Entry;
 use crate::set::CacheSet;
 use crate::space::Usage;
 use crate::space::prios::{self, Stored};
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
-use crate::work::VISIT_MAX;
-use crate::written::Cause;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, Env, NoteRecord, join_all};

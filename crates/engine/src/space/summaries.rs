@@ -4,9 +4,9 @@
 //! Nothing waits for a summary. It is written without a flush, may be lost or be of another life of its bucket, and says only
 //! where to look: what is still in the bucket, the tree is asked. Only of what a damaged node names it is taken at its word (`btree::frozen`).
 
+use crate::cache_writes::Cause;
 use crate::set::CacheSet;
 use crate::space::Closed;
-use crate::written::Cause;
 use alloc::vec::Vec;
 use bcached_env::{Buffer, join_all};
 use bcached_format::summary::{self, Extent};

@@ -16,10 +16,10 @@ use crate::set::CacheSet;
 use crate::state::State;
 use crate::volume::epoch::Stamp;
 use crate::writeback::copy::{self, Copied};
+use crate::writeback::failed_extents::{PLACES_MAX, Parts};
 use crate::writeback::pace::Size;
-use crate::writeback::places::{PLACES_MAX, Parts};
+use crate::writeback::stall_reason::Round;
 use crate::writeback::stripes;
-use crate::writeback::trouble::Round;
 use alloc::vec::Vec;
 use bcached_format::Key;
 

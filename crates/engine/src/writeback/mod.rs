@@ -14,15 +14,15 @@
 //! | `trouble` | why data cannot be written back |
 //! | `places` | where it cannot, and when that is tried again |
 
-pub mod age;
 pub mod batch;
-pub mod company;
+pub mod contention;
 pub mod copy;
+pub mod dirty_age;
+pub mod dirty_throttle;
+pub mod failed_extents;
 pub mod pace;
-pub mod places;
 pub mod rate;
-pub mod room;
+pub mod stall_reason;
 pub mod stripes;
 pub mod task;
-pub mod trouble;
 pub mod urgent;

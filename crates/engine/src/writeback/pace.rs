@@ -5,7 +5,7 @@ use crate::options::VolumeOptions;
 use crate::request::Target;
 use crate::state::{BTREE_RESERVE, MOVING_RESERVE, State};
 use crate::volume::VolumeId;
-use crate::writeback::age::Age;
+use crate::writeback::dirty_age::Age;
 use crate::writeback::rate::{self, Measured, Rate, UNLIMITED};
 use bcached_env::Time;
 use core::time::Duration;

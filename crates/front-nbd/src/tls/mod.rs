@@ -3,8 +3,8 @@
 //! Certificates, ciphers and records are rustls's. A connection in TLS is one state that both of its threads need; whoever has it only computes
 //! meanwhile, and waits for the socket without it ([`stream`]).
 
+mod errors;
 mod stream;
-mod words;
 
 pub(crate) use stream::{Receiving, Sending};
 
@@ -94,14 +94,14 @@ impl Tls {
                 builder.with_client_cert_verifier(verifier.map_err(TlsError::Authorities)?)
             }
         };
-        let kind = words::kind_of(&key);
+        let kind = errors::kind_of(&key);
         let mut config = builder.with_single_cert(chain, key).map_err(|source| match source {
             rustls::Error::InconsistentKeys(_) => TlsError::OtherKey,
             rustls::Error::InvalidCertificate(source) => TlsError::Unusable {
                 part: Part::Certificate,
-                why: words::of_certificate(&source).into_owned(),
+                why: errors::of_certificate(&source).into_owned(),
             },
-            source => TlsError::Unusable { part: Part::Key, why: words::of_key(kind, &source) },
+            source => TlsError::Unusable { part: Part::Key, why: errors::of_key(kind, &source) },
         })?;
         // Connections last: nobody would resume one, and so nothing of one is kept.
         config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -129,7 +129,7 @@ fn roots(authorities: &[u8]) -> Result<RootCertStore, TlsError> {
     for authority in certificates(authorities, Part::Authorities)? {
         roots.add(authority).map_err(|source| {
             let why = match &source {
-                rustls::Error::InvalidCertificate(source) => words::of_certificate(source).into_owned(),
+                rustls::Error::InvalidCertificate(source) => errors::of_certificate(source).into_owned(),
                 other => other.to_string(),
             };
             TlsError::Unusable { part: Part::Authorities, why }

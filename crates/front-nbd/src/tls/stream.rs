@@ -7,7 +7,7 @@
 //! **Bounded.** What came and was not read is at most a record and one piece, what is to go [`PIECE_BYTES`]; a handshake has 64 KiB for
 //! its longest message, which is rustls's own limit.
 
-use crate::pace::Pace;
+use crate::peer_timeouts::Pace;
 use crate::socket::{Patience, Socket};
 use rustls::ServerConnection;
 use std::io::{self, ErrorKind, IoSlice, Read as _, Write as _};
@@ -89,7 +89,7 @@ fn decrypt(connection: &mut ServerConnection, mut bytes: &[u8]) -> io::Result<us
         // It has said that nothing more comes.
         return Err(ErrorKind::UnexpectedEof.into());
     }
-    connection.process_new_packets().map_err(super::words::of_peer)?;
+    connection.process_new_packets().map_err(super::errors::of_peer)?;
     Ok(taken)
 }
 

@@ -6,7 +6,7 @@
 //! it only on some file systems and since Linux 6.1.
 
 use super::{DeviceErrorKind, DeviceKind, Identity};
-use crate::work::SECTOR;
+use crate::prepared_op::SECTOR;
 use bcached_env::Buffer;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 use rustix::io::Errno;

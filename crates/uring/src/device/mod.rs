@@ -305,7 +305,7 @@ impl Device {
     pub fn capacity(&self) -> Result<u64, DeviceError> {
         let bytes = limits::size(&self.file, self.kind).map_err(|kind| self.error(kind))?;
         let block = u64::from(self.logical_block_sectors.load(Ordering::Relaxed));
-        Ok(bytes / crate::work::SECTOR / block * block)
+        Ok(bytes / crate::prepared_op::SECTOR / block * block)
     }
 
     /// From now on the device is said to have so many sectors, because it was seen to, or because nobody needs more: then somebody may
@@ -392,7 +392,7 @@ impl Device {
 
     /// True if the device takes memory as requests of a block device of ours bring it: that begins at sectors, as the kernel sees to.
     pub(crate) fn takes_lent(&self) -> bool {
-        self.memory_alignment.load(Ordering::Relaxed) as u64 <= crate::work::SECTOR
+        self.memory_alignment.load(Ordering::Relaxed) as u64 <= crate::prepared_op::SECTOR
     }
 
     /// Where to go on after a transfer of `got` bytes at `done`, of which `target` was the aim; `None` if no way
@@ -403,7 +403,7 @@ impl Device {
             return Some(reached);
         }
         let block = self.logical_block_sectors.load(Ordering::Relaxed);
-        let block = usize::try_from(u64::from(block) * crate::work::SECTOR).ok()?;
+        let block = usize::try_from(u64::from(block) * crate::prepared_op::SECTOR).ok()?;
         let next = if self.is_direct() { reached / block * block } else { reached };
         (next > done).then_some(next)
     }

@@ -4,7 +4,7 @@
 //! so that nothing around them is ever rewritten.
 
 use super::{Device, DeviceError, DeviceErrorKind};
-use crate::work::SECTOR;
+use crate::prepared_op::SECTOR;
 use bcached_env::Buffer;
 use rustix::io::Errno;
 

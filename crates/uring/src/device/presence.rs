@@ -68,7 +68,7 @@ mod tests {
     use super::*;
     use crate::Access;
     use crate::counters::Counters;
-    use crate::work::Work;
+    use crate::prepared_op::Work;
     use bcached_env::{Buffer, IoErrorKind, Op, Token};
     use std::sync::Arc;
 

@@ -19,7 +19,7 @@
 //! look and the write to its very end.
 
 use super::{Device, DeviceKind, limits};
-use crate::work::{Action, SECTOR};
+use crate::prepared_op::{Action, SECTOR};
 use bcached_env::IoErrorKind;
 use std::sync::OnceLock;
 

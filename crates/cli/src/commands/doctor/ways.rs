@@ -3,7 +3,7 @@
 use super::Item;
 use super::system::System;
 use bcached_front_dev::Rung;
-use bcached_front_dev::rung::choose;
+use bcached_front_dev::methods::choose;
 use bcached_front_ublk::{Features, Orphan, Unavailable};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

@@ -6,14 +6,14 @@ use super::starting::start_fuse;
 use super::{Fronts, Running, links, remove_devices, sentence, users_of_device};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use bcached_front_dev::rung::choose;
+use bcached_front_dev::methods::choose;
 use bcached_front_dev::server::Connect;
 use bcached_front_dev::{Connection, DevServer, Rung, Served, Under, detach};
 use bcached_front_fuse::{self as fuse, FuseServer};
 use bcached_front_nbd::{self as nbd, NbdServer};
 use bcached_front_ublk::table::{Changed, News, StillThere};
 use bcached_front_ublk::{DeviceState, UblkServer};
-use bcached_port::{Export, ExportTable, Way, Ways, loops};
+use bcached_port::{Export, ExportTable, Way, Ways, loop_devices};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -280,7 +280,7 @@ impl Fronts {
         }
         let Ok(mount) = fuse::absolute(mount) else { return };
         // The mount's end takes its name from them.
-        let left = loops::over(&mount);
+        let left = loop_devices::over(&mount);
         if let Err(error) = fuse::clear_stale(&mount) {
             tracing::warn!(event = "device-left", "{}: {}", mount.display(), sentence(&error));
             return;

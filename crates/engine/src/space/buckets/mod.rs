@@ -18,13 +18,13 @@ mod slots;
 pub use search::Invalidated;
 pub use slots::BYTES_PER_BUCKET;
 
+use crate::cpu_cost::BUCKETS_MAX;
 use crate::error::Error;
 use crate::policy::{Place, Rank, Victims};
 use crate::set::CacheSet;
 use crate::space::flushes::{Running, Turn};
 use crate::space::{Flushes, FreeList};
 use crate::state::State;
-use crate::work::BUCKETS_MAX;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_format::prio::{self, PRIO_FRESH};

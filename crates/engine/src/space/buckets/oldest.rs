@@ -1,7 +1,7 @@
 //! The oldest generation of each bucket that a key of the tree carries, as far as it is known.
 
 use super::{Buckets, STALE_MAX, slot};
-use crate::work::BUCKETS_MAX;
+use crate::cpu_cost::BUCKETS_MAX;
 use bcached_format::{BucketId, Gen, Pointer};
 
 impl Buckets {

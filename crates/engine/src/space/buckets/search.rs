@@ -1,7 +1,7 @@
 //! The search for buckets whose data is given up.
 
 use super::{Buckets, STALE_MAX, Usage};
-use crate::work::BUCKETS_MAX;
+use crate::cpu_cost::BUCKETS_MAX;
 use alloc::vec::Vec;
 use bcached_format::BucketId;
 

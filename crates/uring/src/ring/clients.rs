@@ -4,9 +4,9 @@
     reason = "their commands and the polls of their rings are submitted, which refer to no memory"
 )]
 
-use super::{Ring, inputs::Inputs, poll_in};
-use crate::guest::Guest;
-use crate::lasting::Apart;
+use super::{Ring, client_reads::Inputs, poll_in};
+use crate::ring_client::Guest;
+use crate::ring_lifetime::Apart;
 use bcached_env::Slot;
 use io_uring::types::Fd;
 use io_uring::{IoUring, opcode};

@@ -1,8 +1,8 @@
 //! Loop devices over files of a FUSE mount that is ours. Another process, `losetup`, has them set up and taken away, for the reason in the
 //! crate's description; what there is of them the kernel tells in `/sys/block`, which asks no file system.
 
-use crate::helper;
-use bcached_port::{Export, SECTOR_BYTES, loops};
+use crate::helper_program;
+use bcached_port::{Export, SECTOR_BYTES, loop_devices};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub(crate) fn probe() -> Result<(), String> {
             },
         )?;
     }
-    helper::run("losetup", &["--version"], LIMIT).map(drop)
+    helper_program::run("losetup", &["--version"], LIMIT).map(drop)
 }
 
 impl LoopDevice {
@@ -48,7 +48,7 @@ impl LoopDevice {
         }
         let name = text(file)?;
         arguments.push(name);
-        let said = helper::run("losetup", &arguments, LIMIT)?;
+        let said = helper_program::run("losetup", &arguments, LIMIT)?;
         // A warning may stand before it.
         let path = said.rsplit("; ").next().unwrap_or_default();
         if !path.starts_with("/dev/") {
@@ -63,12 +63,12 @@ impl LoopDevice {
 
     /// Nobody has detached it.
     pub(crate) fn is_there(&self) -> bool {
-        loops::backing_file(&self.path).is_some_and(|file| is_of(&file, &self.file))
+        loop_devices::backing_file(&self.path).is_some_and(|file| is_of(&file, &self.file))
     }
 
     /// The file has another size now.
     pub(crate) fn resize(&self) -> Result<(), String> {
-        helper::run("losetup", &["--set-capacity", text(&self.path)?], LIMIT).map(drop)
+        helper_program::run("losetup", &["--set-capacity", text(&self.path)?], LIMIT).map(drop)
     }
 
     /// Takes it away. Who has it open keeps it, and the kernel takes it away after him.
@@ -96,7 +96,7 @@ impl LoopDevice {
 /// # Errors
 /// What `losetup` says.
 pub fn detach(device: &Path) -> Result<(), String> {
-    helper::run("losetup", &["--detach", text(device)?], LIMIT).map(drop)
+    helper_program::run("losetup", &["--detach", text(device)?], LIMIT).map(drop)
 }
 
 /// The kernel's name for a file. One whose mount has ended may have lost its name.

@@ -17,7 +17,7 @@
 use crate::counters::{Counters, count};
 use crate::device::{Device, DeviceKind};
 use crate::errno::{is_transient, kind_of};
-use crate::work::{Action, Work};
+use crate::prepared_op::{Action, Work};
 use bcached_env::{Buffer, Completion, Lent};
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};

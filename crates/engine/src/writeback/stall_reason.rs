@@ -1,5 +1,5 @@
 //! Why the dirty data of a volume, or a part of it, cannot be written back: for those who look. What has to do with a place of the
-//! data stands on the list of [`places`](super::places). The rest, a leaf that cannot be read or a flush that fails, is tried again by
+//! data stands on the list of [`failed_extents`](super::places). The rest, a leaf that cannot be read or a flush that fails, is tried again by
 //! each sweep, and stands here until write-back has come past it again without meeting it.
 
 use crate::error::Error;

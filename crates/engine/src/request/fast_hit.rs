@@ -3,9 +3,9 @@
 
 use crate::btree::Content;
 use crate::btree::cache::Leaf;
-use crate::request::miss_at_once::Missing;
+use crate::request::fast_miss::Missing;
+use crate::request::inflight::{Asks, Begun, Kept, Whom};
 use crate::request::read::{self, Cached, Ended, Sources};
-use crate::request::under_way::{Asks, Begun, Kept, Whom};
 use crate::request::{Range, Reply, Request, Target};
 use crate::set::CacheSet;
 use crate::state::State;

@@ -11,14 +11,14 @@
 //!
 //! [`CacheSet::walked`]: crate::set::CacheSet::walked
 
+use crate::backoff::Tries;
 use crate::btree::{Attempt, Child, Need, load, walk};
+use crate::cpu_cost::PIECE_KEYS;
 use crate::error::Error;
 use crate::gc::pass::Found;
-use crate::opening::WHOLE;
+use crate::open_progress::WHOLE;
 use crate::space::{Buckets, Usage};
 use crate::state::State;
-use crate::tries::Tries;
-use crate::work::PIECE_KEYS;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key, Pointer, Position};

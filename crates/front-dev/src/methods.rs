@@ -1,6 +1,6 @@
 //! The ways to a block device, from the best down, and whether this machine has them: found by trying, each within moments.
 
-use crate::{loops, nbd};
+use crate::{loop_devices, nbd};
 use bcached_front_ublk::Features;
 use std::fmt;
 
@@ -54,7 +54,7 @@ impl Rung {
         match self {
             Self::Ublk => Features::probe().map(drop).map_err(|why| why.to_string()),
             Self::Nbd => nbd::probe(),
-            Self::Loop => loops::probe(),
+            Self::Loop => loop_devices::probe(),
         }
     }
 }

@@ -4,9 +4,9 @@
 //! Who has begun a request is waited for, and everything that was asked is answered first. What cannot be taken along ends as when a server
 //! stops: a connection in TLS, whose keys are nobody else's, and one that is served by its threads alone, which wait in the socket.
 
+use crate::accept::Newcomer;
 use crate::connection::Caller;
 use crate::endpoint::Bound;
-use crate::newcomer::Newcomer;
 use crate::proto::handshake::{Agreed, Offer};
 use crate::proto::request::Session;
 use crate::server::{Client, Connections, Live, NbdServer, Served, Shared};

@@ -229,7 +229,7 @@ mod tests {
             return;
         }
         let mut child = Command::new(std::env::current_exe().expect("a program"));
-        child.args(["--exact", "cut::tests::elsewhere_the_signal_does_what_it_did"]);
+        child.args(["--exact", "memory_fault::tests::elsewhere_the_signal_does_what_it_did"]);
         let ended = child.env(CHILD, "1").output().expect("runs");
         assert_eq!(ended.status.signal(), Some(libc::SIGBUS));
     }

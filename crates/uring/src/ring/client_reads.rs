@@ -10,8 +10,8 @@
 //! looks every few turns (`driver.rs`).
 #![allow(unsafe_code, reason = "a poll is submitted, which refers to no memory")]
 
-use super::{Ring, guests::Hosted, poll_in};
-use crate::bell::Signals;
+use super::{Ring, clients::Hosted, poll_in};
+use crate::wakeup::Signals;
 use io_uring::opcode;
 use io_uring::types::Fd;
 use rustix::event::{Timespec, epoll};

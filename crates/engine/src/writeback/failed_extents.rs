@@ -9,7 +9,7 @@
 //! waits as long as they do.
 
 use crate::error::Error;
-use crate::writeback::age::DirtyAge;
+use crate::writeback::dirty_age::DirtyAge;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_env::Time;

@@ -6,15 +6,15 @@
 //! cannot do without a bucket, or must know what is dirty, does not wait for that for ever. One that is damaged is tried a few times, and then
 //! passed by, with what follows from that (`btree::frozen`). What contradicts itself fails the set, as it would have refused the start.
 
-use crate::btree::{frontier::Step, load};
+use crate::btree::{load, walk_frontier::Step};
+use crate::cpu_cost::VISIT_MAX;
 use crate::error::Error;
 use crate::phases::Phase;
 use crate::set::CacheSet;
 use crate::space::{Usage, summaries};
 use crate::state::State;
 use crate::volume::{Volume, VolumeId, record};
-use crate::work::VISIT_MAX;
-use crate::writeback::trouble::WritebackTrouble;
+use crate::writeback::stall_reason::WritebackTrouble;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use bcached_format::{BackingState, BucketId};

@@ -4,19 +4,19 @@
 
 use crate::btree::cache::Leaf;
 use crate::btree::{Attempt, Record};
+use crate::cache_writes::Cause;
 use crate::error::{Doing, Error};
 use crate::latency::Path;
+use crate::request::inflight::{Asks, Begun, Kept, Whom};
 use crate::request::insert::{Chunk, Left};
 use crate::request::ranges::Claim;
 use crate::request::uncached::from_queue;
-use crate::request::under_way::{Asks, Begun, Kept, Whom};
 use crate::request::write::{self, Survey, Way};
 use crate::request::{Range, Reply, Request, Target};
 use crate::set::CacheSet;
 use crate::space::Class;
 use crate::state::State;
 use crate::volume::epoch::Asked;
-use crate::written::Cause;
 use bcached_env::{IoError, Payload, Time};
 use bcached_format::{Key, Position};
 use core::cell::Cell;

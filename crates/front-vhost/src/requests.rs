@@ -11,9 +11,9 @@
 
 use crate::chain::{Command, IOERR, Malformed, OK, Parsed, parse};
 use crate::memory::{GuestMemory, Mapped, Segments};
+use crate::pending_count::{Tally, Ticket};
 use crate::ring::{Head, Ring, RingError};
-use crate::tally::{Tally, Ticket};
-use crate::writing::{Permit, Writer};
+use crate::writer_claim::{Permit, Writer};
 use bcached_port::{
     ErrorKind, Export, ExportTable, Full, Operation, Payload, Quiet, Replies, Reply, Requests, Route, Stock,
 };

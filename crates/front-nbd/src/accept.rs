@@ -2,7 +2,7 @@
 //! system's own kernel is handed one that needs no handshake.
 
 use crate::connection::{Caller, serve};
-use crate::left::State;
+use crate::handoff::State;
 use crate::proto::handshake::{Offer, transmission_flags};
 use crate::server::{Client, Ending, Live, NbdServer, Served, Shared};
 use crate::socket::Socket;

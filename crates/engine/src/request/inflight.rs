@@ -6,10 +6,10 @@
 
 use crate::error::Error;
 use crate::policy::Client;
-use crate::request::at_once::Hit;
+use crate::request::fast_hit::Hit;
+use crate::request::fast_miss::Missing;
+use crate::request::fast_write::Putting;
 use crate::request::fill::Filling;
-use crate::request::miss_at_once::Missing;
-use crate::request::put_at_once::Putting;
 use crate::request::{Reply, Request, Target, refuse};
 use crate::set::{CacheSet, Inner};
 use crate::volume::VolumeId;

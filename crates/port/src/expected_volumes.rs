@@ -139,7 +139,7 @@ impl ExportTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::way::Way;
+    use crate::frontend::Way;
     use std::thread;
 
     const LONG: Duration = Duration::from_secs(60);

@@ -7,9 +7,9 @@
 //! A guest's commands refer to no memory of ours, so nothing that a guest does can make them unsound; the ring keeps their device open. What
 //! the kernel registers for them is memory of the kernel's own, which it holds as long as somebody reads or writes there.
 
-use crate::bell::{Bell, GUEST, Signals};
 use crate::ring::poll_in;
 use crate::threads::locked;
+use crate::wakeup::{Bell, GUEST, Signals};
 use bcached_env::Slot;
 use io_uring::opcode::{PollAdd, UringCmd16};
 use io_uring::squeue::Entry;
