@@ -2,9 +2,9 @@
 
 use crate::failure::{Failure, Kind};
 use crate::{commands::make::Role, later};
-use bcached_daemon::config::CONTROL_DEFAULT;
-use bcached_daemon::options;
-use bcached_daemon::places;
+use bcached_config::CONTROL_DEFAULT;
+use bcached_config::options;
+use bcached_control::paths;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -392,7 +392,7 @@ impl Control {
     /// The socket that is asked.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.named().unwrap_or_else(|| places::of_machine(CONTROL_DEFAULT))
+        self.named().unwrap_or_else(|| paths::of_machine(CONTROL_DEFAULT))
     }
 
     /// What the command line or the environment says.

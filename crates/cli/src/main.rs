@@ -9,8 +9,8 @@ mod flags;
 mod later;
 mod output;
 
-use bcached_daemon::offline::{device, image, signatures, superblock};
-use bcached_daemon::{failure, sizes};
+use bcached_control::{failure, sizes};
+use bcached_offline::{device, image, signatures, superblock};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

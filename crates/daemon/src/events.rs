@@ -3,9 +3,9 @@
 //! One ring for all readers: each remembers what it has seen, so a slow one costs nothing and loses the oldest, and is told how many. A
 //! daemon's events are those that its log has, with its filter; the level of detail is chosen there.
 
-use crate::control::AskEvents;
-use crate::control::events::{Event, Events};
+use crate::control_server::AskEvents;
 use crate::log::Line;
+use bcached_control::events::{Event, Events};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};

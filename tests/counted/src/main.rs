@@ -16,7 +16,7 @@ mod calls;
 mod client;
 mod memory;
 
-use bcached_daemon::config::CommandLine;
+use bcached_config::CommandLine;
 use calls::{Calls, Found};
 use client::{Ask, Client};
 use memory::{counted, leave_out};

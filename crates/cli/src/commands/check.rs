@@ -14,9 +14,9 @@ use bcached_check::{
     Checked as Judged, Claim, Count, Damage, DamageKind, Hidden, Known, Options, ReadAt, SetSummary,
     Severity, Source, TreeSummary, Volume, check,
 };
-use bcached_daemon::notes;
 use bcached_format::units::bytes_of;
 use bcached_format::{BackingState, Inode, Position, Superblock, Uuid};
+use bcached_offline::notes;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

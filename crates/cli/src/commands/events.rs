@@ -3,9 +3,8 @@
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::Report;
-use bcached_daemon::config;
-use bcached_daemon::control::client;
-use bcached_daemon::control::events::{Event, Events};
+use bcached_control::client;
+use bcached_control::events::{Event, Events};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use std::io::{self, Write as _};
@@ -57,7 +56,7 @@ fn moment(typed: &str) -> Result<Timestamp, Failure> {
     if let Ok(timestamp) = typed.parse::<Timestamp>() {
         return Ok(timestamp);
     }
-    let ago = config::time(typed).ok().and_then(|ago| SignedDuration::try_from(ago).ok());
+    let ago = bcached_config::time(typed).ok().and_then(|ago| SignedDuration::try_from(ago).ok());
     ago.and_then(|ago| Timestamp::now().checked_sub(ago).ok()).ok_or_else(|| {
         Failure::new(Kind::Usage, format!("`{typed}` is not a moment"))
             .next("write how long ago, as 30s, 5m, 2h, or 2026-07-01T12:00:00Z")

@@ -4,9 +4,9 @@ use super::called::called;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::control::client;
-use bcached_daemon::control::explain::Explained;
-use bcached_daemon::sizes::{self, Bare};
+use bcached_control::client;
+use bcached_control::explain::Explained;
+use bcached_control::sizes::{self, Bare};
 
 /// Asks and reports.
 pub fn run(flags: &flags::Explain) -> Result<Report, Failure> {

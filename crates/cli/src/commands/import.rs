@@ -5,8 +5,7 @@ use super::{jobs, scan};
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::Report;
-use bcached_daemon::config;
-use bcached_daemon::offline::kernel::{InKernel, Kernel};
+use bcached_offline::kernel::{InKernel, Kernel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ pub fn run(flags: &flags::Import) -> Result<Report, Failure> {
     let watch = &flags.watch;
     let Some(set) = Kernel::of_this_machine().set(&flags.set)? else { return without_kernel(flags) };
     let devices: Vec<_> = set.devices().map(|device| device.display().to_string()).collect();
-    let limit = watch.timeout.as_deref().map(config::time).transpose();
+    let limit = watch.timeout.as_deref().map(bcached_config::time).transpose();
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?.unwrap_or(LIMIT);
     set.check_stops()?;
     let dry = flags::Watch { dry_run: true, ..watch.clone() };

@@ -6,12 +6,11 @@ use super::orphan;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::config;
-use bcached_daemon::control::client;
-use bcached_daemon::control::jobs::{Begin, Job, Jobs, State, Verb};
-use bcached_daemon::control::status::{Status, Volume};
-use bcached_daemon::offline::overwrite::Overrides;
-use bcached_daemon::sizes;
+use bcached_control::client;
+use bcached_control::jobs::Overrides;
+use bcached_control::jobs::{Begin, Job, Jobs, State, Verb};
+use bcached_control::sizes;
+use bcached_control::status::{Status, Volume};
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -252,7 +251,7 @@ struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     fn of(flags: &'a flags::Watch) -> Result<Self, Failure> {
-        let limit = flags.timeout.as_deref().map(config::time).transpose();
+        let limit = flags.timeout.as_deref().map(bcached_config::time).transpose();
         let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         Ok(Self { socket: flags.control.socket(), flags, until })

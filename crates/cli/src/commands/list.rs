@@ -3,10 +3,10 @@
 use crate::failure::Failure;
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::control::client;
-use bcached_daemon::control::jobs::Job;
-use bcached_daemon::control::status::{Cache, Dirty, Exported, Status, Volume};
-use bcached_daemon::sizes::human;
+use bcached_control::client;
+use bcached_control::jobs::Job;
+use bcached_control::sizes::human;
+use bcached_control::status::{Cache, Dirty, Exported, Status, Volume};
 use serde::Serialize;
 
 /// Asks and reports.

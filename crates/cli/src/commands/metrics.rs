@@ -5,8 +5,8 @@ mod json;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::Report;
-use bcached_daemon::control::client;
-use bcached_daemon::whole_file;
+use bcached_control::atomic_file;
+use bcached_control::client;
 
 /// Asks, and prints or writes.
 pub fn run(flags: &flags::Metrics, as_json: bool) -> Result<Report, Failure> {
@@ -24,7 +24,7 @@ pub fn run(flags: &flags::Metrics, as_json: bool) -> Result<Report, Failure> {
         return json::report(text);
     }
     // The collector looks at names that end in `.prom`: the one that is being written does not.
-    whole_file::write(file, &text).map_err(|error| {
+    atomic_file::write(file, &text).map_err(|error| {
         let kind = match error.kind() {
             std::io::ErrorKind::PermissionDenied => Kind::Permission,
             _ => Kind::Io,

@@ -5,10 +5,10 @@ use super::called::called;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::config::Typed;
-use bcached_daemon::control::client;
-use bcached_daemon::control::options::{Change, Changed, Options};
-use bcached_daemon::options::{Scope, unknown};
+use bcached_config::Typed;
+use bcached_config::options::{Scope, unknown};
+use bcached_control::client;
+use bcached_control::options::{Change, Changed, Options};
 use std::collections::BTreeMap;
 
 /// Shows all options, or the value of one.

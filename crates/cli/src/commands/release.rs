@@ -5,7 +5,7 @@ use super::jobs;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::Report;
-use bcached_daemon::offline::kernel::Kernel;
+use bcached_offline::kernel::Kernel;
 
 /// Lets go.
 pub fn run(flags: &flags::Release) -> Result<Report, Failure> {

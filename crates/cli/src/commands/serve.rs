@@ -4,7 +4,7 @@ use super::called::device;
 use crate::failure::Failure;
 use crate::flags::Serve;
 use crate::output::Report;
-use bcached_daemon::config::CommandLine;
+use bcached_config::CommandLine;
 
 /// Serves until a signal ends it.
 pub fn run(flags: Serve) -> Result<Report, Failure> {

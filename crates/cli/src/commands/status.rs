@@ -4,9 +4,9 @@ use super::called::called;
 use crate::failure::Failure;
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::control::client;
-use bcached_daemon::control::status::Status;
-use bcached_daemon::names::refusal;
+use bcached_control::client;
+use bcached_control::names::refusal;
+use bcached_control::status::Status;
 
 /// Asks and reports.
 pub fn run(flags: &flags::Status) -> Result<Report, Failure> {

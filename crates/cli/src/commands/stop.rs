@@ -4,10 +4,9 @@ use super::jobs;
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::config;
-use bcached_daemon::control::client;
-use bcached_daemon::control::status::Status;
-use bcached_daemon::control::stop::{Stop, Stopping};
+use bcached_control::client;
+use bcached_control::status::Status;
+use bcached_control::stop::{Stop, Stopping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 use std::io::{self, Write as _};
@@ -25,7 +24,7 @@ pub fn run(flags: &flags::Stop) -> Result<Report, Failure> {
     if let Some(volume) = &flags.volume {
         return jobs::stop(volume, watch);
     }
-    let limit = watch.timeout.as_deref().map(config::time).transpose();
+    let limit = watch.timeout.as_deref().map(bcached_config::time).transpose();
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
     let socket = watch.control.socket();

@@ -3,9 +3,8 @@
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::config;
-use bcached_daemon::control::client;
-use bcached_daemon::control::take_over::{Progress, TakeOver, TakingOver};
+use bcached_control::client;
+use bcached_control::take_over::{Progress, TakeOver, TakingOver};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,7 +19,7 @@ const NOBODY_LIMIT: Duration = Duration::from_secs(5);
 
 /// Has it taken over, and says how that went.
 pub fn run(flags: &flags::TakeOver) -> Result<Report, Failure> {
-    let limit = flags.timeout.as_deref().map(config::time).transpose();
+    let limit = flags.timeout.as_deref().map(bcached_config::time).transpose();
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?.unwrap_or(LIMIT);
     let until = Instant::now() + limit;
     let socket = flags.control.socket();

@@ -4,10 +4,9 @@
 use crate::failure::{Failure, Kind};
 use crate::flags;
 use crate::output::Report;
-use bcached_daemon::config;
-use bcached_daemon::control::client;
-use bcached_daemon::control::status::Status;
-use bcached_daemon::sizes::human;
+use bcached_control::client;
+use bcached_control::sizes::human;
+use bcached_control::status::Status;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
@@ -18,7 +17,7 @@ use std::time::{Duration, Instant};
 pub fn run(flags: &flags::Top, json: bool) -> Result<Report, Failure> {
     let interval = match flags.interval.as_deref() {
         None => Duration::from_secs(2),
-        Some(typed) => config::time(typed).ok().filter(|time| !time.is_zero()).ok_or_else(|| {
+        Some(typed) => bcached_config::time(typed).ok().filter(|time| !time.is_zero()).ok_or_else(|| {
             Failure::new(Kind::Usage, format!("`{typed}` is not an interval")).option("--interval")
         })?,
     };

@@ -4,11 +4,10 @@ use super::called::called;
 use crate::failure::{Failure, Kind};
 use crate::flags::{self, WaitFor};
 use crate::output::{Report, Show};
-use bcached_daemon::config;
-use bcached_daemon::control::client;
-use bcached_daemon::control::jobs::Job;
-use bcached_daemon::control::status::{Status, Volume};
-use bcached_daemon::names::refusal;
+use bcached_control::client;
+use bcached_control::jobs::Job;
+use bcached_control::names::refusal;
+use bcached_control::status::{Status, Volume};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// Waits.
 pub fn run(flags: &flags::Wait) -> Result<Report, Failure> {
-    let limit = flags.timeout.as_deref().map(config::time).transpose();
+    let limit = flags.timeout.as_deref().map(bcached_config::time).transpose();
     let limit = limit.map_err(|why| Failure::new(Kind::Usage, why).option("--timeout"))?;
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
     loop {

@@ -1,7 +1,7 @@
 //! `bcached get`, `set` and `unset` on a cache, and its section in a configuration.
 
 use crate::common::{Daemon, Images, bcached, done, fill, json, pattern, refused, run, tool};
-use bcached_daemon::options::of_cache;
+use bcached_config::options::cache_options;
 
 /// The value in force, and who says so.
 #[track_caller]
@@ -48,7 +48,7 @@ const EACH: &[(&str, &str, &str, &str, &str, &str)] = &[
 #[test]
 fn every_option_of_a_cache_is_set_stays_and_is_unset() {
     let tried: Vec<_> = EACH.iter().map(|each| each.0).collect();
-    let all: Vec<_> = of_cache::OPTIONS.iter().map(|option| option.name).collect();
+    let all: Vec<_> = cache_options::OPTIONS.iter().map(|option| option.name).collect();
     assert_eq!(tried, all, "none is left out");
     let images = Images::new();
     let (cache, backing) = (images.blank("cache", 36 << 20), images.blank("tank", 20 << 20));

@@ -1,6 +1,6 @@
 //! What `docs/compat.md` cites exists. Whether its words are true no program can say.
 
-use bcached_daemon::options::{OPTIONS, of_cache};
+use bcached_config::options::{OPTIONS, cache_options};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -144,7 +144,7 @@ fn what_the_comparison_cites_exists() {
 fn every_option_is_in_the_comparison() {
     let page = page();
     let words: BTreeSet<&str> = page.lines().flat_map(quoted).collect();
-    let all = || OPTIONS.iter().chain(of_cache::OPTIONS);
+    let all = || OPTIONS.iter().chain(cache_options::OPTIONS);
     let left_out: Vec<&str> = all().map(|option| option.name).filter(|name| !words.contains(name)).collect();
     assert!(left_out.is_empty(), "options that docs/compat.md does not have: {left_out:?}");
     // `option` before a name says that it is one.

@@ -2,7 +2,7 @@
 //! nothing, and everybody is told whose word counts.
 
 use crate::common::{Daemon, Images, ask, bcached, done, json, refused, run};
-use bcached_daemon::options::OPTIONS;
+use bcached_config::options::OPTIONS;
 use rustix::process::Signal;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;

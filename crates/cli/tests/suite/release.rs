@@ -4,8 +4,8 @@
 use crate::common::{
     self, Daemon, Images, Loop, ask, bcached, bytes, done, fill, json, pattern, refused, requires, tool,
 };
-use bcached_daemon::control::client;
-use bcached_daemon::control::jobs::{Begin, Verb};
+use bcached_control::client;
+use bcached_control::jobs::{Begin, Verb};
 use std::path::Path;
 use std::process::Stdio;
 

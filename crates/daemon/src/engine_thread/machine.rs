@@ -1,13 +1,13 @@
 //! What the host of a set needs of this machine: devices in memory, and the set's note.
 
 use super::LeftNote;
-use crate::devices::memory;
-use crate::engine_failure;
-use crate::failure::Failure;
+use crate::engine_error;
+use bcached_control::failure::Failure;
 use bcached_engine::Error;
 use bcached_env::{DiskId, Note};
 use bcached_format::{CacheSuperblock, Uuid};
 use bcached_host::{Machine, NOT_GIVEN, NoNote};
+use bcached_offline::devices::memory;
 use bcached_uring::note::{NOTE_BYTES, NoteError};
 use bcached_uring::{Disks, MappedNote, NoteFate, NoteFound, NoteIdentity};
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ impl NotePlace {
 /// The note of a set that is being opened, with what a former process has left in it.
 pub fn open_note(place: Option<&NotePlace>, device: &Path) -> Result<(Box<dyn Note>, LeftNote), Failure> {
     match place {
-        Some(place) => place.open().map_err(|error| engine_failure::of_note(Some(device), &error)),
+        Some(place) => place.open().map_err(|error| engine_error::of_note(Some(device), &error)),
         None => Ok((Box::new(NoNote), (NoteFound::Nothing, NoteFate::default()))),
     }
 }
@@ -84,7 +84,7 @@ impl Machine for ThisMachine {
 
     fn open_note(&self) -> Result<Box<dyn Note>, Error> {
         let Some(place) = &self.note else { return Ok(Box::new(NoNote)) };
-        let opened = place.open().map_err(|error| not_given(&engine_failure::of_note(None, &error)));
+        let opened = place.open().map_err(|error| not_given(&engine_error::of_note(None, &error)));
         opened.map(|(note, _)| note)
     }
 }

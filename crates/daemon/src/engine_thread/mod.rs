@@ -18,9 +18,8 @@ mod resize;
 mod returned;
 mod unserved;
 
-use crate::devices::CacheDevice;
-use crate::engine_failure;
-use crate::failure::Failure;
+use crate::engine_error;
+use bcached_control::failure::Failure;
 use bcached_engine::{
     Ages, CacheSet, Error, Explained, Options, Settings, Shrinking, Status, VolumeId, VolumeInfo,
     VolumeOptions,
@@ -29,6 +28,7 @@ use bcached_env::{Executor, Order};
 use bcached_format::{CacheMode, Label, Uuid};
 pub use bcached_host::backing_reconnect::NotTaken;
 use bcached_host::{Host, Limits, Opening, watch};
+use bcached_offline::devices::CacheDevice;
 use bcached_port::{Connector, Server};
 use bcached_uring::{Backend, Bell, Device, DriverOptions, Guests, NoteFate, NoteFound, open_driver};
 use machine::{NotePlace, ThisMachine, open_note};
@@ -273,7 +273,7 @@ struct EngineThread {
 impl EngineThread {
     fn open(start: Start) -> Result<Self, Failure> {
         let driver = open_driver(&DriverOptions::default())
-            .map_err(|error| engine_failure::of_machine(error.to_string()))?;
+            .map_err(|error| engine_error::of_machine(error.to_string()))?;
         let (device, table) = (start.device.path().to_owned(), start.bucket_memory);
         let cache = driver.disks.add(start.device);
         let (commands, receiver) = mpsc::channel();
@@ -284,7 +284,7 @@ impl EngineThread {
             gone: Arc::new(move || keep_note(&told, &bell)),
         });
         if let Some(note) = note.as_ref().filter(|note| start.is_new && note.may_hold_anything()) {
-            return Err(engine_failure::of_foreign_note(&device, &note.path));
+            return Err(engine_error::of_foreign_note(&device, &note.path));
         }
         let (opened_note, found) = open_note(note.as_ref(), &device)?;
         let tells = !opened_note.given_up().is_empty();
@@ -292,8 +292,8 @@ impl EngineThread {
         let opening = CacheSet::open(executor.env(), cache, opened_note, start.options.clone());
         let opened = executor
             .block_on(opening)
-            .ok_or_else(|| engine_failure::of_machine("the driver halted".to_owned()))
-            .and_then(|set| set.map_err(|error| engine_failure::of_open_logged(&device, table, &error)));
+            .ok_or_else(|| engine_error::of_machine("the driver halted".to_owned()))
+            .and_then(|set| set.map_err(|error| engine_error::of_open_logged(&device, table, &error)));
         if let (Err(_), Some(note), false) = (&opened, &note, tells) {
             note.remove_unused(&found.0);
         }
@@ -525,6 +525,6 @@ impl Engine {
 fn seed() -> Result<u64, Failure> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| engine_failure::of_machine(format!("no random numbers: {error}")))?;
+        .map_err(|error| engine_error::of_machine(format!("no random numbers: {error}")))?;
     Ok(u64::from_le_bytes(bytes))
 }

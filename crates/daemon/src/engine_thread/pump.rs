@@ -292,10 +292,10 @@ async fn add_backing(set: CacheSet, disks: Disks, adding: Adding) -> Result<Adde
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devices::memory;
     use bcached_engine::Options;
     use bcached_env::{Buffer, Executor, Order, Outcome};
     use bcached_host::{Limits, NoNote, Opening};
+    use bcached_offline::devices::memory;
     use bcached_port::Operation;
     use bcached_uring::{DriverOptions, open_driver};
     use std::sync::atomic::{AtomicUsize, Ordering};

@@ -2,10 +2,10 @@
 
 use super::machine::ThisMachine;
 use super::{Answer, Command, Engine, NotTaken};
-use crate::devices::CacheDevice;
 use bcached_engine::{Error, Removed, VolumeId};
 use bcached_env::DiskId;
 use bcached_host::Host;
+use bcached_offline::devices::CacheDevice;
 use bcached_uring::Device;
 
 impl Engine {

@@ -2,8 +2,8 @@
 
 use super::text::{Kind, Label, Text};
 use super::{Metric, counter, gauge, tell};
-use crate::control::numbers::CacheNumbers;
-use crate::control::status::{Cache, CacheCounts};
+use bcached_control::statistics::CacheNumbers;
+use bcached_control::status::{Cache, CacheCounts};
 
 /// An open set.
 struct Open<'a> {

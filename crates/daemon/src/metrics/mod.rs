@@ -12,7 +12,7 @@ mod node;
 mod text;
 mod volumes;
 
-use crate::control::status::Status;
+use bcached_control::status::Status;
 use text::{Kind, Label, Text};
 
 pub use node::text as node_text;

@@ -5,8 +5,8 @@
 
 use super::text::{Label, Text};
 use super::{Metric, counter, gauge, tell};
-use crate::control::numbers::{CacheNumbers, Counted, VolumeNumbers};
-use crate::control::status::{CacheCounts, Status, Volume, VolumeFacts};
+use bcached_control::statistics::{CacheNumbers, Counted, VolumeNumbers};
+use bcached_control::status::{CacheCounts, Status, Volume, VolumeFacts};
 
 struct Set<'a> {
     counts: &'a CacheCounts,

@@ -1,7 +1,7 @@
 //! What the numbers look like, of a status that is written here.
 
 use super::{node_text, text};
-use crate::control::status::Status;
+use bcached_control::status::Status;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

@@ -2,8 +2,8 @@
 
 use super::text::{Kind, Label, Text};
 use super::{Metric, counter, gauge, tell};
-use crate::control::numbers::{Counted, WITHIN_POWERS};
-use crate::control::status::{Volume, VolumeFacts};
+use bcached_control::statistics::{Counted, WITHIN_POWERS};
+use bcached_control::status::{Volume, VolumeFacts};
 
 fn metrics() -> Vec<Metric<VolumeFacts>> {
     vec![

@@ -9,9 +9,9 @@
 use super::Supervisor;
 use super::returning::Absent;
 use super::table::{CacheState, VolumeEntry, VolumeState};
-use crate::devices::{self, CacheDevice};
-use crate::engine_failure::START_AGAIN;
-use crate::failure::{Failure, Kind, Outlook};
+use crate::engine_error::START_AGAIN;
+use bcached_control::failure::{Failure, Kind, Outlook};
+use bcached_offline::devices::{self, CacheDevice};
 use std::collections::BTreeMap;
 
 /// What the loop knows of them, by cache.
@@ -143,7 +143,7 @@ impl VolumeEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::CommandLine;
+    use bcached_config::CommandLine;
     use bcached_engine::{Doing, Error};
     use bcached_env::{DiskId, IoError, IoErrorKind};
 

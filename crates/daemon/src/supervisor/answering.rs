@@ -6,7 +6,7 @@ use super::jobs::lock;
 use super::table::{VolumeEntry, VolumeState};
 use super::{Shared, health};
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
+use bcached_control::failure::{Failure, Kind};
 use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};

@@ -8,9 +8,8 @@
 use super::jobs::{Job, Subject};
 use super::table::{CacheState, Table, VolumeEntry, VolumeState};
 use super::{Supervisor, without};
-use crate::config;
-use crate::control::jobs::{Job as Shown, State, Verb};
-use crate::failure::{Failure, Kind};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Job as Shown, State, Verb};
 use std::time::Duration;
 
 /// How far they are.
@@ -85,7 +84,7 @@ impl Table {
             return Arrival::Fails(failure.why("somebody has released or replaced it meanwhile"));
         }
         let volumes: Vec<_> = self.coming_to(cache).collect();
-        let patience = volumes.iter().map(|entry| entry.wait).max().unwrap_or(config::WAIT_DEFAULT);
+        let patience = volumes.iter().map(|entry| entry.wait).max().unwrap_or(bcached_config::WAIT_DEFAULT);
         let is_late = waited >= patience.saturating_add(without::MOMENT);
         let late = |why: String| {
             Failure::new(Kind::TimeLimit, not_all()).why(why).next(

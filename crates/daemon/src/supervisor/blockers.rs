@@ -4,7 +4,7 @@ use super::called::name_of;
 use super::health;
 use super::jobs::Subject;
 use super::table::Table;
-use crate::control::jobs::Verb;
+use bcached_control::jobs::Verb;
 use bcached_engine::{Error, Status, UnreadableNode, VolumeInfo};
 
 /// What an engine has told of the work's volumes and of their set.

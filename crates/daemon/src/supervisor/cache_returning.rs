@@ -5,12 +5,12 @@ use super::patience::{Patience, Unopened};
 use super::returning::{Absent, fails};
 use super::table::CacheEntry;
 use super::{Event, Supervisor};
-use crate::devices::{self, CacheDevice, Found};
-use crate::engine_failure;
+use crate::engine_error;
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
+use bcached_control::failure::{Failure, Kind};
 use bcached_engine::{Error, Status};
 use bcached_format::Uuid;
+use bcached_offline::devices::{self, CacheDevice, Found};
 use bcached_uring::Presence;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -131,7 +131,7 @@ impl Supervisor {
         };
         match taken {
             Err(error) => {
-                let failure = engine_failure::of_cache_return(&name, &path, &error);
+                let failure = engine_error::of_cache_return(&name, &path, &error);
                 self.cache_not_taken(cache, failure, Absent::refused);
             }
             Ok(may_have_lost) => {

@@ -4,17 +4,17 @@ use super::memory::Nodes;
 use super::options::Done;
 use super::owner::no_cache;
 use super::patience::Unopened;
+use super::report::progress_of;
 use super::steps::Unserved;
 use super::table::{CacheEntry, CacheState};
 use super::{Event, Phase, Supervisor, called, health, reasons};
-use crate::config::NO_CACHE;
-use crate::control::status::Progress;
-use crate::devices::{self, CacheDevice};
 use crate::engine_thread::{self, Engine, LeftNote, Opened, Start};
-use crate::failure::{Failure, Kind};
-use crate::notes;
+use bcached_config::NO_CACHE;
+use bcached_control::failure::{Failure, Kind};
 use bcached_engine::{DiscardState, Error, Opening, Options, Settings, Status};
 use bcached_format::Uuid;
+use bcached_offline::devices::{self, CacheDevice};
+use bcached_offline::notes;
 use bcached_uring::NoteFound;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -218,7 +218,7 @@ impl Supervisor {
     pub(super) fn tell_openings(&mut self) {
         let openings = self.shared().table.openings();
         for (name, progress) in self.openings.due(self.started.elapsed(), openings) {
-            tracing::info!(event = "cache-opening", "cache {name} is opening: {}", Progress::of(&progress));
+            tracing::info!(event = "cache-opening", "cache {name} is opening: {}", progress_of(&progress));
         }
     }
 

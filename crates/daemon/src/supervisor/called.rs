@@ -1,8 +1,8 @@
 //! What volumes are called here that an engine knows by its own numbers, or by their UUIDs.
 
 use super::table::{VolumeEntry, VolumeState};
-use crate::control::status::{Dirty, Unserved};
-use crate::sizes::human;
+use bcached_control::sizes::human;
+use bcached_control::status::{Dirty, Unserved};
 use bcached_engine::{GivenUp, VolumeId, VolumeInfo};
 
 /// What the volume that the set of `cache` calls `volume` is called here, or else its UUID; `infos` is what the set says of

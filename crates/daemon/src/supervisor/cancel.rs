@@ -3,10 +3,10 @@
 use super::jobs::{Subject, find, lock, show, user};
 use super::table::CacheState;
 use super::{Event, Shared};
-use crate::control::AskCancel;
-use crate::control::jobs::Verb;
+use crate::control_server::AskCancel;
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::Verb;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 

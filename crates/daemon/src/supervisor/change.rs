@@ -10,14 +10,14 @@ use super::owner::{LABEL, Owner, View};
 use super::pace;
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Shared, Supervisor, jobs};
-use crate::config::{Config, SetFile};
-use crate::control::AskChange;
-use crate::control::options::{Change, Changed, Changing, Named};
-use crate::failure::{Failure, Kind};
-use crate::names::Called;
-use crate::options::layers::{Contradiction, Layers};
-use crate::options::value::{Refused, Value};
-use crate::options::{self, Definition, Place, Scope};
+use crate::control_server::AskChange;
+use bcached_config::options::layers::{Contradiction, Layers};
+use bcached_config::options::value::{Refused, Value};
+use bcached_config::options::{self, Definition, Place, Scope, shown};
+use bcached_config::{Config, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::names::Called;
+use bcached_control::options::{Change, Changed, Changing};
 use bcached_engine::{Error, Status, VolumeInfo};
 use bcached_env::IoErrorKind;
 use bcached_format::Label;
@@ -473,7 +473,7 @@ fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> C
     });
     let rate = wanted.rate.and_then(|rate| pace::describe(view, wanted.now.as_ref(), rate));
     Changed {
-        owner: Named::of(scope, view.display_name()),
+        owner: shown::named(scope, view.display_name()),
         dry_run: change.dry_run,
         kept_in: None,
         changes: changes.chain(rate).collect(),

@@ -6,11 +6,11 @@
 
 use super::patience::{Patience, Unopened};
 use super::{Supervisor, reasons};
-use crate::devices;
-use crate::engine_failure;
-use crate::failure::{Failure, Kind};
+use crate::engine_error;
+use bcached_control::failure::{Failure, Kind};
 use bcached_engine::Error;
 use bcached_format::{BackingState, BackingSuperblock, CacheSuperblock};
+use bcached_offline::devices;
 
 /// A device by its name, and what it says.
 type Named<'a, T> = (&'a str, &'a T);
@@ -86,7 +86,7 @@ fn judge_backings(
     named: usize,
 ) -> Result<(), Failure> {
     for (index, (name, superblock)) in backings.iter().enumerate() {
-        let refused = |error| Err(engine_failure::of_attach(name, &error));
+        let refused = |error| Err(engine_error::of_attach(name, &error));
         if backings[..index].iter().any(|(_, other)| other.uuid() == superblock.uuid()) {
             return refused(Error::Duplicate);
         }

@@ -5,10 +5,10 @@ use super::cycle::{Planned, Work};
 use super::jobs::Before;
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
-use crate::config::{Config, Kept, Real, SetFile};
-use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
+use bcached_config::{Config, Kept, Real, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
 use bcached_engine::VolumeId;
 
 impl Supervisor {

@@ -6,13 +6,13 @@ use super::options::Done;
 use super::reasons::not_served;
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
-use crate::config::{Config, NO_CACHE, SetFile};
-use crate::control::jobs::{Begin, Job as Shown, State, Verb};
-use crate::engine_failure;
+use crate::engine_error;
 use crate::engine_thread::{Added, Adding, Engine, Given, Long, Way};
-use crate::failure::{Failure, Kind};
-use crate::options::quiet;
-use crate::sizes::exact;
+use bcached_config::options::quiet_hours;
+use bcached_config::{Config, NO_CACHE, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::sizes::exact;
 use bcached_engine::{Error, VolumeId, VolumeInfo};
 use std::time::{Duration, Instant};
 
@@ -245,7 +245,7 @@ impl Supervisor {
                 )));
         }
         let engine = entry.cache.and_then(|index| self.shared().table.caches.get(index)?.engine());
-        let silent = || engine_failure::silent(name);
+        let silent = || engine_error::silent(name);
         let engine = engine.ok_or_else(silent)?;
         let status = engine.status().ok_or_else(silent)?;
         let now = status.volumes.into_iter().find(|now| now.id == served.id).ok_or_else(silent)?;
@@ -299,7 +299,7 @@ impl Supervisor {
         let cache = engine.and_then(|engine| engine.status()).map(|status| status.block_sectors);
         match now.backing_block_sectors.zip(cache) {
             Some((backing, set)) if backing < set => {
-                Err(engine_failure::of_attach(name, &Error::BlockSize { backing, set }))
+                Err(engine_error::of_attach(name, &Error::BlockSize { backing, set }))
             }
             _ => Ok(()),
         }
@@ -462,7 +462,7 @@ impl Supervisor {
             Ok(given) => given,
             Err(error) => {
                 let name = self.shared().table.volumes[volume].display_name().to_owned();
-                return self.stays(number, volume, engine_failure::of_attach(&name, &error));
+                return self.stays(number, volume, engine_error::of_attach(&name, &error));
             }
         };
         let name = self.shared().table.volumes[volume].display_name().to_owned();
@@ -491,7 +491,7 @@ impl Supervisor {
         let is_none = shared.table.caches[to].is_none_of.is_some();
         let entry = &mut shared.table.volumes[volume];
         entry.cache = Some(to);
-        entry.told = entry.options.volume_options(quiet::local_minute);
+        entry.told = entry.options.volume_options(quiet_hours::local_minute);
         let mode = entry.options.configured_mode();
         let way = if is_none { Way::Uncached } else { Way::Adopted };
         let adding = Adding { device, mode, options: entry.told, way, owes };
@@ -532,7 +532,7 @@ impl Supervisor {
     /// It is looked for again, and served as it was before.
     fn not_moved(&self, number: u64, volume: usize, error: &Error) {
         let name = self.shared().table.volumes[volume].display_name().to_owned();
-        let failure = engine_failure::of_attach(&name, error);
+        let failure = engine_error::of_attach(&name, error);
         self.end_job(number, Err(failure.clone()));
         self.shared().table.set_volume(volume, VolumeState::Waiting(failure));
     }

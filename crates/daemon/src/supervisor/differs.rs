@@ -4,14 +4,14 @@
 use super::owner::{Owner, View};
 use super::table::{CacheEntry, VolumeEntry};
 use super::{Event, Supervisor};
-use crate::config::{Config, Flash, Group, Tls, Volume};
-use crate::control::AskDifferences;
-use crate::control::differences::{Difference, Differences};
-use crate::failure::{Failure, Kind};
-use crate::options::Scope;
-use crate::options::layers::{Configured, Layers};
-use crate::options::value::Value;
-use crate::sizes::typed;
+use crate::control_server::AskDifferences;
+use bcached_config::options::Scope;
+use bcached_config::options::layers::{Configured, Layers};
+use bcached_config::options::value::Value;
+use bcached_config::{Config, Flash, Group, Tls, Volume};
+use bcached_control::config_diff::{Difference, Differences};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::sizes::typed;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 

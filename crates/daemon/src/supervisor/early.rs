@@ -3,7 +3,7 @@
 
 use super::table::{CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Supervisor};
-use crate::config::{Flash, WAIT_DEFAULT};
+use bcached_config::{Flash, WAIT_DEFAULT};
 use bcached_port::Absent;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -4,11 +4,11 @@ use super::Shared;
 use super::options::{resolve_called, served_by};
 use super::reasons::not_served;
 use super::table::VolumeState;
-use crate::control::AskExplain;
-use crate::control::explain::Explained as Shown;
-use crate::engine_failure;
-use crate::failure::{Failure, Kind};
-use crate::sizes::{exact, human};
+use crate::control_server::AskExplain;
+use crate::engine_error;
+use bcached_control::explain::Explained as Shown;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::sizes::{exact, human};
 use bcached_engine::{Bypass, Error, Explained, InCache, Traffic, VolumeInfo, Whereabouts};
 use bcached_format::CacheMode;
 use std::cmp::Reverse;
@@ -41,7 +41,7 @@ pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
             drop(send.send(told));
         };
         engine.explain(served.id, offset / 512, Box::new(answer));
-        let silent = || Failure { kind: Kind::TimeLimit, ..engine_failure::silent(&name) };
+        let silent = || Failure { kind: Kind::TimeLimit, ..engine_error::silent(&name) };
         let (explained, now) = receive.recv_timeout(LIMIT).map_err(|_| silent())?;
         let explained = explained.map_err(|error| match error {
             Error::Range { volume_sectors, .. } => {

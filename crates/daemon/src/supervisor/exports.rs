@@ -2,7 +2,7 @@
 
 use super::Supervisor;
 use super::table::{VolumeEntry, VolumeState};
-use crate::failure::Failure;
+use bcached_control::failure::Failure;
 use bcached_port::{Export, Route, Uuid, VolumeId, Way, Ways};
 
 /// A volume that nobody can use now.

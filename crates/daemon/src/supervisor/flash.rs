@@ -4,14 +4,14 @@
 use super::table::{Table, VolumeEntry, VolumeState};
 use super::words::OfMode;
 use super::{Event, Supervisor};
-use crate::config::{Config, Kept, SetFile};
-use crate::control::jobs::{Begin, Job as Shown, State, Verb};
-use crate::engine_failure;
+use crate::engine_error;
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
-use crate::names;
-use crate::options::Scope;
-use crate::sizes::human;
+use bcached_config::options::Scope;
+use bcached_config::{Config, Kept, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::names;
+use bcached_control::sizes::human;
 use bcached_engine::{Error, VolumeInfo};
 use bcached_format::{Label, Uuid};
 use std::sync::mpsc::Sender;
@@ -249,11 +249,11 @@ impl Supervisor {
         let (sectors, block_sectors, sectors_max) =
             (bytes / 512, status.block_sectors, status.flash_room_sectors);
         if bytes == 0 || !bytes.is_multiple_of(block_sectors * 512) {
-            return Err(engine_failure::of_flash(name, &Error::NotWholeBlocks { sectors, block_sectors }));
+            return Err(engine_error::of_flash(name, &Error::NotWholeBlocks { sectors, block_sectors }));
         }
         // The engine has the last word; what it says of a dry run is said here.
         if sectors > sectors_max {
-            return Err(engine_failure::of_flash(name, &Error::NoRoom { sectors, sectors_max }));
+            return Err(engine_error::of_flash(name, &Error::NoRoom { sectors, sectors_max }));
         }
         Ok(Plan { engine, cache, what: What::Make(label, sectors), file: None })
     }
@@ -287,7 +287,7 @@ impl Supervisor {
                 if let Some(before) = before {
                     self.say_again(&name, &before);
                 }
-                let failure = engine_failure::of_flash(&name, &error);
+                let failure = engine_error::of_flash(&name, &error);
                 tracing::error!(event = "job-failed", "{failure}");
                 Err(failure)
             }

@@ -6,13 +6,13 @@
 use super::cycle::{Planned, Work};
 use super::losing::{self, Loss, Turn};
 use super::{Event, Supervisor};
-use crate::control::jobs::{Begin, Verb};
-use crate::engine_failure;
+use crate::engine_error;
 use crate::engine_thread::{Engine, Long};
-use crate::failure::{Failure, Kind};
-use crate::lost::{self, Owner};
-use crate::sizes::{exact, human, typed};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Verb};
+use bcached_control::sizes::{exact, human, typed};
 use bcached_engine::{Error, VolumeId, VolumeInfo};
+use bcached_offline::lost_writes::{self, Owner};
 use std::path::PathBuf;
 use std::thread;
 
@@ -28,8 +28,8 @@ impl Supervisor {
         let refused =
             |kind, why: String| Failure::new(kind, format!("cannot grow {name}")).why(why).option("--size");
         let most = planned.engine.as_ref().and_then(|engine| engine.flash_sectors_max(now.id));
-        let most = most.ok_or_else(|| engine_failure::silent(name))?;
-        let most = most.map_err(|error| engine_failure::of_job(Verb::Grow, name, &error))? * 512;
+        let most = most.ok_or_else(|| engine_error::silent(name))?;
+        let most = most.map_err(|error| engine_error::of_job(Verb::Grow, name, &error))? * 512;
         let has = now.sectors * 512;
         let largest = format!("the largest that fits is `--size {}`", typed(most));
         let size = size.ok_or_else(|| {
@@ -74,17 +74,18 @@ impl Supervisor {
                 .option("--size"));
         }
         self.check_unused(name, Verb::Shrink)?;
-        let engine = planned.engine.as_ref().ok_or_else(|| engine_failure::silent(name))?;
+        let engine = planned.engine.as_ref().ok_or_else(|| engine_error::silent(name))?;
         let behind = engine.dirty_from(now.id, size / 512).zip(engine.status());
-        let (behind, status) = behind.ok_or_else(|| engine_failure::silent(name))?;
+        let (behind, status) = behind.ok_or_else(|| engine_error::silent(name))?;
         let lost = behind * 512;
         let accepted = begin.accept_loss_bytes.unwrap_or(0);
         if lost > accepted {
             return Err(too_much(name, size, lost, begin.accept_loss_bytes));
         }
-        let list = begin.lost_ranges.as_ref().map_or_else(|| lost::default_path(now.uuid), PathBuf::from);
+        let list =
+            begin.lost_ranges.as_ref().map_or_else(|| lost_writes::default_path(now.uuid), PathBuf::from);
         if lost > 0 || begin.lost_ranges.is_some() {
-            lost::check(&list)?;
+            lost_writes::check(&list)?;
         }
         let (label, set_uuid) = (now.label.to_string(), status.set_uuid);
         let owner = Owner { uuid: now.uuid, label, set_uuid, flash_only: true };
@@ -142,7 +143,7 @@ impl Losing {
     /// Writes down what is lost, and then has it given up: so many bytes.
     fn carry_out(self, engine: &Engine, turn: &Turn) -> Result<u64, Failure> {
         let Self { number, id, name, sectors, loss } = self;
-        let failed = |error: Error| engine_failure::of_job(Verb::Shrink, &name, &error);
+        let failed = |error: Error| engine_error::of_job(Verb::Shrink, &name, &error);
         let shrinking = engine.begin_shrinking(number, id, sectors).map_err(failed)?;
         let lost = shrinking.dirty_sectors * 512;
         let begun = loss.write_down(

@@ -5,16 +5,16 @@ use super::jobs::{Job, Subject};
 use super::losing::{self, Loss, Turn};
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor};
-use crate::config::{Kept, NO_CACHE, SetFile};
-use crate::control::jobs::{Begin, Job as Shown, State, Verb};
-use crate::engine_failure;
+use crate::engine_error;
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
-use crate::lost::{self, Owner};
-use crate::names::{self, Known};
-use crate::sizes::{human, typed};
+use bcached_config::{Kept, NO_CACHE, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::names::{self, Known};
+use bcached_control::sizes::{human, typed};
 use bcached_engine::{Error, Unserved};
 use bcached_format::Uuid;
+use bcached_offline::lost_writes::{self, Owner};
 use std::path::PathBuf;
 use std::thread;
 
@@ -100,9 +100,9 @@ impl Supervisor {
         if dirty > accepted {
             return Err(too_much(&name, &found, dirty, begin.accept_loss_bytes));
         }
-        let list = begin.lost_ranges.as_ref().map_or_else(|| lost::default_path(uuid), PathBuf::from);
+        let list = begin.lost_ranges.as_ref().map_or_else(|| lost_writes::default_path(uuid), PathBuf::from);
         if dirty > 0 {
-            lost::check(&list)?;
+            lost_writes::check(&list)?;
         }
         let (label, flash_only) = (found.left.label.to_string(), found.left.flash_sectors.is_some());
         let owner = Owner { uuid, label, set_uuid: found.set_uuid, flash_only };
@@ -126,7 +126,7 @@ impl Supervisor {
         let engines: Vec<_> = open.iter().map(|(_, _, engine)| Some(engine.clone())).collect();
         let mut all = Vec::new();
         for ((_, cache, engine), status) in open.into_iter().zip(Engine::status_of_all(&engines)) {
-            let status = status.ok_or_else(|| engine_failure::silent(&cache))?;
+            let status = status.ok_or_else(|| engine_error::silent(&cache))?;
             all.extend(status.unserved.into_iter().map(|left| Found {
                 engine: engine.clone(),
                 cache: cache.clone(),
@@ -268,7 +268,7 @@ fn check_walked(found: &Found, name: &str) -> Result<(), Failure> {
 fn carry_out(plan: Plan, turn: &Turn) -> Result<(), Failure> {
     let Plan { found, name, loss, .. } = plan;
     let Found { engine, cache, left, .. } = &found;
-    let failed = |error: Error| engine_failure::of_job(Verb::Forget, &name, &error);
+    let failed = |error: Error| engine_error::of_job(Verb::Forget, &name, &error);
     let forgetting = engine.begin_forgetting(left.uuid).map_err(failed)?;
     let dirty = forgetting.dirty_sectors * 512;
     let begun = loss.write_down(

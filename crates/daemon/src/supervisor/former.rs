@@ -3,9 +3,8 @@
 use super::reasons;
 use super::steps::Unserved;
 use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
-use crate::config;
 use crate::engine_thread::Engine;
-use crate::failure::Failure;
+use bcached_control::failure::Failure;
 use bcached_format::{BackingState, BackingSuperblock};
 
 impl Table {
@@ -110,11 +109,15 @@ impl Table {
 
 impl CacheEntry {
     /// What it was before, as configured.
-    pub fn former(cache: &config::Cache) -> Option<Self> {
+    pub fn former(cache: &bcached_config::Cache) -> Option<Self> {
         let (device, is_moving) = cache.former.clone()?;
         let name = cache.name.clone()?;
-        let plain =
-            config::Cache { device, former: None, name: Some(name_of_former(&name)), ..cache.clone() };
+        let plain = bcached_config::Cache {
+            device,
+            former: None,
+            name: Some(name_of_former(&name)),
+            ..cache.clone()
+        };
         Some(Self { former_of: Some(name), is_moving, ..Self::of(&plain) })
     }
 }

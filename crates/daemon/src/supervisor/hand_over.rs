@@ -1,15 +1,15 @@
-//! Another process takes over from this one, or this one has taken over: what the loop has to do with it. The rest is in [`crate::handing`].
+//! Another process takes over from this one, or this one has taken over: what the loop has to do with it. The rest is in [`crate::take_over`].
 
 use super::fronts::Fronts;
 use super::jobs::user;
 use super::stop::REPLIES_LIMIT;
 use super::table::{Table, VolumeEntry, VolumeState};
 use super::{Event, Phase, Shared, Start, Supervisor, answering};
-use crate::config::Config;
-use crate::control::take_over::{Progress, TakeOver, TakingOver};
-use crate::control::{AskTakeOver, AskTakenOver, Control};
-use crate::failure::{Failure, Kind};
-use crate::handing::{Heritage, Predecessor, Successor, Yours};
+use crate::control_server::{AskTakeOver, AskTakenOver, Control};
+use crate::take_over::{Heritage, Predecessor, Successor, Yours};
+use bcached_config::Config;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::take_over::{Progress, TakeOver, TakingOver};
 use bcached_uring::device::claim;
 use std::path::Path;
 use std::sync::mpsc::{self, Sender};

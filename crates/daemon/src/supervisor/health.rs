@@ -1,9 +1,9 @@
 //! What devices do wrong, in sentences: a user must learn from the log and from `status` which device fails or hangs.
 
 use super::table::Table;
-use crate::engine_failure;
-use crate::options::value::Value;
-use crate::sizes::{human, human_range};
+use crate::engine_error;
+use bcached_config::options::value::Value;
+use bcached_control::sizes::{human, human_range};
 use bcached_engine::{
     Covered, DiskHealth, Doing, Error, OnError, Status, UnreadableNode, Unwritable, VolumeId, VolumeInfo,
     WaitedOut, WritebackTrouble,
@@ -99,7 +99,7 @@ pub fn stuck_of(table: &Table, cache: usize, status: &Status) -> Vec<String> {
 
 /// Why a set has stopped writing, and what that means. `given_up` says what is void because its device may have lost it.
 pub fn stopped(error: &Error, given_up: &str) -> String {
-    let mend = if engine_failure::is_full(error) {
+    let mend = if engine_error::is_full(error) {
         "free space on the file system below the device"
     } else {
         "mend the device"

@@ -4,12 +4,12 @@
 use super::Supervisor;
 use super::asking::{At, Looked, meanwhile, released_called, uuid_of};
 use super::table::{CacheEntry, CacheState};
-use crate::config::{Config, NO_CACHE, Released, SetFile};
-use crate::control::jobs::{Begin, Job as Shown, State, Verb};
-use crate::devices;
-use crate::failure::{Failure, Kind};
-use crate::names;
+use bcached_config::{Config, NO_CACHE, Released, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::names;
 use bcached_format::{CacheSuperblock, Label, Superblock, Uuid};
+use bcached_offline::devices;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;

@@ -11,12 +11,12 @@ use super::losing::Turn;
 use super::options::{resolve, resolve_or_gone};
 use super::table::{Table, VolumeState};
 use super::{Event, Shared, Supervisor, health};
-use crate::config::Kept;
-use crate::control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
-use crate::control::{AskBegin, AskJob, AskJobs};
-use crate::engine_failure;
+use crate::control_server::{AskBegin, AskJob, AskJobs};
+use crate::engine_error;
 use crate::engine_thread::{Engine, Long};
-use crate::failure::{Failure, Kind};
+use bcached_config::Kept;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
 use bcached_engine::{Error, Status as EngineStatus, VolumeId, VolumeInfo, WritebackTrouble};
 use bcached_format::Uuid;
 use std::collections::BTreeMap;
@@ -272,7 +272,7 @@ impl Job {
 
     /// Why it has come to nothing.
     fn failure(&self, error: &Error) -> Failure {
-        let failure = engine_failure::of_job(self.verb, &self.name, error);
+        let failure = engine_error::of_job(self.verb, &self.name, error);
         let status =
             self.engine.as_ref().filter(|_| matches!(error, Error::Io { .. })).and_then(Engine::status);
         match status.as_ref().and_then(|status| self.trouble(status)) {

@@ -6,8 +6,8 @@
 use super::Supervisor;
 use super::owner::LABEL;
 use super::table::{VolumeEntry, VolumeState};
-use crate::failure::{Failure, Kind};
-use crate::names;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::names;
 use bcached_engine::Error;
 use bcached_format::Label;
 

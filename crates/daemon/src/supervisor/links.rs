@@ -6,8 +6,8 @@
 
 mod numbered;
 
-use crate::names::{can_be_name, in_control_files};
-use crate::places;
+use bcached_control::names::{can_be_name, in_control_files};
+use bcached_control::paths;
 use bcached_port::{Export, Uuid};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
@@ -29,7 +29,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 impl Places {
     fn real() -> Self {
-        Self { directory: places::of_machine("/dev/bcache"), system: "/sys".into() }
+        Self { directory: paths::of_machine("/dev/bcache"), system: "/sys".into() }
     }
 
     fn by_uuid(&self) -> PathBuf {

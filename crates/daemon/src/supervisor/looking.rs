@@ -1,7 +1,7 @@
 //! Devices that somebody asks about are looked at on threads of their own: who asks waits for a while, and no other does. A disk that hangs
 //! keeps its thread in the kernel; as long as it does nobody begins the same look again. (What the loop opens itself is in [`super::patience`].)
 
-use crate::failure::{Failure, Kind};
+use bcached_control::failure::{Failure, Kind};
 use std::collections::BTreeSet;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

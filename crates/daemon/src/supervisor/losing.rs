@@ -1,10 +1,10 @@
 //! Work by which data is lost that somebody has said may be: what is lost is written down first, on a thread that may wait for a file, and until
 //! the first of it is given up the work can be cancelled.
 
-use crate::failure::{Failure, Kind};
-use crate::lost::{self, Owner};
-use crate::sizes::human;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::sizes::human;
 use bcached_engine::Lost;
+use bcached_offline::lost_writes::{self, Owner};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -68,7 +68,7 @@ impl Loss {
             return Err(too_much());
         }
         if lost > 0 {
-            lost::write(&self.list, &self.owner, |at| {
+            lost_writes::write(&self.list, &self.owner, |at| {
                 if turn.is_given_up() { Err(cancelled()) } else { more(at) }
             })?;
         }

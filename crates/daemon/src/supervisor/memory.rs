@@ -12,10 +12,10 @@
 
 use super::table::{CacheEntry, CacheState, Table};
 use super::{Event, Supervisor};
-use crate::bucket_memory;
 use crate::engine_thread::Engine;
-use crate::failure::Failure;
+use bcached_control::failure::Failure;
 use bcached_format::CacheSuperblock;
+use bcached_offline::bucket_memory;
 use std::time::{Duration, Instant};
 
 /// How long a cache that comes waits for what others are to give up: after that it takes what there is, or is refused by its engine.
@@ -202,9 +202,9 @@ impl Supervisor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::CommandLine;
-    use crate::engine_failure;
+    use crate::engine_error;
     use crate::engine_thread::Engine;
+    use bcached_config::CommandLine;
     use bcached_engine::Error;
     use bcached_format::Uuid;
     use std::path::Path;
@@ -252,7 +252,7 @@ mod tests {
             supervisor.shared().table.caches[1].state = opening();
             supervisor.shared().table.caches[1].nodes = Nodes::of(bytes, 0);
             let error = Error::NodeBudget { budget: bytes, needed: ALL };
-            supervisor.set_refused(1, engine_failure::of_open(Path::new("/dev/ssd"), 0, &error));
+            supervisor.set_refused(1, engine_error::of_open(Path::new("/dev/ssd"), 0, &error));
             matches!(supervisor.shared().table.caches[1].state, CacheState::Waiting(_))
         };
         assert!(refused(ALL / 2 - 1));

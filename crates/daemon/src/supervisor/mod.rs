@@ -67,23 +67,23 @@ mod volumes;
 mod without;
 mod words;
 
-use crate::config::{CommandLine, Config};
-use crate::control::take_over::{Progress, TakingOver};
-use crate::control::{Control, Handlers, Signal, Signals};
-use crate::descriptors;
-use crate::devices::{BackingDevice, CacheDevice};
+use crate::control_server::{Control, Handlers, Signal, Signals};
+use crate::descriptor_limit;
 use crate::engine_thread::{Added, Given, News, NotTaken, Stopped};
 use crate::events;
-use crate::failure::{Failure, Kind};
-use crate::handing::{self, Predecessor, Successor, Taken, Yours};
 use crate::log;
-use crate::notes;
-use crate::oom;
-use crate::owned::OwnedList;
-use crate::passed;
+use crate::oom_score;
+use crate::socket_activation;
 use crate::sysfs::Sysfs;
+use crate::take_over::{self, Predecessor, Successor, Taken, Yours};
+use crate::udev_owned::OwnedList;
+use bcached_config::{CommandLine, Config};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::take_over::{Progress, TakingOver};
 use bcached_engine::Error;
 use bcached_format::{BackingSuperblock, Uuid};
+use bcached_offline::devices::{BackingDevice, CacheDevice};
+use bcached_offline::notes;
 use bcached_port::ExportTable;
 use fronts::Fronts;
 use hand_over::{Course, Life};
@@ -272,8 +272,8 @@ enum End {
 /// Wrong configuration, before any device is opened; with devices on the command line, the first that cannot be
 /// served; a stop that could not be orderly.
 pub fn serve(line: CommandLine) -> Result<(), Failure> {
-    let predecessor = handing::begun()?;
-    let passed = passed::take()?;
+    let predecessor = take_over::begun()?;
+    let passed = socket_activation::take()?;
     bcached_uring::memory::return_large_blocks();
     log::init();
     let outcome = serve_logged(line, predecessor, passed);
@@ -285,14 +285,14 @@ pub fn serve(line: CommandLine) -> Result<(), Failure> {
 fn serve_logged(
     line: CommandLine,
     predecessor: Option<Predecessor>,
-    passed: passed::Sockets,
+    passed: socket_activation::Sockets,
 ) -> Result<(), Failure> {
     let prepared = prepare(&line, predecessor.is_some());
     if let (Err(failure), Some(predecessor)) = (&prepared, &predecessor) {
         predecessor.cannot(failure);
     }
     let (config, notes, signals) = prepared?;
-    oom::protect();
+    oom_score::protect();
     let taken = match &predecessor {
         Some(predecessor) => predecessor.take()?,
         None => Taken { passed, ..Taken::default() },
@@ -321,7 +321,7 @@ fn prepare(line: &CommandLine, succeeds: bool) -> Result<(Config, PathBuf, Signa
     if let Some(certificates) = config.places.tls.certificates().filter(|_| succeeds) {
         certificates.read()?;
     }
-    descriptors::provide(&config)?;
+    descriptor_limit::provide(&config)?;
     let notes = notes::directory()?;
     if let Some((event, sentence)) = notes::warning(&notes) {
         tracing::warn!(event, "{sentence}");

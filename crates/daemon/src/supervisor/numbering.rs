@@ -1,7 +1,7 @@
 //! The N of a volume's `bcacheN`, of volumes that come while others are there: those keep theirs until the next start.
 
 use super::table::{Table, VolumeEntry};
-use crate::config::{Config, Flash, Volume};
+use bcached_config::{Config, Flash, Volume};
 
 /// What a volume is called by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,6 @@
 //! Statistics, from the engine's words to those of the status.
 
-use crate::control::numbers::{
+use bcached_control::statistics::{
     Ages, CacheNumbers, Counted, Latency, Times, VolumeNumbers, WITHIN_POWERS, Windows,
 };
 use bcached_engine::{self as engine, Cause, Histogram, Latencies, Path, VolumeInfo, Window};
@@ -122,4 +122,16 @@ fn times(times: &engine::Times, now: Time) -> Times {
 /// Rounded up, so that nothing took no time.
 fn us(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cause;
+    use bcached_control::statistics::DATA_CAUSES;
+
+    #[test]
+    fn the_status_counts_as_data_what_the_engine_does() {
+        let data = Cause::ALL.into_iter().filter(|cause| cause.is_data());
+        assert_eq!(data.map(Cause::name).collect::<Vec<_>>(), DATA_CAUSES);
+    }
 }

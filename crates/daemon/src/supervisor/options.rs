@@ -4,16 +4,16 @@ use super::owner::{self, Owner, View};
 use super::table::{Table, VolumeEntry, VolumeState};
 use super::words::Word;
 use super::{Event, Shared, Supervisor};
-use crate::config::Config;
-use crate::control::AskOptions;
-use crate::control::options::{Named, Options, Shown};
+use crate::control_server::AskOptions;
 use crate::engine_thread::{Engine, Keep};
-use crate::failure::{Failure, Kind};
-use crate::names::{self, Called, Known};
-use crate::options::layers::Layers;
-use crate::options::quiet;
-use crate::options::value::Value;
-use crate::options::{Definition, Place};
+use bcached_config::Config;
+use bcached_config::options::layers::Layers;
+use bcached_config::options::quiet_hours;
+use bcached_config::options::value::Value;
+use bcached_config::options::{Definition, Place, shown};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::names::{self, Called, Known};
+use bcached_control::options::{Options, Shown};
 use bcached_engine::{Error, RateInfo, VolumeInfo, VolumeOptions};
 use bcached_format::{CacheMode, Label};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,7 +52,7 @@ impl Supervisor {
         }
         for entry in &mut table.volumes {
             let Some((engine, info)) = served_by(entry, &table.caches) else { continue };
-            let wanted = entry.options.volume_options(quiet::local_minute);
+            let wanted = entry.options.volume_options(quiet_hours::local_minute);
             if wanted == entry.told {
                 continue;
             }
@@ -280,7 +280,7 @@ pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
             let engine = view.engine(table);
             (view, engine)
         };
-        let owner = Named::of(scope, view.display_name());
+        let owner = shown::named(scope, view.display_name());
         let entry = match &view {
             View::Volume(entry) => entry,
             View::Cache(cache) => {
@@ -362,14 +362,14 @@ impl<'a> Facts<'a> {
                 None => said.map(|(value, _)| value.clone()),
             },
         };
-        let mut shown = Shown::of(option, value.as_ref());
+        let mut shown = shown::shown(option, value.as_ref());
         let is_kept = matches!(option.place, Place::Label | Place::CacheMode);
         // What was asked for and is not in force is not whose word counts.
         let said = said.filter(|(asked, _)| value.as_ref() == Some(asked));
         if said.is_none() && is_kept {
             "superblock".clone_into(&mut shown.origin);
         }
-        shown.say_where_from(said);
+        shown::say_where_from(&mut shown, said);
         shown
     }
 }

@@ -3,12 +3,12 @@
 use super::Shared;
 use super::options::{Facts, resolve_called, served_by};
 use super::table::{CacheEntry, Table, VolumeEntry};
-use crate::control::options::Shown;
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
-use crate::names::{self, Called};
-use crate::options::layers::Layers;
-use crate::options::{Definition, Place, Scope, of_cache as cache_options};
+use bcached_config::options::layers::Layers;
+use bcached_config::options::{Definition, Place, Scope, cache_options, shown};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::names::{self, Called};
+use bcached_control::options::Shown;
 use bcached_engine::{Options, Settings};
 use bcached_format::Label;
 use std::sync::{Mutex, PoisonError};
@@ -168,11 +168,11 @@ pub fn of_cache(cache: &CacheView, option: &'static Definition) -> Shown {
         }
         _ => None,
     };
-    let mut shown = Shown::of(option, value.as_ref());
+    let mut shown = shown::shown(option, value.as_ref());
     if matches!(option.place, Place::Kept { .. }) {
         "superblock".clone_into(&mut shown.origin);
     }
-    shown.say_where_from(said.filter(|(asked, _)| value.as_ref() == Some(asked)));
+    shown::say_where_from(&mut shown, said.filter(|(asked, _)| value.as_ref() == Some(asked)));
     shown
 }
 

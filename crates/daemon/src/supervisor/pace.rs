@@ -4,11 +4,11 @@ use super::Supervisor;
 use super::options::Facts;
 use super::owner::View;
 use super::table::VolumeState;
-use crate::control::options::{Changing, Shown};
-use crate::failure::{Failure, Kind};
-use crate::options::layers::Source;
-use crate::options::value::Value;
-use crate::options::{Definition, Scope};
+use bcached_config::options::layers::Source;
+use bcached_config::options::value::Value;
+use bcached_config::options::{Definition, Scope, shown};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::options::Changing;
 use bcached_engine::{Error, VolumeInfo};
 
 /// The option.
@@ -38,8 +38,8 @@ pub fn describe(view: &View, now: Option<&VolumeInfo>, rate: u64) -> Option<Chan
     let (option, View::Volume(entry)) = (Scope::Volume.find(NAME)?, view) else { return None };
     let was = Facts::of(entry, now).show(option);
     let value = Value::Rate(rate);
-    let mut after = Shown::of(option, Some(&value));
-    after.say_where_from(Some((&value, Source::Runtime)));
+    let mut after = shown::shown(option, Some(&value));
+    shown::say_where_from(&mut after, Some((&value, Source::Runtime)));
     Some(Changing { already: false, before: was.value, after })
 }
 

@@ -7,7 +7,7 @@
 //! asked again without holding up anybody: it may take its time to say the same (it is in use, and by whom cannot be found
 //! out).
 
-use crate::failure::{Failure, Kind};
+use bcached_control::failure::{Failure, Kind};
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;

@@ -1,9 +1,9 @@
 //! The daemon says that it is ready: to the log, on standard output, and to systemd.
 
 use super::{Phase, Supervisor};
-use crate::config::WAIT_DEFAULT;
-use crate::failure::Failure;
 use crate::log;
+use bcached_config::WAIT_DEFAULT;
+use bcached_control::failure::Failure;
 use std::io::Write as _;
 use std::thread;
 

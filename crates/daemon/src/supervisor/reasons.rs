@@ -1,8 +1,8 @@
 //! Why a volume is not served, because of its cache or for another reason, in the program's words.
 
 use super::table::{CacheState, Table, VolumeEntry, VolumeState};
-use crate::failure::{Failure, Kind};
-use crate::options::value::Value;
+use bcached_config::options::value::Value;
+use bcached_control::failure::{Failure, Kind};
 use bcached_format::{BackingState, BackingSuperblock, Uuid};
 use std::time::Duration;
 

@@ -7,10 +7,10 @@
 use super::Supervisor;
 use super::jobs::{Job, Subject};
 use super::table::{VolumeEntry, VolumeState};
-use crate::config::{Config, SetFile};
-use crate::control::jobs::{Begin, Job as Shown, State, Verb};
-use crate::engine_failure;
-use crate::failure::{Failure, Kind};
+use crate::engine_error;
+use bcached_config::{Config, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
 use bcached_engine::Error;
 
 impl Supervisor {
@@ -218,7 +218,7 @@ impl Supervisor {
         }
         let outcome = match result {
             Err(error) => {
-                let failure = engine_failure::of_stop(format!("{name} was not stopped in order"), &error);
+                let failure = engine_error::of_stop(format!("{name} was not stopped in order"), &error);
                 Err(match (failure.kind, &failure.next) {
                     // A start mends nothing, whoever makes it.
                     (Kind::Damaged, _) | (_, None) => failure,

@@ -3,9 +3,9 @@
 
 use super::Supervisor;
 use super::table::{CacheState, VolumeEntry, VolumeState};
-use crate::control::jobs::{Begin, Job as Shown, State, Verb};
-use crate::failure::{Failure, Kind};
-use crate::notes;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_offline::notes;
 
 impl Supervisor {
     /// The cache of this name, if it is not open and nothing of ours has to do with its device.

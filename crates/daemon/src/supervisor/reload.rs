@@ -4,8 +4,8 @@
 use super::Supervisor;
 use super::options::{Done, check_with};
 use super::table::{CacheEntry, Table, VolumeEntry};
-use crate::config::{Certificates, Config, SetFile, Tls};
-use crate::failure::Failure;
+use bcached_config::{Certificates, Config, SetFile, Tls};
+use bcached_control::failure::Failure;
 use bcached_front_nbd as nbd;
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -7,13 +7,13 @@ use super::former::name_of_former;
 use super::jobs::{Job, Subject};
 use super::replace::{Asked, What, check_unserved};
 use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
-use crate::config::{Config, KeptCache, NO_CACHE, SetFile};
-use crate::control::jobs::{Job as Shown, State, Verb};
-use crate::devices::CacheDevice;
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
+use bcached_config::{Config, KeptCache, NO_CACHE, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Job as Shown, State, Verb};
 use bcached_engine::Error;
 use bcached_format::BackingState;
+use bcached_offline::devices::CacheDevice;
 
 /// What is to be kept before it begins.
 struct Plan {

@@ -3,24 +3,29 @@
 use super::fronts::{Fronts, User};
 use super::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
 use super::{Phase, Shared, called, health, jobs, numbers};
-use crate::config::NO_CACHE;
-use crate::control::AskStatus;
-use crate::control::Work;
-use crate::control::hardware::Hardware;
-use crate::control::status::{
+use crate::control_server::AskStatus;
+use crate::control_server::Work;
+use crate::engine_thread::Engine;
+use crate::log;
+use bcached_config::NO_CACHE;
+use bcached_control::hardware::Hardware;
+use bcached_control::names;
+use bcached_control::status::{
     self, BypassCounts, Cache, CacheCounts, Client, Covered, Dirty, Exported, Progress, Status,
     UnreadableNode, Unserved, Volume, VolumeCounts, VolumeFacts, Writeback,
 };
-use crate::engine_thread::Engine;
-use crate::log;
-use crate::names;
 use bcached_engine::{
-    Ages, Bypass, Bypassed, Cause, DirtyAge, DiscardState, Latencies, Reads, Status as EngineStatus, Traffic,
-    Unwritable, VolumeInfo,
+    Ages, Bypass, Bypassed, Cause, DirtyAge, DiscardState, Latencies, Opening, Reads, Status as EngineStatus,
+    Traffic, Unwritable, VolumeInfo,
 };
 use bcached_format::BackingState;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
+
+/// How far the opening of a set is at this moment.
+pub fn progress_of(opening: &Opening) -> Progress {
+    Progress { nodes_read: opening.nodes_read(), tree_percent: opening.tree_percent() }
+}
 
 /// The function that the control thread calls. It holds no lock while it waits for an engine.
 pub fn status_of(shared: Arc<Mutex<Shared>>, fronts: Fronts, started: Instant) -> AskStatus {
@@ -141,7 +146,7 @@ fn cache(entry: &CacheEntry) -> Cache {
         reason,
         io,
         opening: match &entry.state {
-            CacheState::Opening { progress, .. } => Some(Progress::of(progress)),
+            CacheState::Opening { progress, .. } => Some(progress_of(progress)),
             _ => None,
         },
         unserved: Vec::new(),

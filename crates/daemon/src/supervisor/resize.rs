@@ -8,11 +8,11 @@ use super::Supervisor;
 use super::cycle::{Planned, Work};
 use super::jobs::Job;
 use super::table::{CacheEntry, VolumeEntry, VolumeState};
-use crate::config::{Config, SetFile};
-use crate::control::jobs::{Begin, Verb};
 use crate::engine_thread::Long;
-use crate::failure::{Failure, Kind};
-use crate::sizes::{exact, human, typed};
+use bcached_config::{Config, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Verb};
+use bcached_control::sizes::{exact, human, typed};
 use bcached_engine::{Status, VolumeInfo};
 
 impl Supervisor {

@@ -8,11 +8,11 @@ use super::options::Done;
 use super::patience::{Patience, Unopened};
 use super::table::{CacheEntry, VolumeEntry, VolumeState};
 use super::{Event, RETRY, Supervisor};
-use crate::devices::{self, BackingDevice, Found};
-use crate::engine_failure;
+use crate::engine_error;
 use crate::engine_thread::NotTaken;
-use crate::failure::{Failure, Kind};
+use bcached_control::failure::{Failure, Kind};
 use bcached_engine::{DiskHealth, Error, Status, VolumeInfo};
+use bcached_offline::devices::{self, BackingDevice, Found};
 use bcached_uring::Presence;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -216,11 +216,11 @@ impl Supervisor {
         let name = entry.display_name();
         match &taken {
             Err(NotTaken::Refused(error)) => {
-                self.not_taken(volume, engine_failure::of_return(name, &path, error), Absent::refused);
+                self.not_taken(volume, engine_error::of_return(name, &path, error), Absent::refused);
             }
             Err(NotTaken::Busy(limit)) => {
                 let why = format!("requests of it have not ended for {} s", limit.as_secs());
-                let failure = engine_failure::not_taken_up(name, &path).why(why);
+                let failure = engine_error::not_taken_up(name, &path).why(why);
                 self.not_taken(volume, failure, Absent::refused);
             }
             Ok(lost) => {

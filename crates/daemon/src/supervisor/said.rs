@@ -1,9 +1,9 @@
 //! What was said with `--runtime` to the daemon before, for the one that has taken over.
 
 use super::table::{CacheEntry, Table, VolumeEntry};
-use crate::config::Config;
-use crate::options::Scope;
-use crate::options::said::{Said, Whose};
+use bcached_config::Config;
+use bcached_config::options::Scope;
+use bcached_config::options::runtime::{Said, Whose};
 use std::collections::BTreeMap;
 
 /// Of volumes that are not known before their cache is open, by their UUIDs.

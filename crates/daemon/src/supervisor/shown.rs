@@ -3,7 +3,7 @@
 use super::jobs::{Job, Jobs};
 use super::table::VolumeState;
 use super::{Event, Supervisor};
-use crate::control::jobs::Verb;
+use bcached_control::jobs::Verb;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};

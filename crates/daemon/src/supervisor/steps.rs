@@ -2,9 +2,8 @@
 
 use super::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
 use super::{reasons, without};
-use crate::config;
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
+use bcached_control::failure::{Failure, Kind};
 use bcached_format::{BackingSuperblock, Uuid};
 
 /// What a volume needs next.
@@ -94,7 +93,7 @@ impl Table {
     /// The cache that a volume's section names: that one, or, if it names none, the only one there is.
     pub fn cache_said(&self, wanted: Option<&str>) -> Option<usize> {
         match wanted {
-            Some(config::NO_CACHE) => None,
+            Some(bcached_config::NO_CACHE) => None,
             Some(name) => {
                 let mut all = self.lasting_caches();
                 all.find(|(_, cache)| cache.name.as_deref() == Some(name)).map(|(index, _)| index)

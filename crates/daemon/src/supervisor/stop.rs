@@ -2,11 +2,11 @@
 
 use super::table::{CacheState, Table};
 use super::{Event, Phase, Supervisor, ending, health};
-use crate::control::Signal;
-use crate::control::stop::DirtyStays;
-use crate::engine_failure;
+use crate::control_server::Signal;
+use crate::engine_error;
 use crate::engine_thread::{Engine, News};
-use crate::failure::{Failure, Kind};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::stop::DirtyStays;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -183,7 +183,7 @@ impl Supervisor {
     /// An engine has stopped, in order or not.
     fn stopped(&mut self, index: usize, outcome: Result<(), bcached_engine::Error>) -> Result<(), Failure> {
         let failure =
-            outcome.as_ref().err().map(|error| engine_failure::of_stop(self.not_stopped(index), error));
+            outcome.as_ref().err().map(|error| engine_error::of_stop(self.not_stopped(index), error));
         if self.is_ending(index) {
             // Somebody released or replaced it just before, and that is to be kept.
             self.cache_let_go(index, outcome);
@@ -208,7 +208,7 @@ impl Supervisor {
 
     /// Nothing is known to be wrong with it.
     fn recovers(&self, index: usize, why: &str) -> Failure {
-        Failure::new(Kind::Io, self.not_stopped(index)).why(why).next(engine_failure::RECOVERS)
+        Failure::new(Kind::Io, self.not_stopped(index)).why(why).next(engine_error::RECOVERS)
     }
 
     fn not_stopped(&self, index: usize) -> String {

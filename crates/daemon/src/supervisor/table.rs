@@ -1,11 +1,6 @@
 //! What is configured and how far it has come: one entry a cache and a volume, each with a state and a reason.
 
-use crate::config::{self, Config};
 use crate::engine_thread::{Engine, Opened};
-use crate::failure::{Failure, Kind};
-use crate::names;
-use crate::offline::lost_sets::Stranded;
-use crate::options::layers::{Configured, Layers};
 use crate::supervisor::memory::Nodes;
 use crate::supervisor::numbering::Numbered;
 use crate::supervisor::reasons;
@@ -13,8 +8,13 @@ use crate::supervisor::returning::Absent;
 use crate::supervisor::said::SaidOfLodgers;
 use crate::supervisor::without::{self, Lack};
 use crate::supervisor::words::{OfMode, OfSettings};
+use bcached_config::Config;
+use bcached_config::options::layers::{Configured, Layers};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::names;
 use bcached_engine::{DiskHealth, GivenUp, Opening, Settings, VolumeId, VolumeInfo, VolumeOptions};
 use bcached_format::{BackingState, BackingSuperblock, CacheMode, Label, Uuid};
+use bcached_offline::lost_sets::Stranded;
 use bcached_port::Ways;
 use bcached_uring::Presence;
 use std::collections::{BTreeMap, BTreeSet};
@@ -221,7 +221,8 @@ impl Table {
     pub fn is_settled(&self, since_start: Duration) -> bool {
         let is_enough = |patience| !self.strict && since_start >= patience;
         // A cache alone may bring volumes of its own: it is waited for as well.
-        let patience = self.volumes.iter().map(|volume| volume.wait).max().unwrap_or(config::WAIT_DEFAULT);
+        let patience =
+            self.volumes.iter().map(|volume| volume.wait).max().unwrap_or(bcached_config::WAIT_DEFAULT);
         let caches = self.caches.iter().all(|cache| match cache.state {
             CacheState::Open { .. }
             | CacheState::Ending { .. }
@@ -332,7 +333,7 @@ impl Table {
         entry
             .name
             .get_or_insert_with(|| {
-                names::of_cache(label, set, |name| name == config::NO_CACHE || taken.contains(name))
+                names::of_cache(label, set, |name| name == bcached_config::NO_CACHE || taken.contains(name))
             })
             .clone()
     }
@@ -420,8 +421,8 @@ impl Table {
 impl CacheEntry {
     /// What stands for having no cache.
     pub fn none(block_sectors: u16, state: CacheState) -> Self {
-        let cache = config::Cache {
-            name: Some(config::NO_CACHE.to_owned()),
+        let cache = bcached_config::Cache {
+            name: Some(bcached_config::NO_CACHE.to_owned()),
             device: "memory".to_owned(),
             former: None,
             is_awaited: false,
@@ -456,7 +457,7 @@ impl CacheEntry {
         self.is_none_of.is_none() && !matches!(self.state, CacheState::Released)
     }
 
-    pub fn of(cache: &config::Cache) -> Self {
+    pub fn of(cache: &bcached_config::Cache) -> Self {
         Self {
             name: cache.name.clone(),
             device: cache.device.clone(),
@@ -528,11 +529,11 @@ impl VolumeEntry {
     }
 
     /// A volume of the configuration under this number.
-    pub(super) fn numbered(volume: &config::Volume, number: Numbered) -> Self {
+    pub(super) fn numbered(volume: &bcached_config::Volume, number: Numbered) -> Self {
         Self { number: number.number, is_numbered: number.is_asked, ..Self::of(volume) }
     }
 
-    fn of(volume: &config::Volume) -> Self {
+    fn of(volume: &bcached_config::Volume) -> Self {
         Self {
             number: volume.number,
             is_numbered: volume.is_numbered,

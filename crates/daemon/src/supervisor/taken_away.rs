@@ -3,9 +3,9 @@
 //! does not work any more.
 
 use super::Supervisor;
-use crate::control::Control;
+use crate::control_server::Control;
 use crate::log;
-use crate::notes;
+use bcached_offline::notes;
 use bcached_uring::note::{NoteFile, look_after_all};
 use std::collections::BTreeMap;
 use std::fs;

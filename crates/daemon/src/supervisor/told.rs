@@ -3,9 +3,9 @@
 use super::called::{self, name_of};
 use super::table::{Table, VolumeEntry, VolumeState};
 use super::{Phase, Supervisor};
-use crate::control::status::Dirty;
-use crate::sizes::human;
 use crate::supervisor::{health, report};
+use bcached_control::sizes::human;
+use bcached_control::status::Dirty;
 use bcached_engine::{GivenUp, Status, UnreadableNode, VolumeId, VolumeInfo, ZeroingInfo};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -5,14 +5,14 @@ use super::returning::Absent;
 use super::steps::{Step, Unserved};
 use super::table::{VolumeEntry, VolumeState};
 use super::{Event, Supervisor, reasons};
-use crate::config::NO_CACHE;
-use crate::devices;
-use crate::engine_failure;
+use crate::engine_error;
 use crate::engine_thread::{Added, Adding, Engine, Way};
-use crate::failure::{Failure, Kind};
-use crate::options::quiet;
+use bcached_config::NO_CACHE;
+use bcached_config::options::quiet_hours;
+use bcached_control::failure::{Failure, Kind};
 use bcached_engine::Error;
 use bcached_format::{BackingState, BackingSuperblock};
+use bcached_offline::devices;
 
 impl Supervisor {
     /// Takes the volume's next step: gives its device to the engine, or finds out what it waits for.
@@ -128,7 +128,7 @@ impl Supervisor {
         let entry = &mut shared.table.volumes[index];
         let (mode, owes) = (entry.options.configured_mode(), entry.owes);
         (entry.opened, entry.absent) = (Some(backing.device.presence()), None);
-        entry.told = entry.options.volume_options(quiet::local_minute);
+        entry.told = entry.options.volume_options(quiet_hours::local_minute);
         let sender = self.sender.clone();
         let added = move |result| drop(sender.send(Event::VolumeAdded(index, Box::new(result))));
         let way = match is_uncached {
@@ -211,6 +211,6 @@ impl VolumeEntry {
         // Two devices of one UUID: its names may stand for either, the path only for this one.
         let path = self.backing.as_ref().filter(|_| matches!(error, Error::Duplicate));
         let name = path.or(self.name.as_ref()).map_or("", String::as_str);
-        engine_failure::of_attach(name, error)
+        engine_error::of_attach(name, error)
     }
 }

@@ -8,9 +8,9 @@
 use super::cycle::{Planned, Work};
 use super::table::{CacheState, Table, VolumeEntry, VolumeState};
 use super::{Phase, Supervisor};
-use crate::config::NO_CACHE;
-use crate::control::jobs::Verb;
-use crate::failure::{Failure, Kind};
+use bcached_config::NO_CACHE;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::Verb;
 use bcached_format::{BackingState, BackingSuperblock, Uuid};
 use std::time::{Duration, Instant};
 

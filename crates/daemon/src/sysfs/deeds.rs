@@ -4,13 +4,13 @@
 use super::files::{Deed, File, Write, Written};
 use super::layout::{Of, Seen};
 use super::{Sysfs, input, owner};
-use crate::config::Typed;
-use crate::control::jobs::{Begin, Verb};
-use crate::control::numbers::Counted;
-use crate::control::options::Change;
-use crate::failure::{Failure, Kind as FailureKind};
-use crate::options::Scope;
-use crate::options::value::{Kind, Value};
+use bcached_config::Typed;
+use bcached_config::options::Scope;
+use bcached_config::options::value::{Kind, Value};
+use bcached_control::failure::{Failure, Kind as FailureKind};
+use bcached_control::jobs::{Begin, Verb};
+use bcached_control::options::Change;
+use bcached_control::statistics::Counted;
 use bcached_front_fuse::tree::Errno;
 use std::collections::BTreeMap;
 

@@ -15,9 +15,9 @@
 //! gets a number behind it. Only what is served is there: a set that is open, a volume that can be used.
 
 use super::files::{self, File, Member, Set, Written};
-use crate::control::hardware::Hardware;
-use crate::control::numbers::{Counted, Windows};
-use crate::control::status::Status;
+use bcached_control::hardware::Hardware;
+use bcached_control::statistics::{Counted, Windows};
+use bcached_control::status::Status;
 use std::collections::BTreeSet;
 
 /// All that is there, as it was at a moment.

@@ -17,12 +17,12 @@ mod input;
 mod layout;
 mod print;
 
-use crate::control::Handlers;
-use crate::control::status::Status;
-use crate::control::{AskStatus, Work};
-use crate::names::Called;
-use crate::options::Scope;
-use crate::options::value::{Kind, Value};
+use crate::control_server::Handlers;
+use crate::control_server::{AskStatus, Work};
+use bcached_config::options::Scope;
+use bcached_config::options::value::{Kind, Value};
+use bcached_control::names::Called;
+use bcached_control::status::Status;
 use bcached_front_fuse::tree::Errno;
 use bcached_front_fuse::{Entry, Tree};
 use deeds::Cleared;
@@ -188,7 +188,7 @@ fn shown(scope: Scope, name: &str, value: Value) -> String {
 }
 
 /// An open set whose engine does not answer.
-fn is_silent(cache: &crate::control::status::Cache) -> bool {
+fn is_silent(cache: &bcached_control::status::Cache) -> bool {
     cache.state == "open" && cache.counts.is_none()
 }
 

@@ -1,6 +1,6 @@
 //! How the kernel prints numbers and choices in its control files.
 
-use crate::control::numbers::Times;
+use bcached_control::statistics::Times;
 use std::fmt::Write as _;
 
 /// A number of bytes: at least in KiB, with one digit behind the point that is cut and not rounded, less than a thousand before it.

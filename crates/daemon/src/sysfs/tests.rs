@@ -2,11 +2,11 @@
 
 use super::layout::{Node, Seen};
 use super::*;
-use crate::control::hardware::Hardware;
-use crate::control::numbers::CacheNumbers;
-use crate::control::numbers::Windows;
-use crate::control::status::{Cache, CacheCounts, Volume, VolumeFacts};
-use crate::failure::{Failure, Kind as FailureKind};
+use bcached_control::failure::{Failure, Kind as FailureKind};
+use bcached_control::hardware::Hardware;
+use bcached_control::statistics::CacheNumbers;
+use bcached_control::statistics::Windows;
+use bcached_control::status::{Cache, CacheCounts, Volume, VolumeFacts};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const SET: &str = "11111111-1111-4111-8111-111111111111";

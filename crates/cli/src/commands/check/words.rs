@@ -1,7 +1,7 @@
 //! What a check has found, for people: a verdict, and each kind of damage once, by what it costs.
 
 use bcached_check::{Claim, Damage, DamageKind, Dirty, Hidden, Known, Report, Severity, Structure, Volume};
-use bcached_daemon::sizes::{human, human_range};
+use bcached_control::sizes::{human, human_range};
 use bcached_format::Position;
 use bcached_format::units::bytes_of;
 use serde::Serialize;

@@ -2,7 +2,7 @@
 
 use super::Finding;
 use super::system::System;
-use bcached_daemon::sizes::human;
+use bcached_control::sizes::human;
 use bcached_format::Superblock;
 use bcached_format::units::bytes_of;
 use bcached_uring::Identity;

@@ -2,7 +2,7 @@
 
 use super::system::System;
 use super::{Item, udev, ways};
-use bcached_daemon::notes;
+use bcached_offline::notes;
 use bcached_uring::{Backend, DriverOptions, open_driver};
 
 /// Capabilities that ways of serving need: bit, name, what for.

@@ -22,7 +22,7 @@ use self::system::System;
 use crate::failure::Failure;
 use crate::flags;
 use crate::output::{Report, Show};
-use bcached_daemon::offline::lost_sets::LostSets;
+use bcached_offline::lost_sets::LostSets;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 //! The system as its files tell of it: modules, sysfs, rules of udev. All below a root, which a test has for itself.
 
-use bcached_daemon::places;
+use bcached_control::paths;
 #[cfg(test)]
 use std::path::Path;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ impl System {
     /// This machine.
     pub(super) fn here() -> Self {
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
-        Self { root: "/".into(), rules: places::of_machine("/"), release }
+        Self { root: "/".into(), rules: paths::of_machine("/"), release }
     }
 
     #[cfg(test)]

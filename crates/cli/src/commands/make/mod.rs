@@ -11,8 +11,9 @@ use crate::failure::{Failure, Kind};
 use crate::flags::Make;
 use crate::later;
 use crate::output::Report;
-use bcached_daemon::offline::lost_sets::LostSets;
-use bcached_daemon::offline::overwrite::{self, Cleared, Overrides};
+use bcached_control::jobs::Overrides;
+use bcached_offline::lost_sets::LostSets;
+use bcached_offline::overwrite::{self, Cleared};
 use plan::{Options, Planned};
 use std::path::PathBuf;
 

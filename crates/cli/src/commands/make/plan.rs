@@ -6,8 +6,6 @@ use crate::failure::{Failure, Kind};
 use crate::flags::Make;
 use crate::sizes::{self, Bare, human};
 use crate::superblock;
-use bcached_daemon::bucket_memory;
-use bcached_daemon::offline::fresh::random_uuid;
 use bcached_format::superblock::BUCKETS_MIN;
 use bcached_format::superblock::SUPERBLOCK_END_SECTOR;
 use bcached_format::units::{PAGE_BYTES, bytes_of};
@@ -15,6 +13,8 @@ use bcached_format::{
     BackingFormat, BackingSuperblock, CacheFormat, CacheMode, CacheSuperblock, Label, Replacement,
     SUPERBLOCK_BYTES, Superblock, Uuid,
 };
+use bcached_offline::bucket_memory;
+use bcached_offline::make_checks::random_uuid;
 
 /// Bucket size unless said otherwise, as `make-bcache`'s.
 const BUCKET_DEFAULT: u64 = 512 << 10;

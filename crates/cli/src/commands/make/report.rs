@@ -3,8 +3,8 @@
 use super::Target;
 use super::plan::Planned;
 use crate::output::Show;
-use bcached_daemon::bucket_memory;
 use bcached_format::units::bytes_of;
+use bcached_offline::bucket_memory;
 use serde::Serialize;
 use std::fmt::Write as _;
 

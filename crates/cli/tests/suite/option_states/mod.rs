@@ -7,8 +7,8 @@
 mod states;
 
 use crate::common::{Daemon, Images, Ran, ask, bcached, done, json, requires};
-use bcached_daemon::options::value::Kind;
-use bcached_daemon::options::{Definition, Place, Scope};
+use bcached_config::options::value::Kind;
+use bcached_config::options::{Definition, Place, Scope};
 use std::path::PathBuf;
 
 /// Behind all of the cache, so that writes to a backing device alone can be made to fail.

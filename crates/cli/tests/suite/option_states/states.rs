@@ -2,7 +2,7 @@
 
 use super::{CACHE_BYTES, Site, State};
 use crate::common::{DIRTY, Daemon, STATE, done, fill, patch, pattern, reseal, run, tool};
-use bcached_daemon::options::Scope;
+use bcached_config::options::Scope;
 
 fn of<'a>(status: &'a serde_json::Value, kind: &str, name: &str) -> &'a serde_json::Value {
     let mut all = status[kind].as_array().expect("a list").iter();

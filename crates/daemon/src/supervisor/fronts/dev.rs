@@ -4,8 +4,8 @@
 
 use super::starting::start_fuse;
 use super::{Fronts, Running, links, remove_devices, sentence, users_of_device};
-use crate::config::Config;
-use crate::failure::{Failure, Kind};
+use bcached_config::Config;
+use bcached_control::failure::{Failure, Kind};
 use bcached_front_dev::methods::choose;
 use bcached_front_dev::server::Connect;
 use bcached_front_dev::{Connection, DevServer, Rung, Served, Under, detach};

@@ -3,8 +3,8 @@
 //! They are made with the device, and looked after while it is there: the kernel's bcache may be loaded at any time, and then they go.
 
 use super::{Fronts, links};
-use crate::names::in_control_files;
-use crate::places;
+use bcached_control::names::in_control_files;
+use bcached_control::paths;
 use bcached_port::{ExportTable, Uuid};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ struct Asked {
 
 impl Asked {
     fn path(&self) -> String {
-        places::of_machine(Path::new("/dev").join(in_control_files(self.number))).display().to_string()
+        paths::of_machine(Path::new("/dev").join(in_control_files(self.number))).display().to_string()
     }
 
     /// The log hears what has changed.

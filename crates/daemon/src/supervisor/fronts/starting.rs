@@ -1,8 +1,8 @@
 //! Front ends that begin with a folder.
 
 use super::sentence;
-use crate::config::{DISK_BYTES, FrontPlaces};
-use crate::failure::{Failure, Kind};
+use bcached_config::{DISK_BYTES, FrontPlaces};
+use bcached_control::failure::{Failure, Kind};
 use bcached_front_fuse::{self as fuse, FuseServer, MountError};
 use bcached_front_vhost::{self as vhost, VhostServer};
 use bcached_port::{ExportTable, Pool};

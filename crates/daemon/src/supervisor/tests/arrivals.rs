@@ -2,9 +2,9 @@
 
 use super::{SET, supervisor};
 use crate::engine_thread::Engine;
-use crate::failure::{Failure, Kind};
 use crate::supervisor::arriving::Arrival;
 use crate::supervisor::table::{CacheState, VolumeState};
+use bcached_control::failure::{Failure, Kind};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(3600);

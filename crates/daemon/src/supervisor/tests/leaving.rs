@@ -1,13 +1,13 @@
 //! Volumes and caches that are on their way out: nothing brings them back before they have gone, and what has gone is kept.
 
-use crate::config::{CommandLine, Config};
-use crate::control::jobs::{Begin, Job as Shown, State, Verb};
 use crate::engine_thread::Stopped;
-use crate::failure::Failure;
 use crate::supervisor::asking::Looked;
 use crate::supervisor::jobs::{Job, Subject};
 use crate::supervisor::table::{CacheState, VolumeState};
 use crate::supervisor::{Event, Start, Supervisor};
+use bcached_config::{CommandLine, Config};
+use bcached_control::failure::Failure;
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
 use bcached_port::NoExport;
 use std::path::Path;
 

@@ -2,13 +2,13 @@
 //! that comes too late changes nothing.
 
 use super::supervisor;
-use crate::config::NO_CACHE;
-use crate::devices::open_backing;
 use crate::engine_thread::News;
 use crate::supervisor::cycle::MoveTo;
 use crate::supervisor::table::{CacheEntry, CacheState, VolumeState};
 use crate::supervisor::{Event, Supervisor};
+use bcached_config::NO_CACHE;
 use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, SUPERBLOCK_SECTOR, Uuid};
+use bcached_offline::devices::open_backing;
 use bcached_port::{ErrorKind, Operation};
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;

@@ -1,9 +1,9 @@
 //! Volumes that come while others are there, and the N of their `bcacheN`.
 
 use super::config;
-use crate::config::{Config, Flash, WAIT_DEFAULT};
 use crate::supervisor::numbering::Numbered;
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
+use bcached_config::{Config, Flash, WAIT_DEFAULT};
 use bcached_format::Uuid;
 
 /// Volumes with what they ask for, at their places; the files have seen to it that no two have one number.

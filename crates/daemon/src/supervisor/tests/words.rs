@@ -2,13 +2,13 @@
 
 use super::moves::{backing, go_on, serves};
 use super::{SET, supervisor};
-use crate::config::NO_CACHE;
 use crate::engine_thread::Engine;
-use crate::options::value::Value;
 use crate::supervisor::Supervisor;
 use crate::supervisor::options::Done;
 use crate::supervisor::table::{CacheState, VolumeState};
 use crate::supervisor::words::Word;
+use bcached_config::NO_CACHE;
+use bcached_config::options::value::Value;
 use bcached_format::CacheMode;
 
 fn say(supervisor: &Supervisor, mode: CacheMode) {

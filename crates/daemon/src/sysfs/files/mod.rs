@@ -11,10 +11,10 @@ pub use of_cache::CACHE;
 pub use of_set::{INTERNAL, SET, TOP};
 pub use of_stats::STATS;
 
-use crate::control::numbers::{CacheNumbers, Counted, VolumeNumbers};
-use crate::control::status::{Cache, CacheCounts, Volume, VolumeFacts};
-use crate::options::Scope;
-use crate::options::value::Kind;
+use bcached_config::options::Scope;
+use bcached_config::options::value::Kind;
+use bcached_control::statistics::{CacheNumbers, Counted, VolumeNumbers};
+use bcached_control::status::{Cache, CacheCounts, Volume, VolumeFacts};
 
 /// A file.
 #[derive(Debug)]

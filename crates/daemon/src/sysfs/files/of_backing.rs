@@ -2,8 +2,8 @@
 
 use super::super::print::{choice, lines, signed_size, size};
 use super::{Deed, File, Member, Read, Write};
-use crate::options::Scope;
-use crate::options::value::Kind;
+use bcached_config::options::Scope;
+use bcached_config::options::value::Kind;
 
 /// What the kernel prints where nothing holds a rate back, in sectors a second.
 const UNLIMITED: u64 = i32::MAX as u64;

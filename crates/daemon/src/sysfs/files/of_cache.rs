@@ -2,7 +2,7 @@
 
 use super::super::print::size;
 use super::{Deed, File, Read, Set, Write, Written};
-use crate::options::Scope;
+use bcached_config::options::Scope;
 
 fn written(set: &Set<'_>) -> Written {
     Written::of(set.counts, set.numbers).since(set.cleared)

@@ -2,8 +2,8 @@
 
 use super::super::print::{Part, choice, lines, size};
 use super::{Deed, File, Read, Set, Write};
-use crate::options::Scope;
-use crate::options::value::Kind;
+use bcached_config::options::Scope;
+use bcached_config::options::value::Kind;
 
 const NOT_FOR_A_TIME: &str = "what is served is served again after a restart: `bcached add NAME --backing DEV`, or `bcached import DEV`, does that";
 

@@ -2,7 +2,7 @@
 
 use super::super::print::size;
 use super::{File, Read, Write};
-use crate::control::numbers::Counted;
+use bcached_control::statistics::Counted;
 
 const fn counted(name: &'static str, read: fn(&Counted) -> String) -> File {
     File { name, read: Read::Counted(read), write: Write::Never }

@@ -1,0 +1,248 @@
+//! What can be there once only: a socket, a port, a device. A start would meet it later, in words that name no section.
+//!
+//! Names are compared by what they lead to: `/a/../b`, a link to `/b` and `/b` are one, and so are two ways to write a UUID. No device is
+//! opened, so a path is not compared with a UUID, nor one hard link with another: those are told of when they are served.
+
+use super::file::{Origin, Settings};
+use super::read_file::bounded;
+use super::values::{Address, Listen};
+use super::{Config, Volume};
+use bcached_control::failure::{Failure, Kind};
+use bcached_format::Uuid;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Component, Path, PathBuf};
+
+/// Where things that can be there once stand, by what they are; what the command line says stands nowhere.
+#[derive(Default)]
+pub struct Places(BTreeMap<String, Origin>);
+
+impl Places {
+    /// Before the command line is laid over them.
+    pub fn of(settings: &Settings) -> Self {
+        let mut places = BTreeMap::new();
+        let mut add = |key: String, origin: Option<&Origin>| {
+            places.extend(origin.map(|origin| (key, origin.clone())));
+        };
+        add("metrics".to_owned(), settings.metrics.as_ref().map(|located| &located.origin));
+        add("memory".to_owned(), settings.memory.as_ref().map(|located| &located.origin));
+        let verify_peer = settings.places.tls_verify_peer.as_ref();
+        add("tls_verify_peer".to_owned(), verify_peer.map(|located| &located.origin));
+        for (index, listen) in settings.places.listen.iter().flatten().enumerate() {
+            add(format!("listen {index}"), Some(&listen.origin));
+        }
+        for (name, cache) in &settings.caches {
+            add(format!("cache {name}"), cache.device.as_ref().map(|located| &located.origin));
+            add(format!("former {name}"), cache.former.as_ref().map(|located| &located.origin));
+        }
+        for (name, volume) in &settings.volumes {
+            let said = volume.said();
+            let device = said.backing.as_ref().or(said.flash.as_ref());
+            add(format!("volume {name}"), device.map(|located| &located.origin));
+        }
+        Self(places)
+    }
+
+    /// The command line says where NBD is served.
+    pub fn without_listen(mut self) -> Self {
+        self.0.retain(|key, _| !key.starts_with("listen "));
+        self
+    }
+
+    /// It stands in a file.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// A failure of what this is.
+    pub fn refused(&self, key: &str, what: &str) -> Failure {
+        self.0.get(key).map_or_else(|| Failure::new(Kind::Config, what), |origin| origin.failure(what))
+    }
+}
+
+/// Each socket and each port is somebody's own.
+pub fn check_sockets(config: &Config, places: &Places, findings: &mut Vec<Failure>) {
+    let monitor = config.control.with_file_name("monitor.sock");
+    let names = |path: &Path| path.to_string_lossy().into_owned();
+    let paths = config.places.listen.iter().filter_map(|listen| listen.at.unix_path());
+    let real = Real::of([&*config.control, &*monitor].into_iter().chain(paths).map(names));
+    let is_same = |one: &Listen, other: &Listen| match (&one.at, &other.at) {
+        (Address::Unix(one), Address::Unix(other)) => real.is_same(&names(one), &names(other)),
+        // Each of several with port 0 gets one of its own, but a line that stands there twice is none that somebody means.
+        (Address::Tcp(one), Address::Tcp(other)) => one == other || is_same_port(*one, *other),
+        _ => false,
+    };
+    for (index, listen) in config.places.listen.iter().enumerate() {
+        let refused = |why: &str| places.refused(&format!("listen {index}"), &format!("{} {why}", listen.at));
+        let is =
+            |path: &Path| listen.at.unix_path().is_some_and(|own| real.is_same(&names(own), &names(path)));
+        if let Some(other) = config.places.listen[..index].iter().find(|other| is_same(other, listen)) {
+            let failure = refused("is listened on twice").next("name it once in `listen`");
+            findings.push(if other.at == listen.at {
+                failure
+            } else {
+                failure.why(format!("{} is the same", other.at))
+            });
+        } else if is(&config.control) {
+            findings.push(refused("is the control socket").next("name another in `listen`"));
+        } else if is(&monitor) {
+            findings.push(refused("is the monitor socket").next("name another in `listen`"));
+        }
+    }
+    let Some(metrics) = config.metrics else { return };
+    let is_taken = |listen: &&Listen| matches!(listen.at, Address::Tcp(nbd) if is_same_port(nbd, metrics));
+    if let Some(nbd) = config.places.listen.iter().find(is_taken) {
+        let failure = places.refused("metrics", &format!("`metrics` cannot be on {metrics}"));
+        findings
+            .push(failure.why(format!("NBD is served on {}", nbd.at)).next("give one of them another port"));
+    }
+}
+
+/// Port 0 is whichever is free.
+fn is_same_port(one: SocketAddr, other: SocketAddr) -> bool {
+    one.port() != 0 && one.port() == other.port() && one.ip().to_canonical() == other.ip().to_canonical()
+}
+
+/// A device that something is.
+struct Role<'a> {
+    device: &'a str,
+    /// For a sentence.
+    name: String,
+    /// Where it stands.
+    key: String,
+}
+
+/// Each device is one cache or one volume.
+pub fn check_devices(config: &Config, places: &Places, from_command_line: bool, findings: &mut Vec<Failure>) {
+    if from_command_line {
+        // They are opened at once, and told of by that; of volumes the names alone say it.
+        for (index, Volume { backing, .. }) in config.volumes.iter().enumerate() {
+            if config.volumes[..index].iter().any(|other| other.backing == *backing) {
+                findings.push(
+                    Failure::new(Kind::Config, format!("{backing} is named twice"))
+                        .next("name each backing device once"),
+                );
+            }
+        }
+        return;
+    }
+    let all = roles(config);
+    let real = Real::of(all.iter().map(|role| role.device.to_owned()));
+    let mut first: BTreeMap<&str, &Role<'_>> = BTreeMap::new();
+    for role in &all {
+        let one = *first.entry(real.name(role.device)).or_insert(role);
+        if one.key != role.key {
+            findings.push(twice(places, one, role));
+        }
+    }
+    let mut first: BTreeMap<_, &str> = BTreeMap::new();
+    for flash in &config.flash {
+        let (uuid, name) = (flash.uuid, flash.name.as_str());
+        let one = *first.entry(uuid.0).or_insert(name);
+        if one != name {
+            let what = format!("UUID={uuid} is configured twice");
+            findings.push(
+                places.refused(&format!("volume {name}"), &what).why(format!("as {one} and as {name}")),
+            );
+        }
+    }
+}
+
+/// The caches, then what they were before, then the volumes.
+fn roles(config: &Config) -> Vec<Role<'_>> {
+    let named = |cache: &Option<String>| cache.clone().unwrap_or_default();
+    let caches = config.caches.iter().map(|cache| {
+        let name = named(&cache.name);
+        Role { device: &cache.device, key: format!("cache {name}"), name: format!("the cache {name}") }
+    });
+    let formers = config.caches.iter().filter_map(|cache| {
+        let (device, _) = cache.former.as_ref()?;
+        let name = named(&cache.name);
+        Some(Role {
+            device,
+            key: format!("former {name}"),
+            name: format!("what the cache {name} was before (`former`)"),
+        })
+    });
+    let volumes = config.volumes.iter().map(|volume| {
+        let name = named(&volume.name);
+        Role { device: &volume.backing, key: format!("volume {name}"), name }
+    });
+    caches.chain(formers).chain(volumes).collect()
+}
+
+fn twice(places: &Places, one: &Role<'_>, other: &Role<'_>) -> Failure {
+    let failure = places.refused(&other.key, &format!("{} is configured twice", other.device));
+    failure.why(match one.device == other.device {
+        true => format!("as {} and as {}", one.name, other.name),
+        false => format!("as {}, there called {}, and as {}", one.name, one.device, other.name),
+    })
+}
+
+/// What names lead to.
+pub struct Real(BTreeMap<String, String>);
+
+impl Real {
+    /// Of these. What lies on a file system that does not answer is taken by its name.
+    pub fn of(names: impl IntoIterator<Item = String>) -> Self {
+        let names: Vec<_> = names.into_iter().collect();
+        let by_name = names.iter().map(|name| (name.clone(), written(name))).collect();
+        let look = move |_: &Path| {
+            names.into_iter().map(|name| (leads_to(&name), name)).map(|(to, name)| (name, to)).collect()
+        };
+        Self(bounded(Path::new("/"), look).unwrap_or(by_name))
+    }
+
+    /// The same for all names that lead to one, if this is among those.
+    fn name<'a>(&'a self, of: &'a str) -> &'a str {
+        self.0.get(of).map_or(of, String::as_str)
+    }
+
+    /// Both lead to one, if these are among those.
+    pub fn is_same(&self, one: &str, other: &str) -> bool {
+        self.name(one) == self.name(other)
+    }
+}
+
+/// One of the ways to write it.
+fn written(name: &str) -> String {
+    match name.strip_prefix("UUID=") {
+        Some(uuid) => {
+            Uuid::from_text(uuid).map_or_else(|| name.to_lowercase(), |uuid| format!("UUID={uuid}"))
+        }
+        None => plain(Path::new(name)).to_string_lossy().into_owned(),
+    }
+}
+
+fn leads_to(name: &str) -> String {
+    if name.starts_with("UUID=") {
+        written(name)
+    } else {
+        real(Path::new(name)).to_string_lossy().into_owned()
+    }
+}
+
+/// A socket is made by who listens: until then its folder is what there is.
+fn real(path: &Path) -> PathBuf {
+    if let Ok(real) = std::fs::canonicalize(path) {
+        return real;
+    }
+    let plain = plain(path);
+    match (plain.parent(), plain.file_name()) {
+        (Some(folder), Some(name)) => real(folder).join(name),
+        _ => plain,
+    }
+}
+
+/// Without `.` and `..`.
+fn plain(path: &Path) -> PathBuf {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut plain = PathBuf::new();
+    for part in whole.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            part => plain.push(part),
+        }
+    }
+    plain
+}

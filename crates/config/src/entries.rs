@@ -1,0 +1,159 @@
+//! A section of a volume or a cache, all files over each other, as what is to be served.
+
+use super::file::{CacheSettings, Located, Origin, VolumeSettings};
+use super::{Cache, Flash, NO_CACHE, Released, Volume, WAIT_DEFAULT};
+use crate::options::layers::{Configured, Layers};
+use bcached_control::failure::Failure;
+use bcached_format::Uuid;
+use bcached_port::Ways;
+
+impl Cache {
+    /// `None`: it is not to be served.
+    pub(super) fn of(name: &str, said: CacheSettings) -> Result<Option<Self>, Failure> {
+        if name == NO_CACHE {
+            return Err(said
+                .origin
+                .failure("no cache can be called `none`")
+                .next("it stands for having no cache"));
+        }
+        if said.served == Some(false) || said.device.is_none() && said.is_refused {
+            return Ok(None);
+        }
+        let device = required(said.device, &said.origin, &format!("[cache.{name}] has no `device`"))?;
+        check_device(&device)?;
+        // Nothing leaves one that is dead.
+        let is_awaited = said.former.is_none() && said.moving == Some(true);
+        let former = said.former.map(|former| (former.value, said.moving.unwrap_or(true)));
+        let (name, options) = (Some(name.to_owned()), said.options);
+        Ok(Some(Self { name, device: device.value, former, is_awaited, options }))
+    }
+}
+
+/// A section of a volume that lives in its cache alone says nothing that would be ignored. `[defaults]` are for the others, and what `set` has
+/// kept of a volume that had a backing device stops no start.
+pub(super) fn sense_of_flash(name: &str, said: &VolumeSettings) -> Result<(), Failure> {
+    let Some(flash) = &said.flash else { return Ok(()) };
+    let option = said.options.iter().find(|(_, setting)| !setting.origin.is_by_set());
+    if let Some((option, setting)) = option {
+        let what = format!("`{option}` means nothing in [volume.{name}], which lives in its cache alone");
+        return Err(setting
+            .origin
+            .failure(&what)
+            .next("leave it out; `bcached set --runtime` knows what it has"));
+    }
+    if said.size.is_some() {
+        let what = format!("`size` means nothing in [volume.{name}], which lives in its cache alone");
+        return Err(flash.origin.failure(&what).next("leave it out"));
+    }
+    Ok(())
+}
+
+impl Flash {
+    pub(super) fn of(
+        name: String,
+        origin: &Origin,
+        said: VolumeSettings,
+        ways: Ways,
+    ) -> Result<Self, Failure> {
+        let flash = required(said.flash, origin, &format!("[volume.{name}] has no `flash`"))?;
+        if said.backing.is_some() {
+            return Err(origin.failure("a volume has either `backing` or `flash`"));
+        }
+        let uuid = flash.value.strip_prefix("UUID=").and_then(Uuid::from_text).ok_or_else(|| {
+            flash
+                .origin
+                .failure(&format!("`{}` is not the UUID of a volume", flash.value))
+                .next("write it as UUID=..")
+        })?;
+        Ok(Self {
+            name,
+            uuid,
+            served: said.served.unwrap_or(true),
+            read_only: said.read_only.unwrap_or(false),
+            shared: said.shared.unwrap_or(false),
+            ways,
+            number: said.number.map(|number| number.value.0),
+            wait: said.wait.unwrap_or(WAIT_DEFAULT),
+        })
+    }
+}
+
+impl Volume {
+    pub(super) fn plain(place: usize, device: &str, ways: Ways) -> Self {
+        Self {
+            name: None,
+            number: place,
+            is_numbered: false,
+            backing: device.to_owned(),
+            cache: None,
+            options: Configured::new(),
+            read_only: false,
+            shared: false,
+            ways,
+            wait: WAIT_DEFAULT,
+            size: None,
+        }
+    }
+}
+
+/// The options of one volume, which may each be right and not fit together.
+pub(super) fn in_order(options: Configured) -> Result<Configured, Failure> {
+    let layers = Layers { configured: options, ..Layers::default() };
+    match layers.check() {
+        Ok(()) => Ok(layers.configured),
+        Err(wrong) => {
+            let said = wrong.options.iter().find_map(|name| layers.configured.get(name));
+            let setting = said.expect("the defaults fit together, so one of the two was said");
+            Err(setting.origin.failure(&wrong.what))
+        }
+    }
+}
+
+pub(super) fn required<T>(
+    setting: Option<Located<T>>,
+    origin: &Origin,
+    what: &str,
+) -> Result<Located<T>, Failure> {
+    setting.ok_or_else(|| origin.failure(what))
+}
+
+/// A device that can be looked for.
+pub(super) fn check_device(device: &Located<String>) -> Result<(), Failure> {
+    let uuid = device.value.strip_prefix("UUID=");
+    if uuid.is_none_or(|uuid| Uuid::from_text(uuid).is_some()) {
+        return Ok(());
+    }
+    let failure = device.origin.failure(&format!("`{}` is not the UUID of a device", device.value));
+    Err(failure
+        .next("write all of it, as `bcached show` tells it: UUID=1f5a0c22-2a53-4ae5-9a6f-9f6f5d6b2f10"))
+}
+
+/// Of which blocks it is only the cache knows.
+pub(super) fn check_size(name: &str, origin: &Origin, size: Option<u64>) -> Result<(), Failure> {
+    if size.is_none_or(|size| size > 0 && size.is_multiple_of(512)) {
+        return Ok(());
+    }
+    let what = format!("`size` of [volume.{name}] is not a number of sectors of 512 bytes");
+    Err(origin.failure(&what).next("write it in whole blocks of the cache, as \"300G\""))
+}
+
+pub(super) fn known_cache(
+    named: Option<Located<String>>,
+    caches: &[Cache],
+    released: &[Released],
+) -> Result<Option<String>, Failure> {
+    let Some(named) = named else { return Ok(None) };
+    if named.value == NO_CACHE
+        || released.iter().any(|released| released.name == named.value)
+        || caches.iter().any(|cache| cache.name.as_ref() == Some(&named.value))
+    {
+        return Ok(Some(named.value));
+    }
+    let names: Vec<_> = caches.iter().filter_map(|cache| cache.name.as_deref()).collect();
+    let failure = named.origin.failure(&format!("there is no cache `{}`", named.value));
+    Err(if names.is_empty() {
+        failure.next("add a [cache.NAME] section")
+    } else {
+        failure.next(format!("the caches are: {}", names.join(", ")))
+    })
+}

@@ -1,0 +1,215 @@
+//! By which front ends volumes can be had, and where these are: `export`, `[nbd]`, `[vhost-user]`, `[fuse]` and `--export`.
+
+use super::file::{Located, replace};
+use super::tls::{SaidTls, Tls};
+use super::values::{Absolute, Address, Group, Listen};
+use bcached_control::failure::{Failure, Kind};
+use bcached_port::{Way, Ways};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+
+/// What the disk of a virtual machine takes of the daemon's memory: its largest request, in bytes.
+pub const DISK_BYTES: u64 = 32 << 20;
+
+/// What a volume takes of the daemon's memory for itself, which is to be had by these ways, in bytes.
+pub fn memory_of(ways: Ways) -> u64 {
+    let of = |way| match way {
+        Way::VhostUser => DISK_BYTES,
+        // By whatever it comes: the most.
+        Way::Ublk | Way::Dev => bcached_front_ublk::BYTES_MAX as u64,
+        Way::Nbd | Way::Fuse => 0,
+    };
+    ways.iter().map(of).sum()
+}
+
+/// What `export` says.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "OneOrSeveral")]
+pub struct Exported(pub Ways);
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "`export` is a way, or a list of ways: \"nbd\", [\"nbd\", \"fuse\"]")]
+enum OneOrSeveral {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl TryFrom<OneOrSeveral> for Exported {
+    type Error = String;
+
+    fn try_from(said: OneOrSeveral) -> Result<Self, String> {
+        let typed = match said {
+            OneOrSeveral::One(way) => vec![way],
+            OneOrSeveral::Several(ways) => ways,
+        };
+        if typed.is_empty() {
+            return Err("a volume without a way to it is of no use: `served = false` takes it out".to_owned());
+        }
+        typed.iter().map(|way| understood(way).map_err(|(_, why)| why)).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// `[nbd]`.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub struct RawNbd {
+    pub listen: Option<Vec<Spanned<Listen>>>,
+    pub tls: Option<SaidTls>,
+    pub tls_verify_peer: Option<Spanned<bool>>,
+    pub group: Option<Group>,
+}
+
+/// `[vhost-user]`.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub struct RawVhostUser {
+    pub directory: Option<Absolute>,
+    pub group: Option<Group>,
+}
+
+/// `[fuse]`.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub struct RawFuse {
+    pub directory: Option<Absolute>,
+    pub allow_other: Option<bool>,
+}
+
+/// What these say, of one file, or of several over each other.
+#[derive(Debug, Default)]
+pub struct SaidPlaces {
+    pub listen: Option<Vec<Located<Listen>>>,
+    pub tls: Option<SaidTls>,
+    pub tls_verify_peer: Option<Located<bool>>,
+    pub nbd_group: Option<Group>,
+    pub vhost_user: Option<PathBuf>,
+    pub vhost_user_group: Option<Group>,
+    pub fuse: Option<PathBuf>,
+    pub fuse_allow_other: Option<bool>,
+}
+
+impl SaidPlaces {
+    /// `newer` over these, key by key.
+    pub fn overlay(&mut self, newer: Self) {
+        replace(&mut self.listen, newer.listen);
+        replace(&mut self.tls, newer.tls);
+        replace(&mut self.tls_verify_peer, newer.tls_verify_peer);
+        replace(&mut self.nbd_group, newer.nbd_group);
+        replace(&mut self.vhost_user, newer.vhost_user);
+        replace(&mut self.vhost_user_group, newer.vhost_user_group);
+        replace(&mut self.fuse, newer.fuse);
+        replace(&mut self.fuse_allow_other, newer.fuse_allow_other);
+    }
+
+    pub const fn is_empty(&self) -> bool {
+        self.listen.is_none()
+            && self.tls.is_none()
+            && self.tls_verify_peer.is_none()
+            && self.nbd_group.is_none()
+            && self.vhost_user.is_none()
+            && self.vhost_user_group.is_none()
+            && self.fuse.is_none()
+            && self.fuse_allow_other.is_none()
+    }
+
+    /// Where the front ends are, of a daemon with this control socket.
+    pub fn of(self, control: &Path) -> Places {
+        let own = Places::beside(control);
+        let listen = self.listen.map(|all| all.into_iter().map(|listen| listen.value).collect());
+        Places {
+            listen: listen.unwrap_or(own.listen),
+            tls: Tls::of(self.tls, self.tls_verify_peer.map(|verify| verify.value)),
+            nbd_group: self.nbd_group,
+            vhost_user: self.vhost_user.unwrap_or(own.vhost_user),
+            vhost_user_group: self.vhost_user_group,
+            fuse: self.fuse.unwrap_or(own.fuse),
+            fuse_allow_other: self.fuse_allow_other.unwrap_or(own.fuse_allow_other),
+            dev: own.dev,
+        }
+    }
+}
+
+/// The way that somebody means.
+fn understood(typed: &str) -> Result<Way, (Kind, String)> {
+    let known = "write \"dev\", \"nbd\", \"ublk\", \"vhost-user\" or \"fuse\"";
+    let unknown = || (Kind::Usage, format!("`{typed}` is not a way to export a volume: {known}"));
+    Way::ALL.into_iter().find(|way| way.word() == typed).ok_or_else(unknown)
+}
+
+/// Where the front ends are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Places {
+    /// Where NBD is served.
+    pub listen: Vec<Listen>,
+    /// How that is protected which comes by TCP.
+    pub tls: Tls,
+    /// Who may come to unix sockets of NBD of which nothing else is said; the daemon's own group if `None`.
+    pub nbd_group: Option<Group>,
+    /// The directory of the sockets for virtual machines.
+    pub vhost_user: PathBuf,
+    /// Who may come to those; likewise.
+    pub vhost_user_group: Option<Group>,
+    /// Where the FUSE mount is.
+    pub fuse: PathBuf,
+    /// Others than the daemon's own user may look into that.
+    pub fuse_allow_other: bool,
+    /// Where volumes are files for loop devices, if block devices are made so.
+    pub dev: PathBuf,
+}
+
+impl Places {
+    /// All beside the control socket.
+    #[must_use]
+    pub fn beside(control: &Path) -> Self {
+        Self {
+            listen: vec![Address::Unix(control.with_file_name("nbd.sock")).into()],
+            tls: Tls::Unsaid,
+            nbd_group: None,
+            vhost_user_group: None,
+            vhost_user: control.with_file_name("vhost-user"),
+            fuse: control.with_file_name("fuse"),
+            fuse_allow_other: false,
+            dev: control.with_file_name("dev"),
+        }
+    }
+
+    /// What `--export` says, for all volumes: `nbd`, `nbd:/path/to/socket`, `nbd:127.0.0.1:10809`, `vhost-user`, `vhost-user:DIR`,
+    /// `fuse`, `fuse:DIR`, `ublk`, `dev`.
+    ///
+    /// # Errors
+    /// Anything else.
+    pub fn take_over(&mut self, typed: &[String]) -> Result<Ways, Failure> {
+        let nbd = std::mem::take(&mut self.listen);
+        typed.iter().map(|typed| self.take(typed, &nbd)).collect()
+    }
+
+    fn take(&mut self, typed: &str, nbd: &[Listen]) -> Result<Way, Failure> {
+        let refuse = |(kind, why)| {
+            Failure::new(kind, format!("cannot export by `{typed}`")).why(why).option("--export")
+        };
+        let (word, place) = match typed.split_once(':') {
+            Some((word, place)) => (word, Some(place)),
+            None => (typed, None),
+        };
+        let way = understood(word).map_err(refuse)?;
+        match (way, place) {
+            (Way::Nbd, None) => self.listen.extend(nbd.iter().cloned()),
+            (Way::Nbd, Some(place)) => {
+                let at = Address::try_from(place.to_owned()).map_err(|why| refuse((Kind::Usage, why)))?;
+                self.listen.push(at.into());
+            }
+            (_, Some("")) => return Err(refuse((Kind::Usage, "a directory follows the colon".to_owned()))),
+            (Way::VhostUser, Some(place)) => self.vhost_user = place.into(),
+            (Way::Fuse, Some(place)) => self.fuse = place.into(),
+            (Way::Ublk | Way::Dev, Some(_)) => {
+                return Err(refuse((
+                    Kind::Usage,
+                    format!("its devices are the kernel's, which names them: write {word}"),
+                )));
+            }
+            (Way::Ublk | Way::VhostUser | Way::Fuse | Way::Dev, None) => {}
+        }
+        Ok(way)
+    }
+}

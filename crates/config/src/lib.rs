@@ -1,0 +1,588 @@
+//! The configuration: files, overlaid in order, then the command line over them; checked whole, applied or refused
+//! whole.
+//!
+//! Later files override earlier ones key by key, so that a file of single settings can follow a person's own.
+#![forbid(unsafe_code)]
+
+mod conflicts;
+mod entries;
+mod file;
+mod findings;
+mod frontends;
+pub mod options;
+mod persisted;
+mod provenance;
+mod read_file;
+mod section;
+mod set_file;
+mod tls;
+mod unknown_key;
+mod values;
+mod volume_numbers;
+
+use crate::options::layers::Configured;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::paths;
+use bcached_control::sizes::typed;
+use bcached_format::Uuid;
+use bcached_port::{Way, Ways};
+use entries::{check_device, check_size, in_order, known_cache, required, sense_of_flash};
+use file::{NamedVolume, Settings, VolumeSettings};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use volume_numbers::Numbers;
+
+pub use bcached_control::options::Typed;
+pub use conflicts::Real;
+pub use file::Origin;
+pub use frontends::{DISK_BYTES, Places as FrontPlaces};
+pub use persisted::{Kept, KeptCache};
+pub use provenance::{Merged, Said, merged};
+pub use set_file::SetFile;
+pub use tls::{Certificates, Tls};
+pub use values::{Address, Group, Listen};
+
+/// Where the daemon answers unless told otherwise.
+pub const CONTROL_DEFAULT: &str = "/run/bcached/control.sock";
+
+/// Where the configuration lies unless told otherwise.
+pub const FILE_DEFAULT: &str = "/etc/bcached/config.toml";
+
+/// Memory unless told otherwise, and the least that leaves room for nodes and requests.
+const MEMORY_DEFAULT: u64 = 256 << 20;
+const MEMORY_MIN: u64 = 128 << 20;
+
+/// How long a volume's devices are waited for before the daemon says `ready` without it.
+pub const WAIT_DEFAULT: Duration = Duration::from_secs(30);
+
+/// How long a stop waits for users.
+const STOP_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
+
+/// As the name of a cache: none. No cache can be called so.
+pub const NO_CACHE: &str = "none";
+
+/// Everything the daemon must know to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The control socket. Its directory also holds the NBD socket, unless told otherwise.
+    pub control: PathBuf,
+    /// Hard cap of memory for nodes, tables of buckets and requests, in bytes.
+    pub memory_bytes: u64,
+    /// Somebody has said so. If not, tables of buckets are not counted within it.
+    pub memory_is_said: bool,
+    /// How long a stop waits for users.
+    pub stop_timeout: Duration,
+    /// Where the front ends are.
+    pub places: FrontPlaces,
+    /// By which of them a volume can be had of which nothing is said.
+    pub ways: Ways,
+    /// Where the numbers can be had, if so: on loopback.
+    pub metrics: Option<SocketAddr>,
+    /// The caches, in the order of the configuration or the command line.
+    pub caches: Vec<Cache>,
+    /// The volumes, likewise.
+    pub volumes: Vec<Volume>,
+    /// What is said of volumes that live in a cache alone.
+    pub flash: Vec<Flash>,
+    /// So many places volumes with backing devices have, those that are not to be served as well: numbers from here on are nobody's.
+    pub places_of_volumes: usize,
+    /// But for those that sections ask for, also of volumes that are not to be served.
+    pub numbers_asked: BTreeSet<usize>,
+    /// Names of caches that are configured and not to be served.
+    pub released: Vec<Released>,
+    /// Volumes with backing devices that are configured and not to be served.
+    pub not_served: Vec<NotServed>,
+    /// The main file of the configuration, which may not be there; `None`: devices were named in its place.
+    pub main_file: Option<PathBuf>,
+    /// Where `bcached set` keeps what it sets; `None` without a configuration.
+    pub set_file: Option<PathBuf>,
+    /// Caches that are another device than the other files say: the name, that device, and this one.
+    pub replaced: Vec<(String, String, String)>,
+    /// Volumes that it holds options of, and that are not configured any more.
+    pub set_and_gone: Vec<String>,
+}
+
+/// A cache device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// `None`: named after its label or set.
+    pub name: Option<String>,
+    /// A path or `UUID=..`.
+    pub device: String,
+    /// The device that it had before and that volumes may still be on, and whether they are to leave that.
+    pub former: Option<(String, bool)>,
+    /// It was made in place of a dead one, and not all of its volumes have come to it.
+    pub is_awaited: bool,
+    /// Its options, as far as the files say them.
+    pub options: Configured,
+}
+
+/// A cache that is configured and not to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Released {
+    /// Its name.
+    pub name: String,
+    /// Its device, if that is said.
+    pub device: Option<String>,
+    /// The volumes that had it and are not served either, and their devices.
+    pub backings: Vec<(String, String)>,
+}
+
+/// A volume with a backing device that is configured and not to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotServed {
+    /// Its name.
+    pub name: String,
+    /// Its device, if that is said.
+    pub backing: Option<String>,
+}
+
+/// A volume that lives in a cache alone: the cache knows it, and this says more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flash {
+    /// Its name here.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// It is served.
+    pub served: bool,
+    /// Nobody may write.
+    pub read_only: bool,
+    /// Several clients may write at once.
+    pub shared: bool,
+    /// The front ends that it can be had by.
+    pub ways: Ways,
+    /// The N of its `bcacheN`, if its section asks for one.
+    pub number: Option<usize>,
+    /// How long clients wait for it that come before its cache.
+    pub wait: Duration,
+}
+
+/// A backing device to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// `None`: named after its label or UUID.
+    pub name: Option<String>,
+    /// The N of its `bcacheN`.
+    pub number: usize,
+    /// Its section asks for that.
+    pub is_numbered: bool,
+    /// A path or `UUID=..`.
+    pub backing: String,
+    /// Name of its cache, or [`NO_CACHE`]; `None`: the only one, or the one that its superblock names.
+    pub cache: Option<String>,
+    /// Its options, as far as the files say them.
+    pub options: Configured,
+    /// Nobody may write.
+    pub read_only: bool,
+    /// Several clients may write at once.
+    pub shared: bool,
+    /// The front ends that it can be had by.
+    pub ways: Ways,
+    /// How long its devices are waited for at start.
+    pub wait: Duration,
+    /// So much of it is served at most, in bytes.
+    pub size: Option<u64>,
+}
+
+/// What the command line of `serve` says.
+#[derive(Clone, Debug, Default)]
+pub struct CommandLine {
+    /// `--config`.
+    pub config: Option<PathBuf>,
+    /// `--cache`.
+    pub caches: Vec<String>,
+    /// `--backing`.
+    pub backings: Vec<String>,
+    /// `--export`.
+    pub exports: Vec<String>,
+    /// `--control`, or the variable.
+    pub control: Option<PathBuf>,
+    /// `--stop-timeout`.
+    pub stop_timeout: Option<String>,
+}
+
+/// A time as it is typed: `30s`, `5m`, `2h`.
+///
+/// # Errors
+/// It is none: the sentence says what is.
+pub fn time(typed: &str) -> Result<Duration, String> {
+    values::Time::try_from(typed.to_owned()).map(|time| time.0)
+}
+
+/// Nothing is wrong with it.
+fn tell_of_no_volumes(settings: &Settings) {
+    if settings.volumes.is_empty() && !settings.caches.is_empty() {
+        tracing::debug!(
+            event = "nothing-configured",
+            "no volume is configured: only what lies on the caches themselves is served"
+        );
+    }
+}
+
+impl Config {
+    /// The configuration that `line` asks for: devices it names, else files. Opens no device.
+    ///
+    /// # Errors
+    /// [`Kind::Config`] with file and line, or wrong use of the command line.
+    pub fn load(line: &CommandLine) -> Result<Self, Failure> {
+        Self::load_with(line, None)
+    }
+
+    /// The same as if the file that `bcached set` writes said `set_text` already.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_with(line: &CommandLine, set_text: Option<&str>) -> Result<Self, Failure> {
+        let mut findings = Vec::new();
+        let config = Self::examine(line, set_text, &mut findings)?;
+        // Of a text that is in no file nobody can ask for the rest.
+        let more = if set_text.is_none() { findings.len().saturating_sub(1) } else { 0 };
+        findings.into_iter().next().map_or(Ok(config), |first| Err(findings::and_more(first, more)))
+    }
+
+    /// The configuration, as far as it is right, and all that is wrong with it: a start refuses the first of that.
+    ///
+    /// # Errors
+    /// A file cannot be read, or wrong use of the command line.
+    pub fn findings(line: &CommandLine) -> Result<(Self, Vec<Failure>), Failure> {
+        let mut findings = Vec::new();
+        let config = Self::examine(line, None, &mut findings)?;
+        // A start looks at them once it comes to NBD.
+        findings.extend(config.places.tls.certificates().and_then(|files| files.read().err()));
+        Ok((config, findings))
+    }
+
+    fn examine(
+        line: &CommandLine,
+        set_text: Option<&str>,
+        findings: &mut Vec<Failure>,
+    ) -> Result<Self, Failure> {
+        let named = !line.caches.is_empty() || !line.backings.is_empty();
+        if named && line.config.is_some() {
+            return Err(Failure::new(Kind::Usage, "both a configuration and devices are named")
+                .next("name either --config, or --cache and --backing"));
+        }
+        // Whoever is told of a file may have another working directory.
+        let main = line.config.clone().unwrap_or_else(|| paths::of_machine(FILE_DEFAULT));
+        let main = &std::path::absolute(&main).unwrap_or(main);
+        let (settings, gone) = match named {
+            true => (Settings::default(), Vec::new()),
+            false => read_files(main, set_text, findings)?,
+        };
+        let places = conflicts::Places::of(&settings);
+        let places = if line.exports.is_empty() { places } else { places.without_listen() };
+        let memory = settings.memory.as_ref().map(|memory| memory.value);
+        let mut config = Self::from_settings(settings, line, findings)?;
+        config.main_file = (!named).then(|| main.clone());
+        config.set_file = (!named).then(|| set_file::path_beside(main));
+        config.set_and_gone = gone;
+        let plain = |device: &String| Cache {
+            name: None,
+            device: device.clone(),
+            former: None,
+            is_awaited: false,
+            options: Configured::new(),
+        };
+        config.caches.extend(line.caches.iter().map(plain));
+        let backings = line.backings.iter().enumerate();
+        config.volumes.extend(backings.map(|(place, device)| Volume::plain(place, device, config.ways)));
+        config.places_of_volumes += line.backings.len();
+        config.memory_is_said = memory.is_some();
+        config.memory_bytes = memory.unwrap_or_else(|| MEMORY_DEFAULT.max(config.memory_min()));
+        config.check(named, &places, findings);
+        Ok(config)
+    }
+
+    /// What a person should know of it although it is right: the id of the event, and a sentence.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<(&'static str, String)> {
+        let gone = self.set_and_gone.iter().map(|name| {
+            let what = format!("99-set.toml has options of the volume {name}, which is not configured");
+            ("set-and-gone", format!("{what}: they are left alone"))
+        });
+        let names = self.caches.iter().map(|cache| &cache.device);
+        let names = names.chain(self.volumes.iter().map(|volume| &volume.backing));
+        let unstable = names.filter(|name| paths::is_unstable_name(name));
+        let unstable =
+            unstable.map(|name| ("unstable-name", format!("{name} may be another disk after the next boot")));
+        let replaced = self.replaced.iter().map(|(name, said, is)| {
+            (
+                "cache-moved",
+                format!(
+                    "[cache.{name}] is {is}, as `bcached replace` has kept it: write that in place of {said}"
+                ),
+            )
+        });
+        let key = self.places.tls.certificates().and_then(Certificates::warning);
+        let key = key.map(|sentence| ("tls-key-readable", sentence));
+        gone.chain(unstable).chain(replaced).chain(key).collect()
+    }
+
+    /// What only its devices can tell of, which nobody has opened yet: a sentence each.
+    #[must_use]
+    pub fn left_open(&self) -> Vec<String> {
+        let nameless = self.volumes.iter().filter(|volume| volume.cache.is_none() && self.caches.len() > 1);
+        let sentence = |volume: &Volume| {
+            let name = volume.name.as_deref().unwrap_or(&volume.backing);
+            format!(
+                "[volume.{name}] names none of the {} caches: it is served if its device is attached to one of them; \
+                 `cache = \"NAME\"` says which",
+                self.caches.len()
+            )
+        };
+        nameless.map(sentence).collect()
+    }
+
+    /// Memory for nodes of btrees, in bytes: half, without what each block device and disk of a virtual machine takes, of volumes that are to
+    /// be had by these ways.
+    #[must_use]
+    pub fn memory_of_nodes(&self, ways: impl Iterator<Item = Ways>) -> u64 {
+        // Volumes that a reload has brought may need more than is left.
+        let disks: u64 = ways.map(frontends::memory_of).sum();
+        (self.memory_bytes / 2).saturating_sub(disks).max(MEMORY_MIN / 2)
+    }
+
+    /// The `memory` of which sets have so many bytes, beside volumes that are to be had by these ways.
+    #[must_use]
+    pub fn memory_for(&self, bytes: u64, ways: impl Iterator<Item = Ways>) -> u64 {
+        let disks: u64 = ways.map(frontends::memory_of).sum();
+        bytes.saturating_add(disks).saturating_mul(2)
+    }
+
+    /// The least that `memory` can be: what disks take comes off the half that nodes have.
+    fn memory_min(&self) -> u64 {
+        MEMORY_MIN + 2 * self.memory_of_disks()
+    }
+
+    fn memory_of_disks(&self) -> u64 {
+        let flash = self.flash.iter().map(|flash| flash.ways);
+        let ways = self.volumes.iter().map(|volume| volume.ways).chain(flash);
+        ways.map(frontends::memory_of).sum()
+    }
+
+    /// Names of the volumes that are to have that cache: their sections name it, or none, and it is the only one.
+    pub fn volumes_of(&self, cache: &str) -> Vec<String> {
+        let is_only = self.caches.iter().all(|other| other.name.as_deref() == Some(cache));
+        let has_it = |volume: &&Volume| volume.cache.as_deref().map_or(is_only, |named| named == cache);
+        self.volumes.iter().filter(has_it).filter_map(|volume| volume.name.clone()).collect()
+    }
+
+    fn from_settings(
+        settings: Settings,
+        line: &CommandLine,
+        findings: &mut Vec<Failure>,
+    ) -> Result<Self, Failure> {
+        tell_of_no_volumes(&settings);
+        let numbers = Numbers::of(&settings, findings);
+        let control = line.control.clone().or(settings.control);
+        let control = control.unwrap_or_else(|| paths::of_machine(CONTROL_DEFAULT));
+        let mut places = settings.places.of(&control);
+        let told = if line.exports.is_empty() { None } else { Some(places.take_over(&line.exports)?) };
+        let ways = told.or(settings.defaults.export).unwrap_or_else(|| Way::Nbd.into());
+        let stop_timeout = line.stop_timeout.clone().map(values::Time::try_from).transpose();
+        let stop_timeout = stop_timeout
+            .map_err(|why| Failure::new(Kind::Usage, why).option("--stop-timeout"))?
+            .map(|time| time.0);
+        let mut config = Self {
+            control,
+            memory_bytes: settings.memory.map_or(0, |memory| memory.value),
+            memory_is_said: false,
+            stop_timeout: stop_timeout.or(settings.stop_timeout).unwrap_or(STOP_TIMEOUT_DEFAULT),
+            places,
+            ways,
+            metrics: settings.metrics.map(|metrics| metrics.value),
+            caches: Vec::new(),
+            volumes: Vec::new(),
+            flash: Vec::new(),
+            places_of_volumes: 0,
+            numbers_asked: BTreeSet::new(),
+            released: Vec::new(),
+            not_served: Vec::new(),
+            main_file: None,
+            set_file: None,
+            set_and_gone: Vec::new(),
+            replaced: settings.replaced,
+        };
+        for (name, cache) in settings.caches {
+            let device = cache.device.as_ref().map(|device| device.value.clone());
+            match Cache::of(&name, cache) {
+                Ok(Some(cache)) => config.caches.push(cache),
+                Ok(None) => config.released.push(Released { name, device, backings: Vec::new() }),
+                Err(failure) => {
+                    findings.push(failure);
+                    // Who names it is not wrong.
+                    config.released.push(Released { name, device, backings: Vec::new() });
+                }
+            }
+        }
+        for (name, own) in settings.volumes {
+            if let Err(failure) = config.add_volume(name, own, &settings.defaults, told) {
+                findings.push(failure);
+            }
+        }
+        for volume in &mut config.volumes {
+            volume.number = numbers.at(volume.number);
+        }
+        (config.places_of_volumes, config.numbers_asked) = (numbers.behind, numbers.asked);
+        Ok(config)
+    }
+
+    fn add_volume(
+        &mut self,
+        name: String,
+        own: NamedVolume,
+        defaults: &VolumeSettings,
+        told: Option<Ways>,
+    ) -> Result<(), Failure> {
+        let (origin, is_refused) = (own.origin.clone(), own.is_refused);
+        sense_of_flash(&name, own.said())?;
+        let merged = own.over(defaults);
+        let ways = told.or(merged.export).unwrap_or(self.ways);
+        if merged.flash.is_some() {
+            self.flash.push(Flash::of(name, &origin, merged, ways)?);
+            return Ok(());
+        }
+        let place = self.places_of_volumes;
+        self.places_of_volumes += 1;
+        if merged.served == Some(false) {
+            self.add_not_served(name, merged);
+            return Ok(());
+        }
+        if merged.backing.is_none() && is_refused {
+            return known_cache(merged.cache, &self.caches, &self.released).map(drop);
+        }
+        let backing = required(merged.backing, &origin, &format!("[volume.{name}] has no `backing`"))?;
+        check_device(&backing)?;
+        check_size(&name, &origin, merged.size)?;
+        self.volumes.push(Volume {
+            cache: known_cache(merged.cache, &self.caches, &self.released)?,
+            backing: backing.value,
+            options: in_order(merged.options)?,
+            read_only: merged.read_only.unwrap_or(false),
+            shared: merged.shared.unwrap_or(false),
+            ways,
+            wait: merged.wait.unwrap_or(WAIT_DEFAULT),
+            size: merged.size,
+            name: Some(name),
+            // Until all sections are known.
+            number: place,
+            is_numbered: merged.number.is_some(),
+        });
+        Ok(())
+    }
+
+    /// The names of volumes that are configured and not to be served.
+    pub fn unserved(&self) -> impl Iterator<Item = &str> {
+        let flash = self.flash.iter().filter(|flash| !flash.served).map(|flash| flash.name.as_str());
+        self.not_served.iter().map(|removed| removed.name.as_str()).chain(flash)
+    }
+
+    /// A volume of that name is configured and not to be served.
+    pub fn has_unserved(&self, name: &str) -> bool {
+        self.unserved().any(|unserved| unserved == name)
+    }
+
+    fn add_not_served(&mut self, name: String, said: VolumeSettings) {
+        let cache = said.cache.map(|cache| cache.value);
+        let mut released = self.released.iter_mut();
+        let its = released.find(|its| cache.as_ref().is_none_or(|cache| *cache == its.name));
+        let backing = said.backing.map(|backing| backing.value);
+        // One that was removed for itself is not the cache's business.
+        if let (Some(its), Some(backing), Some(true)) = (its, &backing, said.released) {
+            its.backings.push((name.clone(), backing.clone()));
+        }
+        self.not_served.push(NotServed { name, backing });
+    }
+
+    fn check(&self, from_command_line: bool, places: &conflicts::Places, findings: &mut Vec<Failure>) {
+        // Backing devices of the command line get a better sentence, once their superblocks have been read.
+        let needs_one = self.volumes.is_empty()
+            || self.volumes.iter().any(|volume| volume.cache.as_deref() != Some(NO_CACHE));
+        // Nothing at all is what comes before an import, and what is wrong with a section has been said.
+        let lacks_one = self.caches.is_empty() && needs_one && !self.volumes.is_empty();
+        if lacks_one && !from_command_line && findings.is_empty() {
+            findings.push(self.no_cache());
+        }
+        if self.memory_bytes < MEMORY_MIN {
+            findings.push(
+                places
+                    .refused("memory", "`memory` is too small")
+                    .why("B-tree nodes and requests in flight need 128M"),
+            );
+        } else if self.memory_bytes < self.memory_min() {
+            findings.push(
+                places.refused("memory", "`memory` is too small")
+                    .why("it needs 128M, 16M for each volume with `export = \"ublk\"` and 64M for each with \"vhost-user\"")
+                    .next(format!("write \"{}\" or more", typed(self.memory_min()))),
+            );
+        }
+        tls::check(self, places, findings);
+        conflicts::check_sockets(self, places, findings);
+        conflicts::check_devices(self, places, from_command_line, findings);
+    }
+
+    /// Volumes need a cache, and none is to be served.
+    fn no_cache(&self) -> Failure {
+        let failure = |what: &str| Failure::new(Kind::Config, what);
+        match self.released.as_slice() {
+            [] => failure("no cache is configured")
+                .next("add a [cache.NAME] section, or name devices with --cache and --backing"),
+            [Released { name, .. }] => failure("no cache is served")
+                .why(format!("{name} was released (served = false)"))
+                .next(format!("`bcached import {name}` serves it again, with its volumes")),
+            several => {
+                let names: Vec<_> = several.iter().map(|released| released.name.as_str()).collect();
+                failure("no cache is served")
+                    .why(format!("{} were released (served = false)", names.join(", ")))
+                    .next("`bcached import NAME` serves one again, with its volumes")
+            }
+        }
+    }
+}
+
+/// The file, then those beside it in `config.d`, by name, and last of all the one that `bcached set` writes; with `set_text`
+/// as if that said so. Also the volumes of that which are not configured.
+fn read_files(
+    main: &Path,
+    set_text: Option<&str>,
+    findings: &mut Vec<Failure>,
+) -> Result<(Settings, Vec<String>), Failure> {
+    let mut settings = file::read(main, findings)?;
+    let set_file = set_file::path_beside(main);
+    for path in read_file::bounded(main, more_files)? {
+        settings.overlay(file::read(&path, findings)?);
+    }
+    let newest = match set_text {
+        Some("") => None,
+        Some(text) => Some(file::parse_set_file(&set_file, text, findings)),
+        None => file::read_set_file(&set_file, findings)?,
+    };
+    let gone = newest.map_or_else(Vec::new, |newest| settings.overlay_set_file(newest));
+    Ok((settings, gone))
+}
+
+/// Those beside it, by name, without the one that `bcached set` writes.
+fn more_files(main: &Path) -> Vec<PathBuf> {
+    let set_file = set_file::path_beside(main);
+    let mut more: Vec<PathBuf> = std::fs::read_dir(main.with_file_name("config.d"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml") && *path != set_file)
+        .collect();
+    more.sort();
+    more
+}
+
+/// All that are read, in order.
+fn files(main: &Path) -> Vec<PathBuf> {
+    let set_file = Some(set_file::path_beside(main)).filter(|path| path.exists());
+    std::iter::once(main.to_owned()).chain(more_files(main)).chain(set_file).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,499 @@
+//! The options of volumes and caches: a table of each ([`cache_options`]). Configuration keys, `get`, `set`, `unset`, their help and the guide are fed by
+//! it; a new option is a line here.
+//!
+//! Names, ranges, defaults and units of bare numbers are the kernel's (`/sys/block/bcacheN/bcache/`), where it has the
+//! option. Where a value comes from is the business of [`layers`].
+
+pub mod cache_options;
+pub mod layers;
+pub mod quiet_hours;
+pub mod runtime;
+pub mod shown;
+pub mod value;
+
+use bcached_control::failure::{Failure, Kind as FailureKind};
+use bcached_engine::{OnError, Options, Settings, VolumeOptions};
+use bcached_format::Replacement;
+use value::{Kind, Refused, Value};
+
+/// One option.
+#[derive(Debug)]
+pub struct Definition {
+    /// The kernel's name, where it has the option.
+    pub name: &'static str,
+    /// Of what it is an option.
+    pub scope: Scope,
+    /// What it is, in a sentence.
+    pub help: &'static str,
+    /// Which values it has.
+    pub kind: Kind,
+    /// What a plain number counts; empty where the kind or the name says it.
+    unit: &'static str,
+    /// `none` is a value as well.
+    is_optional: bool,
+    /// The kernel has it: a number out of the range becomes the end of the range, as there, but not without a word.
+    pub is_of_kernel: bool,
+    /// Where its value is.
+    pub place: Place,
+}
+
+/// Of what something is an option.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    /// Each volume has its own value.
+    Volume,
+    /// Each cache has.
+    Cache,
+}
+
+/// Where the value of an option is.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// In the backing superblock, to be read only.
+    Label,
+    /// In the backing superblock.
+    CacheMode,
+    /// With the engine, which says it anew every few seconds.
+    Pace,
+    /// With the supervisor, which tells the engine what follows from it.
+    QuietHours,
+    /// With the engine, as long as the volume is served.
+    Engine {
+        /// The value in those options.
+        read: fn(&VolumeOptions) -> Value,
+        /// Changes it there.
+        write: fn(&mut VolumeOptions, &Value),
+    },
+    /// In the superblock of a cache, and with its engine until it says something else.
+    Kept {
+        /// What the superblock says.
+        read: fn(&Settings) -> Option<Value>,
+        /// Makes the engine keep to a value, or with `None` to what the superblock says.
+        write: fn(&mut Options, Option<&Value>),
+        /// Makes it what the superblock is to say.
+        keep: fn(&mut Settings, &Value),
+    },
+    /// With the engine of a cache.
+    Set {
+        /// The value in those options.
+        read: fn(&Options) -> Value,
+        /// Changes it there.
+        write: fn(&mut Options, &Value),
+    },
+}
+
+/// An option of the engine: a field of [`VolumeOptions`] and the variant of [`Value`] that its kind reads.
+macro_rules! engine {
+    ($variant:ident, $field:ident) => {
+        Place::Engine {
+            read: |options| Value::$variant(options.$field),
+            write: |options, value| {
+                if let Value::$variant(new) = value {
+                    options.$field = *new;
+                }
+            },
+        }
+    };
+    (policy $field:ident) => {
+        Place::Engine {
+            read: |options| Value::Word(options.$field.name()),
+            write: |options, value| {
+                let is_meant = |policy: &OnError| *value == Value::Word(policy.name());
+                if let Some(policy) = OnError::ALL.into_iter().find(is_meant) {
+                    options.$field = policy;
+                }
+            },
+        }
+    };
+    (optional $variant:ident, $field:ident) => {
+        Place::Engine {
+            read: |options| options.$field.map_or(Value::None, Value::$variant),
+            write: |options, value| {
+                options.$field = match value {
+                    Value::$variant(new) => Some(*new),
+                    _ => None,
+                }
+            },
+        }
+    };
+}
+
+impl Definition {
+    const fn of_kernel(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
+        Self {
+            name,
+            scope: Scope::Volume,
+            help,
+            kind,
+            unit: "",
+            is_optional: false,
+            is_of_kernel: true,
+            place,
+        }
+    }
+
+    /// A goal of ours, which can be had or not.
+    const fn goal(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
+        Self { is_optional: true, is_of_kernel: false, ..Self::of_kernel(name, kind, place, help) }
+    }
+
+    /// An option of ours that always has a value.
+    const fn own(name: &'static str, kind: Kind, place: Place, help: &'static str) -> Self {
+        Self { is_optional: false, ..Self::goal(name, kind, place, help) }
+    }
+
+    /// Unless somebody says what it is, something else does.
+    const fn optional(self) -> Self {
+        Self { is_optional: true, ..self }
+    }
+
+    const fn counting(self, unit: &'static str) -> Self {
+        Self { unit, ..self }
+    }
+}
+
+/// The kernel keeps numbers in 32 bits.
+const NUMBER_MAX: u64 = u32::MAX as u64;
+
+/// Milliseconds of as many seconds as the kernel can count.
+const TIME_MAX: u64 = NUMBER_MAX * 1000;
+
+/// The greatest rate that the kernel's controller goes to, in sectors a second: half a terabyte.
+const RATE_MAX: u64 = 1_000_000_000;
+
+/// The rate of write-back before anything has been measured, in sectors a second.
+const RATE_FIRST: u64 = 1024;
+
+/// Every option of a volume, in the order in which `get` prints them.
+pub static OPTIONS: &[Definition] = &[
+    Definition::of_kernel(
+        "cache_mode",
+        Kind::Choice(&["writethrough", "writeback", "writearound", "none"]),
+        Place::CacheMode,
+        "where a write goes, and when it is done; kept in the backing superblock",
+    ),
+    Definition::of_kernel(
+        "label",
+        Kind::Text,
+        Place::Label,
+        "the device's label, up to 32 bytes; kept there, and what the volume is called unless its section says",
+    ),
+    Definition::of_kernel(
+        "sequential_cutoff",
+        Kind::Size,
+        engine!(Size, sequential_cutoff),
+        "streams of at least so many bytes pass the cache by; 0: none does",
+    ),
+    Definition::of_kernel(
+        "writeback_running",
+        Kind::Flag,
+        engine!(Flag, writeback_running),
+        "write-back runs; 0 keeps what is dirty in the cache, but for `flush`, `detach` and whatever else asks for it by name",
+    ),
+    Definition::of_kernel(
+        "writeback_percent",
+        Kind::Number(0, 40),
+        engine!(Number, writeback_percent),
+        "how much of the cache may stay dirty, all volumes together; 0 writes back at any rate",
+    )
+    .counting("%"),
+    Definition::of_kernel(
+        "writeback_delay",
+        Kind::Time(0, TIME_MAX),
+        engine!(Time, writeback_delay),
+        "how long write-back rests after it has come past the whole volume",
+    ),
+    Definition::of_kernel(
+        "writeback_rate",
+        Kind::Rate(1, RATE_MAX),
+        Place::Pace,
+        "how fast dirty data leaves now; follows from what is dirty, and can be set with --runtime until it does again",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_update_seconds",
+        Kind::Time(1000, 60_000),
+        engine!(Time, writeback_rate_update),
+        "how often the rate is set anew",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_p_term_inverse",
+        Kind::Number(1, NUMBER_MAX),
+        engine!(Number, writeback_rate_p_term_inverse),
+        "the rate grows by 1 sector/s for so many sectors above the target",
+    )
+    .counting("sectors"),
+    Definition::of_kernel(
+        "writeback_rate_i_term_inverse",
+        Kind::Number(1, NUMBER_MAX),
+        engine!(Number, writeback_rate_i_term_inverse),
+        "the same of what adds up over time, in sectors times seconds",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_fp_term_low",
+        Kind::Number(1, NUMBER_MAX),
+        engine!(Number, writeback_rate_fp_term_low),
+        "sectors/s for each percent of used buckets above 50, where dirty data lies scattered; below _mid",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_fp_term_mid",
+        Kind::Number(1, NUMBER_MAX),
+        engine!(Number, writeback_rate_fp_term_mid),
+        "the same above 57; below _high",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_fp_term_high",
+        Kind::Number(1, NUMBER_MAX),
+        engine!(Number, writeback_rate_fp_term_high),
+        "the same above 64",
+    ),
+    Definition::of_kernel(
+        "writeback_consider_fragment",
+        Kind::Flag,
+        engine!(Flag, writeback_consider_fragment),
+        "scattered dirty data is written back faster when the cache fills",
+    ),
+    Definition::of_kernel(
+        "writeback_rate_minimum",
+        Kind::Rate(1, RATE_MAX),
+        engine!(Rate, writeback_rate_minimum),
+        "the least rate of write-back",
+    ),
+    Definition::goal(
+        "writeback_rate_maximum",
+        Kind::Rate(1, RATE_MAX),
+        engine!(optional Rate, writeback_rate_maximum),
+        "the greatest rate of write-back; none: what the devices allow",
+    ),
+    Definition::goal(
+        "max_dirty_age",
+        Kind::Time(1000, TIME_MAX),
+        engine!(optional Time, max_dirty_age),
+        "data that has been dirty for longer is written back whatever the rate",
+    ),
+    Definition::goal(
+        "quiet_hours",
+        Kind::Hours,
+        Place::QuietHours,
+        "hours of the local time in which nothing is written back that need not be",
+    ),
+    Definition::goal(
+        "writeback_latency",
+        Kind::Time(1, 60_000),
+        engine!(optional Time, writeback_latency),
+        "write-back slows down while its own writes, or what clients ask of the disk, take longer than this",
+    ),
+    Definition::goal(
+        "spindown_after",
+        Kind::Time(1000, TIME_MAX),
+        engine!(optional Time, spindown_after),
+        "a disk that no client has used for so long is left asleep: dirty data waits until somebody wakes it",
+    ),
+    Definition::of_kernel(
+        "stripe_size",
+        Kind::Stripe,
+        engine!(optional Size, stripe_size),
+        "length of the backing device's stripes; 0: it has none, none: what it says of itself",
+    )
+    .optional(),
+    Definition::of_kernel(
+        "partial_stripes_expensive",
+        Kind::Flag,
+        engine!(optional Flag, partial_stripes_expensive),
+        "full stripes are written back first, and writes beside dirty data of a stripe are cached; none: on RAID 4, 5 and 6 of md",
+    )
+    .optional(),
+    Definition::own(
+        "on_cache_error",
+        Kind::Choice(&["freeze", "read-only", "fail"]),
+        engine!(policy on_cache_error),
+        "what requests that need dirty data in a cache that fails do: wait, or be refused as far as they write, or fail",
+    ),
+    Definition::own(
+        "on_backing_error",
+        Kind::Choice(&["freeze", "read-only", "fail"]),
+        engine!(policy on_backing_error),
+        "what requests that need a backing device that is gone do: wait, or be refused as far as they write, or fail",
+    ),
+    Definition::own(
+        "freeze_timeout",
+        Kind::Time(0, TIME_MAX),
+        engine!(Time, freeze_timeout),
+        "how long they wait with freeze, for either device, then they fail",
+    ),
+];
+
+impl Scope {
+    /// Every option of such, in the order in which `get` prints them.
+    #[must_use]
+    pub fn options(self) -> &'static [Definition] {
+        match self {
+            Self::Volume => OPTIONS,
+            Self::Cache => cache_options::OPTIONS,
+        }
+    }
+
+    /// The option called `name`.
+    #[must_use]
+    pub fn find(self, name: &str) -> Option<&'static Definition> {
+        self.options().iter().find(|option| option.name == name)
+    }
+
+    /// Of what the others are.
+    const fn other(self) -> Self {
+        match self {
+            Self::Volume => Self::Cache,
+            Self::Cache => Self::Volume,
+        }
+    }
+
+    /// In a word, as it is typed.
+    #[must_use]
+    pub const fn placeholder(self) -> &'static str {
+        match self {
+            Self::Volume => "VOLUME",
+            Self::Cache => "CACHE",
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Volume => "volume",
+            Self::Cache => "cache",
+        }
+    }
+}
+
+/// The options whose names are nearest to `typed`, which is none: most likely meant first.
+#[must_use]
+pub fn near(scope: Scope, typed: &str) -> Vec<&'static str> {
+    nearest(scope.options().iter().map(|option| option.name), typed)
+}
+
+/// Those of `names` that are nearest to `typed`, which is none of them: most likely meant first.
+#[must_use]
+pub fn nearest<'a>(names: impl Iterator<Item = &'a str>, typed: &str) -> Vec<&'a str> {
+    /// Chosen by eye: with a letter wrong or a word left out a name is near, another option's is not.
+    const ENOUGH: f64 = 0.8;
+    /// How much less near than the nearest still counts: all names that begin with `writeback_` are alike.
+    const BEHIND_MAX: f64 = 0.02;
+    let typed = typed.to_lowercase().replace('-', "_");
+    let mut near: Vec<_> = names
+        .map(|name| (strsim::jaro_winkler(&typed, name), name))
+        .filter(|(likeness, name)| *likeness >= ENOUGH || (typed.len() > 3 && name.contains(&typed)))
+        .collect();
+    near.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+    let nearest = near.first().map_or(0.0, |(likeness, _)| *likeness);
+    let close = near.into_iter().filter(|(likeness, _)| nearest - likeness <= BEHIND_MAX);
+    close.map(|(_, name)| name).take(3).collect()
+}
+
+/// The refusal of an option that such things do not have.
+#[must_use]
+pub fn unknown(scope: Scope, name: &str) -> Failure {
+    let (it, other) = (scope.name(), scope.other());
+    if other.find(name).is_some() {
+        return Failure::new(FailureKind::Usage, format!("`{name}` is no option of a {it}"))
+            .why(format!("it is one of a {}", other.name()))
+            .next(format!("`bcached get {} {name}` shows it", other.placeholder()))
+            .option(name);
+    }
+    let near = near(scope, name);
+    let failure = Failure::new(FailureKind::Usage, format!("there is no option `{name}`")).option(name);
+    match near.as_slice() {
+        [] => failure.next(format!("`bcached get {}` lists the options", scope.placeholder())),
+        near => failure.next(format!("perhaps {} is meant", near.join(" or "))),
+    }
+}
+
+/// Lines for `--help`: each option and what it is.
+#[must_use]
+pub fn help() -> String {
+    let both = [Scope::Volume, Scope::Cache];
+    let all = || both.into_iter().flat_map(Scope::options);
+    let width = all().map(|option| option.name.len()).max().unwrap_or(0);
+    let lines = |scope: Scope| {
+        let line = |option: &Definition| format!("  {:width$}  {}", option.name, option.help);
+        scope.options().iter().map(line).collect::<Vec<_>>().join("\n")
+    };
+    both.map(|scope| format!("Options of a {}:\n{}", scope.name(), lines(scope))).join("\n\n")
+}
+
+impl Definition {
+    /// The value that `typed` says.
+    ///
+    /// # Errors
+    /// It says none, or one out of the range.
+    pub fn read(&self, typed: &str) -> Result<Value, Refused> {
+        if self.is_optional && typed == "none" { Ok(Value::None) } else { self.kind.read(typed) }
+    }
+
+    /// What it is where nobody says anything; `None` if only its device can say.
+    #[must_use]
+    pub fn default(&self) -> Option<Value> {
+        match self.place {
+            Place::Label => None,
+            Place::Pace => Some(Value::Rate(RATE_FIRST)),
+            Place::CacheMode => Some(Value::Word("writethrough")),
+            Place::QuietHours => Some(Value::None),
+            Place::Engine { read, .. } => Some(read(&VolumeOptions::default())),
+            Place::Set { read, .. } => Some(read(&Options::default())),
+            // What `make` writes unless it is told.
+            Place::Kept { read, .. } => {
+                read(&Settings { discard: Some(false), replacement: Some(Replacement::default()) })
+            }
+        }
+    }
+
+    /// A volume that lives in its cache alone has it as well: it is about no backing device.
+    #[must_use]
+    pub fn is_of_flash(&self) -> bool {
+        matches!(self.name, "label" | "on_cache_error" | "freeze_timeout")
+    }
+
+    /// Whether it can be a key of the configuration; if not, what to do instead.
+    #[must_use]
+    pub const fn not_configured(&self) -> Option<&'static str> {
+        match self.place {
+            Place::Label => Some("the device keeps it: `bcached set VOLUME label=..` while it is served"),
+            Place::Pace => Some(
+                "it follows from what is dirty: writeback_rate_minimum and writeback_rate_maximum bound it",
+            ),
+            _ => None,
+        }
+    }
+
+    /// What the printed form of `value`, one of this option's, counts.
+    #[must_use]
+    pub fn unit(&self, value: &Value) -> Option<&'static str> {
+        let own = (!self.unit.is_empty() && matches!(value, Value::Number(_))).then_some(self.unit);
+        value.unit().or(own)
+    }
+
+    /// Its values in words, for tables.
+    #[must_use]
+    pub fn values(&self) -> String {
+        let range = |min: u64, max: u64, make: fn(u64) -> Value| {
+            if max >= RATE_MAX {
+                format!("from {}", make(min))
+            } else {
+                format!("{} to {}", make(min), make(max))
+            }
+        };
+        let time = |time| Value::Time(std::time::Duration::from_millis(time));
+        let values = match self.kind {
+            Kind::Flag => "1, 0".to_owned(),
+            Kind::Number(min, max) => range(min, max, Value::Number),
+            Kind::Size => "size; bare: bytes".to_owned(),
+            Kind::Stripe => "size, of which the least multiple from 4M on is taken; bare: bytes".to_owned(),
+            Kind::Rate(..) => "size a second; bare: sectors".to_owned(),
+            Kind::Time(min, max) => format!("time {}; bare: seconds", range(min, max, time)),
+            Kind::Choice(words) => words.join(", "),
+            Kind::Hours => "HH:MM-HH:MM".to_owned(),
+            Kind::Text => "text".to_owned(),
+        };
+        if self.is_optional { format!("{values}, or none") } else { values }
+    }
+}
+
+#[cfg(test)]
+mod tests;

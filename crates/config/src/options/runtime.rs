@@ -1,0 +1,127 @@
+//! What was said with `--runtime` holds until the daemon stops, and a take-over is no stop: it goes along, by the names of options, as it is typed.
+
+use super::Scope;
+use super::layers::Layers;
+use super::value::Value;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Whose it is. Another device is another cache or volume, whatever its name.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Whose {
+    /// A cache's.
+    Cache {
+        /// Its name in the configuration.
+        name: Option<String>,
+        /// As it is named there.
+        device: String,
+    },
+    /// A volume's that has a device.
+    Volume {
+        /// Its name in the configuration.
+        name: Option<String>,
+        /// As it is named there.
+        backing: String,
+    },
+    /// A volume that lives in a cache alone, by its UUID.
+    Lodger {
+        /// It.
+        uuid: String,
+    },
+}
+
+/// What was said of one cache or volume.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Said {
+    /// Whose it is.
+    pub whose: Whose,
+    options: BTreeMap<String, String>,
+}
+
+impl Said {
+    /// All of it; `None` if nothing was.
+    #[must_use]
+    pub fn of(whose: Whose, layers: &Layers) -> Option<Self> {
+        let options = layers.runtime.iter().map(|(name, value)| ((*name).to_owned(), value.to_string()));
+        let options: BTreeMap<_, _> = options.collect();
+        (!options.is_empty()).then_some(Self { whose, options })
+    }
+
+    /// Adds it to what else is said. What is not understood here, or does not fit what the files say by now, is left out and named.
+    pub fn add_to(&self, layers: &mut Layers, scope: Scope, owner: &str) {
+        for (name, typed) in &self.options {
+            let option = scope.find(name);
+            let value = option.and_then(|option| Some((option.name, option.read(typed).ok()?)));
+            let added = value.is_some_and(|(name, value)| add(layers, name, value));
+            if !added {
+                tracing::warn!(
+                    event = "runtime-not-kept",
+                    "{owner}: {name}={typed} was set with --runtime before the take-over, and cannot be had now"
+                );
+            }
+        }
+    }
+}
+
+/// False if it does not fit the others; then nothing has changed.
+fn add(layers: &mut Layers, name: &'static str, value: Value) -> bool {
+    let mut together = layers.clone();
+    together.runtime.insert(name, value);
+    let fits = together.check().is_ok();
+    if fits {
+        *layers = together;
+    }
+    fits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{OPTIONS, cache_options};
+    use super::*;
+
+    fn layers(scope: Scope, said: &[(&str, &str)]) -> Layers {
+        let mut layers = Layers::default();
+        for (name, typed) in said {
+            let option = scope.find(name).expect("an option");
+            layers.runtime.insert(option.name, option.read(typed).expect("a value"));
+        }
+        layers
+    }
+
+    /// Each option's value is the same after the way.
+    #[test]
+    fn what_is_said_comes_as_it_was() {
+        for (scope, all) in [(Scope::Volume, OPTIONS), (Scope::Cache, cache_options::OPTIONS)] {
+            let values = ["1", "17", "5M", "11s", "01:00-02:00", "none", "writeback", "fifo", "3.5G"];
+            for (option, typed) in all.iter().flat_map(|option| values.map(|typed| (option, typed))) {
+                if option.read(typed).is_err() {
+                    continue;
+                }
+                let before = layers(scope, &[(option.name, typed)]);
+                let said = Said::of(Whose::Lodger { uuid: String::new() }, &before).expect("it was said");
+                let said = serde_json::from_str::<Said>(&serde_json::to_string(&said).expect("JSON"));
+                let mut after = Layers::default();
+                said.expect("the same").add_to(&mut after, scope, "tank");
+                // What does not fit the defaults alone is not there; else nothing is another.
+                if before.check().is_ok() {
+                    assert_eq!(after, before, "{}={typed}", option.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_or_does_not_fit_is_left_out() {
+        let said = |name: &str, typed: &str| Said {
+            whose: Whose::Lodger { uuid: String::new() },
+            options: [(name.to_owned(), typed.to_owned())].into(),
+        };
+        let mut now = layers(Scope::Volume, &[("writeback_rate_minimum", "1M")]);
+        let before = now.clone();
+        said("of_tomorrow", "1").add_to(&mut now, Scope::Volume, "tank");
+        said("writeback_percent", "very much").add_to(&mut now, Scope::Volume, "tank");
+        said("writeback_rate_maximum", "512k").add_to(&mut now, Scope::Volume, "tank");
+        assert_eq!(now, before);
+    }
+}

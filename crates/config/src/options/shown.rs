@@ -1,0 +1,54 @@
+//! Options as the control API shows them.
+
+use super::layers::Source;
+use super::value::Value;
+use super::{Definition, Scope};
+use bcached_control::options::{Named, Number, Shown};
+
+/// The owner of options in `scope`.
+#[must_use]
+pub fn named(scope: Scope, name: &str) -> Named {
+    match scope {
+        Scope::Volume => Named::volume(name),
+        Scope::Cache => Named::cache(name),
+    }
+}
+
+/// An option with its value in force. Its origin is the default until [`say_where_from`] says otherwise.
+#[must_use]
+pub fn shown(option: &Definition, value: Option<&Value>) -> Shown {
+    Shown {
+        name: option.name.to_owned(),
+        value: value.map(ToString::to_string),
+        unit: value.and_then(|value| option.unit(value)).map(str::to_owned),
+        origin: "default".to_owned(),
+        file: None,
+        line: None,
+        default: option.default().map(|value| value.to_string()),
+        number: value.map(number).unwrap_or_default(),
+    }
+}
+
+/// Fills in the origin of a value that somebody has configured or set.
+pub fn say_where_from(shown: &mut Shown, said: Option<(&Value, Source<'_>)>) {
+    match said {
+        Some((_, Source::Runtime)) => "runtime".clone_into(&mut shown.origin),
+        Some((_, Source::Configured(origin))) => {
+            if origin.is_by_set() { "set" } else { "config" }.clone_into(&mut shown.origin);
+            shown.file = Some(origin.file().display().to_string());
+            shown.line = Some(origin.line());
+        }
+        None => {}
+    }
+}
+
+fn number(value: &Value) -> Number {
+    let mut number = Number::default();
+    match value {
+        Value::Size(bytes) => number.bytes = Some(*bytes),
+        Value::Rate(sectors) => number.bytes_per_second = Some(sectors * 512),
+        Value::Time(time) => number.milliseconds = u64::try_from(time.as_millis()).ok(),
+        _ => {}
+    }
+    number
+}

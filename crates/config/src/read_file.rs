@@ -1,0 +1,156 @@
+//! Reading files that may lie on a file system that does not answer: nobody waits for that longer than a moment, and a daemon goes on with
+//! what it knows.
+
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::sizes::human;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _};
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+/// How long a read may take: less than whoever asks a daemon for something waits for its answer.
+const LIMIT: Duration = Duration::from_secs(3);
+
+/// The largest file: some ten thousand volumes. What is larger is none of ours, and reading it would take memory and time.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// What most of what is read here is called.
+const CONFIGURATION: &str = "the configuration";
+
+/// What can be done about a file of `bcached set` that cannot be read.
+pub const MEND_SET_FILE: &str = "put back what it was, or take it away: what was set is lost with it";
+
+/// What stands in the file at `path`; `next` is what somebody can do who has none that can be read.
+///
+/// # Errors
+/// It cannot be read, or is none that a person has written.
+pub fn content(path: &Path, next: &str) -> Result<String, Failure> {
+    content_of(CONFIGURATION, path, next)
+}
+
+/// The same of another file, which is `called` so.
+///
+/// # Errors
+/// As [`content`].
+pub fn content_of(called: &str, path: &Path, next: &str) -> Result<String, Failure> {
+    content_within(BYTES_MAX, called, path, next)
+}
+
+fn content_within(bytes_max: u64, called: &str, path: &Path, next: &str) -> Result<String, Failure> {
+    let cannot = |kind, why: String| {
+        let what = format!("cannot read {called} {}", path.display());
+        Failure::new(kind, what).why(why).next(next)
+    };
+    match within(LIMIT, called, path, move |path| read_small(path, bytes_max))? {
+        Ok(Small::Text(text)) => Ok(text),
+        Ok(Small::NotAFile) => Err(cannot(Kind::Config, "it is not a regular file".to_owned())),
+        Ok(Small::TooLarge) => Err(cannot(
+            Kind::Config,
+            format!(
+                "it is larger than {}, and so no {}",
+                human(bytes_max),
+                called.trim_start_matches("the ")
+            ),
+        )),
+        Err(error) => {
+            let kind = match error.kind() {
+                ErrorKind::PermissionDenied => Kind::Permission,
+                _ => Kind::Config,
+            };
+            Err(cannot(kind, error.to_string()))
+        }
+    }
+}
+
+enum Small {
+    Text(String),
+    NotAFile,
+    TooLarge,
+}
+
+fn read_small(path: &Path, bytes_max: u64) -> io::Result<Small> {
+    // Opening a pipe may never end, and a reload would find nothing in it.
+    if !std::fs::metadata(path)?.is_file() {
+        return Ok(Small::NotAFile);
+    }
+    let mut bytes = Vec::new();
+    // Not by what it says of its size: it may grow meanwhile.
+    File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        return Ok(Small::TooLarge);
+    }
+    String::from_utf8(bytes).map(Small::Text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+}
+
+/// What `read` makes of `path`, if it ends. What does not has a thread until it does.
+///
+/// # Errors
+/// It has not ended in time, or there is no thread for it.
+pub fn bounded<T: Send + 'static>(
+    path: &Path,
+    read: impl FnOnce(&Path) -> T + Send + 'static,
+) -> Result<T, Failure> {
+    within(LIMIT, CONFIGURATION, path, read)
+}
+
+fn within<T: Send + 'static>(
+    limit: Duration,
+    called: &str,
+    path: &Path,
+    read: impl FnOnce(&Path) -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let cannot = |kind| Failure::new(kind, format!("cannot read {called} {}", path.display()));
+    let (sender, receiver) = mpsc::channel();
+    let owned = path.to_owned();
+    let body = move || drop(sender.send(read(&owned)));
+    let spawned = thread::Builder::new().name("read".to_owned()).spawn(body);
+    spawned.map_err(|error| cannot(Kind::Io).why(format!("no thread: {error}")))?;
+    receiver.recv_timeout(limit).map_err(|error| match error {
+        RecvTimeoutError::Timeout => cannot(Kind::TimeLimit)
+            .why(format!("reading it has not ended for {} s", LIMIT.as_secs()))
+            .next("look at the file system that it lies on, then ask again"),
+        RecvTimeoutError::Disconnected => cannot(Kind::Io).why("its thread ended by a panic"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One of a GiB took three of memory, and whoever asked meanwhile was told that a device is slow.
+    #[test]
+    fn a_file_that_is_too_large_is_not_read_whole() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("config.toml");
+        std::fs::write(&path, "# 16 bytes here\n").expect("a file");
+        let read = |bytes_max| content_within(bytes_max, CONFIGURATION, &path, "name another");
+        assert_eq!(read(16).as_deref(), Ok("# 16 bytes here\n"));
+        let refused = read(15).expect_err("it has one more");
+        assert_eq!(refused.kind.exit(), 2);
+        let is_one_sentence = refused
+            .to_string()
+            .ends_with("/config.toml: it is larger than 15 B, and so no configuration; name another");
+        assert!(is_one_sentence, "{refused}");
+    }
+
+    /// A file on a network file system that hung held a reload up, and a stop with it.
+    #[test]
+    fn a_read_that_does_not_end_is_not_waited_for() {
+        let (answer, hangs) = mpsc::channel::<()>();
+        let path = Path::new("/net/config.toml");
+        let read = move |_: &Path| hangs.recv().is_ok();
+        let refused = within(Duration::from_millis(10), CONFIGURATION, path, read).expect_err("it hangs");
+        assert_eq!(refused.kind, Kind::TimeLimit);
+        assert!(
+            refused.to_string().starts_with("cannot read the configuration /net/config.toml: "),
+            "{refused}"
+        );
+        drop(answer);
+        assert_eq!(
+            within(Duration::from_secs(60), CONFIGURATION, path, |path| path.to_owned()).as_deref(),
+            Ok(path)
+        );
+    }
+}

@@ -1,0 +1,207 @@
+//! The sections of volumes (also `[defaults]`) and caches: keys of their own, and one key for each option of the table.
+//!
+//! By hand what serde derives elsewhere, because a derived struct cannot take its keys from a table. Its refusals read
+//! like derived ones, and list every key.
+
+use super::frontends::Exported;
+use super::values::{Number, Size, Time};
+use crate::options::{Definition, Scope};
+use bcached_control::options::Typed;
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use std::fmt;
+use std::sync::LazyLock;
+use toml::Spanned;
+
+/// What stands in the section.
+#[derive(Default)]
+pub struct RawVolume {
+    pub backing: Option<Spanned<String>>,
+    pub flash: Option<Spanned<String>>,
+    pub cache: Option<Spanned<String>>,
+    pub read_only: Option<bool>,
+    pub shared: Option<bool>,
+    pub served: Option<bool>,
+    pub released: Option<bool>,
+    pub wait: Option<Time>,
+    pub size: Option<Size>,
+    pub export: Option<Exported>,
+    pub number: Option<Spanned<Number>>,
+    /// Not understood yet: whoever does that knows the line.
+    pub options: Vec<(&'static Definition, Spanned<Typed>)>,
+}
+
+/// What stands in the section of a cache.
+#[derive(Default)]
+pub struct RawCache {
+    pub device: Option<Spanned<String>>,
+    pub former: Option<Spanned<String>>,
+    pub moving: Option<bool>,
+    pub imported: Option<bool>,
+    pub served: Option<bool>,
+    /// As of a volume.
+    pub options: Vec<(&'static Definition, Spanned<Typed>)>,
+}
+
+enum CacheKey {
+    Device,
+    Former,
+    Moving,
+    Imported,
+    Served,
+    Option(&'static Definition),
+}
+
+enum Key {
+    Backing,
+    Flash,
+    Cache,
+    ReadOnly,
+    Shared,
+    Served,
+    Released,
+    Wait,
+    Size,
+    Export,
+    Number,
+    Option(&'static Definition),
+}
+
+/// Keys that are no options.
+const OWN: &[&str] = &[
+    "backing",
+    "cache",
+    "flash",
+    "read_only",
+    "shared",
+    "served",
+    "released",
+    "wait",
+    "size",
+    "export",
+    "number",
+];
+
+/// The same of a cache.
+const OWN_OF_CACHE: &[&str] = &["device", "former", "moving", "imported", "served"];
+
+/// All keys of a volume.
+static KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Volume, OWN));
+
+/// All keys of a cache.
+static CACHE_KEYS: LazyLock<Vec<&'static str>> = LazyLock::new(|| keys_of(Scope::Cache, OWN_OF_CACHE));
+
+fn keys_of(scope: Scope, own: &'static [&'static str]) -> Vec<&'static str> {
+    let options = scope.options().iter().filter(|option| option.not_configured().is_none());
+    own.iter().copied().chain(options.map(|option| option.name)).collect()
+}
+
+/// The option of such things that the key `name` is; `keys` are all that there could be.
+fn option_of<E: Error>(
+    scope: Scope,
+    name: &str,
+    keys: &'static [&'static str],
+) -> Result<&'static Definition, E> {
+    let option = scope.find(name).ok_or_else(|| E::unknown_field(name, keys))?;
+    match option.not_configured() {
+        Some(instead) => Err(E::custom(format!("`{name}` cannot be set: {instead}"))),
+        None => Ok(option),
+    }
+}
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Ok(match name.as_str() {
+            "backing" => Self::Backing,
+            "flash" => Self::Flash,
+            "cache" => Self::Cache,
+            "read_only" => Self::ReadOnly,
+            "shared" => Self::Shared,
+            "served" => Self::Served,
+            "released" => Self::Released,
+            "wait" => Self::Wait,
+            "size" => Self::Size,
+            "export" => Self::Export,
+            "number" => Self::Number,
+            name => Self::Option(option_of(Scope::Volume, name, &KEYS)?),
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for RawVolume {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Section;
+        impl<'de> Visitor<'de> for Section {
+            type Value = RawVolume;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the section of a volume")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawVolume, A::Error> {
+                let mut raw = RawVolume::default();
+                while let Some(key) = map.next_key()? {
+                    match key {
+                        Key::Backing => raw.backing = Some(map.next_value()?),
+                        Key::Flash => raw.flash = Some(map.next_value()?),
+                        Key::Cache => raw.cache = Some(map.next_value()?),
+                        Key::ReadOnly => raw.read_only = Some(map.next_value()?),
+                        Key::Shared => raw.shared = Some(map.next_value()?),
+                        Key::Served => raw.served = Some(map.next_value()?),
+                        Key::Released => raw.released = Some(map.next_value()?),
+                        Key::Wait => raw.wait = Some(map.next_value()?),
+                        Key::Size => raw.size = Some(map.next_value()?),
+                        Key::Export => raw.export = Some(map.next_value()?),
+                        Key::Number => raw.number = Some(map.next_value()?),
+                        Key::Option(option) => raw.options.push((option, map.next_value()?)),
+                    }
+                }
+                Ok(raw)
+            }
+        }
+        deserializer.deserialize_map(Section)
+    }
+}
+
+impl<'de> Deserialize<'de> for CacheKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Ok(match name.as_str() {
+            "device" => Self::Device,
+            "former" => Self::Former,
+            "moving" => Self::Moving,
+            "imported" => Self::Imported,
+            "served" => Self::Served,
+            name => Self::Option(option_of(Scope::Cache, name, &CACHE_KEYS)?),
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for RawCache {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Section;
+        impl<'de> Visitor<'de> for Section {
+            type Value = RawCache;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the section of a cache")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawCache, A::Error> {
+                let mut raw = RawCache::default();
+                while let Some(key) = map.next_key()? {
+                    match key {
+                        CacheKey::Device => raw.device = Some(map.next_value()?),
+                        CacheKey::Former => raw.former = Some(map.next_value()?),
+                        CacheKey::Moving => raw.moving = Some(map.next_value()?),
+                        CacheKey::Imported => raw.imported = Some(map.next_value()?),
+                        CacheKey::Served => raw.served = Some(map.next_value()?),
+                        CacheKey::Option(option) => raw.options.push((option, map.next_value()?)),
+                    }
+                }
+                Ok(raw)
+            }
+        }
+        deserializer.deserialize_map(Section)
+    }
+}

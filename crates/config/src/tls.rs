@@ -1,0 +1,177 @@
+//! TLS of NBD over TCP: `tls` and `tls_verify_peer` of `[nbd]`, and the certificates that they lead to.
+//!
+//! The files have the names that nbdkit, libnbd and qemu know, in one directory: `server-cert.pem`, `server-key.pem`, and `ca-cert.pem` of whoever
+//! signs the certificates of clients.
+
+use super::Config;
+use super::conflicts::Places as Where;
+use super::read_file::{bounded, content_of};
+use super::values::Address;
+use bcached_control::failure::{Failure, Kind};
+use bcached_front_nbd::{self as nbd, Part};
+use serde::Deserialize;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+/// How NBD over TCP is protected.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Tls {
+    /// By being for this machine only.
+    #[default]
+    Unsaid,
+    /// Not at all, as somebody has written.
+    Off,
+    /// By TLS.
+    With(Certificates),
+}
+
+/// Where the certificates are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Certificates {
+    /// Their directory.
+    pub directory: PathBuf,
+    /// Clients must show one, too.
+    pub verify_peer: bool,
+}
+
+/// What `tls` says.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub enum SaidTls {
+    /// There is none.
+    Off,
+    /// The directory of the certificates.
+    Directory(PathBuf),
+}
+
+impl TryFrom<String> for SaidTls {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, String> {
+        match typed.as_str() {
+            "off" => Ok(Self::Off),
+            path if path.starts_with('/') => Ok(Self::Directory(typed.into())),
+            _ => Err(format!(
+                "`{typed}` is neither \"off\" nor the absolute path of a directory with server-cert.pem and server-key.pem"
+            )),
+        }
+    }
+}
+
+impl Tls {
+    /// Of what is said. Clients show certificates unless somebody lets everybody in: encryption alone keeps nobody out.
+    pub(super) fn of(said: Option<SaidTls>, verify_peer: Option<bool>) -> Self {
+        match said {
+            None => Self::Unsaid,
+            Some(SaidTls::Off) => Self::Off,
+            Some(SaidTls::Directory(directory)) => {
+                Self::With(Certificates { directory, verify_peer: verify_peer.unwrap_or(true) })
+            }
+        }
+    }
+
+    /// Where the certificates are, if there are any.
+    #[must_use]
+    pub const fn certificates(&self) -> Option<&Certificates> {
+        match self {
+            Self::With(certificates) => Some(certificates),
+            Self::Unsaid | Self::Off => None,
+        }
+    }
+}
+
+impl Certificates {
+    /// What the files hold now.
+    ///
+    /// # Errors
+    /// One cannot be read, or does not go with the others; no volume is served by that.
+    pub fn read(&self) -> Result<nbd::Tls, Failure> {
+        let read = |part: Part| {
+            content_of(called(part), &self.path(part), wanted(part)).map_err(|failure| match failure.kind {
+                // It is there.
+                Kind::Permission => {
+                    failure.next("have it read by the daemon's user, as by chgrp and chmod g+r")
+                }
+                _ => failure,
+            })
+        };
+        let (certificate, key) = (read(Part::Certificate)?, read(Part::Key)?);
+        let authorities = if self.verify_peer { Some(read(Part::Authorities)?) } else { None };
+        let authorities = authorities.as_ref().map(String::as_bytes);
+        nbd::Tls::new(certificate.as_bytes(), key.as_bytes(), authorities).map_err(|error| {
+            let what = format!("cannot use {} for TLS", self.path(error.part()).display());
+            Failure::new(Kind::Config, what).why(error.to_string()).next(wanted(error.part()))
+        })
+    }
+
+    /// Who has the key is taken for this server: the sentence, if everybody on this machine may read it.
+    pub(super) fn warning(&self) -> Option<String> {
+        let key = self.path(Part::Key);
+        let mode = |path: &Path| path.metadata().map_or(0, |file| file.permissions().mode());
+        // One on a file system that does not answer is told of by who reads it.
+        let is_open = bounded(&key, mode).is_ok_and(|mode| mode & 0o004 != 0);
+        let key = key.display();
+        is_open.then(|| format!("{key} may be read by everybody on this machine: chmod o= {key}"))
+    }
+
+    fn path(&self, part: Part) -> PathBuf {
+        self.directory.join(match part {
+            Part::Certificate => "server-cert.pem",
+            Part::Key => "server-key.pem",
+            Part::Authorities => "ca-cert.pem",
+        })
+    }
+}
+
+/// What it is.
+const fn called(part: Part) -> &'static str {
+    match part {
+        Part::Certificate => "the server's certificate",
+        Part::Key => "the server's key",
+        Part::Authorities => "the certificate of the clients' authority",
+    }
+}
+
+/// What belongs there.
+const fn wanted(part: Part) -> &'static str {
+    match part {
+        Part::Certificate => {
+            "put the server's certificate there, in PEM, and behind it those between it and its root"
+        }
+        Part::Key => "put the key of server-cert.pem there, in PEM and without a password",
+        Part::Authorities => {
+            "put the certificate there of whoever signs those of clients, in PEM, or let clients in without: tls_verify_peer = false"
+        }
+    }
+}
+
+/// What TLS allows, and what it means something to.
+pub(super) fn check(config: &Config, places: &Where, findings: &mut Vec<Failure>) {
+    let tls = &config.places.tls;
+    if places.has("tls_verify_peer") && tls.certificates().is_none() {
+        let failure = places.refused("tls_verify_peer", "`tls_verify_peer` means nothing without TLS");
+        findings.push(
+            failure.next(
+                "write the directory of the certificates, `tls = \"/etc/bcached/tls\"`, or leave it out",
+            ),
+        );
+    }
+    if *tls != Tls::Unsaid {
+        return;
+    }
+    for (index, listen) in config.places.listen.iter().enumerate() {
+        let Address::Tcp(address) = listen.at else { continue };
+        if !address.ip().to_canonical().is_loopback() {
+            let what = format!("{address} is not a loopback address, and NBD without TLS is open to anybody");
+            let key = format!("listen {index}");
+            findings.push(if places.has(&key) {
+                places.refused(&key, &what).next(
+                    "write the directory of the certificates, `tls = \"/etc/bcached/tls\"`, or `tls = \"off\"` where nobody else is",
+                )
+            } else {
+                let failure = Failure::new(Kind::Usage, what).option("--export");
+                failure.next("name one as 127.0.0.1, or serve by a configuration that has `tls` in [nbd]")
+            });
+        }
+    }
+}

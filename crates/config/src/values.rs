@@ -1,0 +1,267 @@
+//! The values of settings: sizes, times, places to listen on. Each is understood where it is parsed, so that
+//! an error has its line.
+
+use bcached_control::sizes::{self, Bare};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A size in bytes.
+#[derive(Clone, Copy, Debug, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub struct Size(pub u64);
+
+impl TryFrom<String> for Size {
+    type Error = sizes::SizeError;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        sizes::parse(&typed, Bare::Bytes).map(Self)
+    }
+}
+
+/// A time: `500ms`, `30s`, `5m`, `2h`.
+#[derive(Clone, Copy, Debug, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub struct Time(pub Duration);
+
+impl TryFrom<String> for Time {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        let refused = || format!("`{typed}` is not a time: write 500ms, 30s, 5m or 2h");
+        let digits = typed.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = typed.split_at(digits);
+        let milliseconds = match unit {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(refused()),
+        };
+        let number = number.parse::<u32>().map_err(|_| refused())?;
+        Ok(Self(Duration::from_millis(u64::from(number) * milliseconds)))
+    }
+}
+
+/// How many numbers there are, as in the kernel: its device numbers hold so many devices of 128 partitions.
+const NUMBERS: usize = 8192;
+
+/// The N of a volume's `bcacheN`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize)]
+#[serde(try_from = "i64")]
+pub struct Number(pub usize);
+
+impl TryFrom<i64> for Number {
+    type Error = String;
+
+    fn try_from(typed: i64) -> Result<Self, Self::Error> {
+        let number = usize::try_from(typed).ok().filter(|number| *number < NUMBERS);
+        number
+            .map(Self)
+            .ok_or_else(|| format!("`{typed}` is no number of a volume: write one from 0 to {}", NUMBERS - 1))
+    }
+}
+
+/// A path that leads to one place, whichever working directory the daemon has.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub struct Absolute(pub PathBuf);
+
+impl TryFrom<String> for Absolute {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        let path = PathBuf::from(&typed);
+        if path.is_absolute() {
+            Ok(Self(path))
+        } else {
+            Err(format!("`{typed}` must be an absolute path, as /{typed}"))
+        }
+    }
+}
+
+/// A group of this machine, which may connect to a socket: `"kvm"`, `"992"`.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub struct Group {
+    /// As somebody calls it.
+    typed: String,
+    /// Its number.
+    pub id: u32,
+}
+
+impl TryFrom<String> for Group {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        let unknown = || {
+            format!(
+                "`{typed}` is no group of this machine: name one that is, as `getent group` lists them, or its number"
+            )
+        };
+        // The last number is what the system takes for *none*.
+        let by_number = typed.parse().ok().filter(|id| *id != u32::MAX);
+        let id = match by_number {
+            Some(id) => id,
+            None => match nix::unistd::Group::from_name(&typed) {
+                Ok(Some(group)) => group.gid.as_raw(),
+                Ok(None) => return Err(unknown()),
+                Err(error) => {
+                    return Err(format!("{}; it could not be looked up: {}", unknown(), error.desc()));
+                }
+            },
+        };
+        Ok(Self { typed, id })
+    }
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.typed)
+    }
+}
+
+/// A place where NBD is served: `"/run/bcached/nbd.sock"`, or `{ at = "/run/bcached/look.sock", read_only = true, group = "media" }`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listen {
+    /// Where.
+    pub at: Address,
+    /// Whoever comes there may only look.
+    pub read_only: bool,
+    /// Who may come, of a unix socket, if that is said of this one.
+    pub group: Option<Group>,
+}
+
+/// Where NBD is served.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub enum Address {
+    /// A unix socket.
+    Unix(PathBuf),
+    /// TCP. What else than loopback may be depends on TLS.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.at, if self.read_only { " (read-only)" } else { "" })?;
+        self.group.iter().try_for_each(|group| write!(f, " (group {group})"))
+    }
+}
+
+impl From<Address> for Listen {
+    fn from(at: Address) -> Self {
+        Self { at, read_only: false, group: None }
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            #[serde(deserialize_with = "in_a_file")]
+            at: Address,
+            #[serde(default)]
+            read_only: bool,
+            group: Option<Group>,
+        }
+        struct Place;
+        impl<'de> Visitor<'de> for Place {
+            type Value = Listen;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(
+                    "a place to listen on, as \"/run/bcached/nbd.sock\" or { at = \"..\", read_only = true }",
+                )
+            }
+
+            fn visit_str<E: Error>(self, typed: &str) -> Result<Listen, E> {
+                Address::of_a_file(typed.to_owned()).map(Listen::from).map_err(E::custom)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Listen, A::Error> {
+                let Table { at, read_only, group } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                if let (Address::Tcp(address), Some(_)) = (&at, &group) {
+                    return Err(A::Error::custom(format!(
+                        "`group` means nothing for {address}, where anybody comes who reaches it: it is of unix sockets"
+                    )));
+                }
+                Ok(Listen { at, read_only, group })
+            }
+        }
+        deserializer.deserialize_any(Place)
+    }
+}
+
+fn in_a_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
+    Address::of_a_file(String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+impl TryFrom<String> for Address {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        if typed.contains('/') {
+            return Ok(Self::Unix(PathBuf::from(typed)));
+        }
+        let address: SocketAddr = typed.parse().map_err(|_| {
+            format!("`{typed}` is neither the absolute path of a socket nor ADDRESS:PORT, as 127.0.0.1:10809")
+        })?;
+        Ok(Self::Tcp(address))
+    }
+}
+
+/// An address on loopback.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub struct Loopback(pub SocketAddr);
+
+impl TryFrom<String> for Loopback {
+    type Error = String;
+
+    fn try_from(typed: String) -> Result<Self, Self::Error> {
+        let address: SocketAddr =
+            typed.parse().map_err(|_| format!("`{typed}` is not ADDRESS:PORT, as 127.0.0.1:9763"))?;
+        if !address.ip().to_canonical().is_loopback() {
+            return Err(format!(
+                "{address} is not a loopback address, and whoever reaches the port can read the names and numbers of all \
+                 volumes: write 127.0.0.1:{}, and let a proxy answer to others",
+                address.port()
+            ));
+        }
+        Ok(Self(address))
+    }
+}
+
+impl Address {
+    /// Who types it on a command line knows where that stands; a file is read from wherever the daemon was started.
+    fn of_a_file(typed: String) -> Result<Self, String> {
+        let address = Self::try_from(typed.clone())?;
+        match address.unix_path() {
+            Some(_) => Absolute::try_from(typed).map(|_| address),
+            None => Ok(address),
+        }
+    }
+
+    /// The address as it is configured.
+    #[must_use]
+    pub fn unix_path(&self) -> Option<&Path> {
+        match self {
+            Self::Unix(path) => Some(path),
+            Self::Tcp(_) => None,
+        }
+    }
+}

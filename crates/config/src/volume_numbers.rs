@@ -1,0 +1,129 @@
+//! The N of each volume's `bcacheN`, from the files alone: never from the order of arrival.
+//!
+//! A volume has the number that its section asks for (`number = N`), else the place of its section. Who asks for another one's place changes
+//! places with that one, and nobody else moves:
+//!
+//! ```text
+//! place   0      1      2              0      1      2      3
+//!         a      b      c: 0           a      b: 0   c: 1   d
+//! number  2      1      0              2      0      1      3
+//! ```
+//!
+//! Volumes that live in a cache alone have no place to give: whose place they ask for goes behind all places. A section that comes later changes
+//! nothing, unless it asks for what is another's, or its place is where such a one has gone.
+
+use super::file::{NamedVolume, Settings};
+use bcached_control::failure::Failure;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Who is called how.
+#[derive(Default)]
+pub struct Numbers {
+    /// Of volumes with backing devices, by place.
+    of_places: Vec<usize>,
+    /// That sections ask for, also those of volumes that are not served.
+    pub asked: BTreeSet<usize>,
+    /// From here on nobody has one but who asks for it.
+    pub behind: usize,
+}
+
+impl Numbers {
+    /// Of all sections; what cannot be is added to `findings`.
+    pub fn of(settings: &Settings, findings: &mut Vec<Failure>) -> Self {
+        if let Some(number) = &settings.defaults.number {
+            let failure = number.origin.failure("`number` means nothing in [defaults]");
+            findings.push(failure.why("each volume has its own").next("write it in a section [volume.NAME]"));
+        }
+        findings.extend(asked_twice(settings));
+        let is_flash =
+            |volume: &NamedVolume| volume.said().flash.is_some() || settings.defaults.flash.is_some();
+        let asked = |volume: &NamedVolume| volume.said().number.as_ref().map(|number| number.value.0);
+        let places: Vec<_> =
+            settings.volumes.values().filter(|volume| !is_flash(volume)).map(asked).collect();
+        let all = settings.volumes.values().filter_map(asked).collect();
+        Self::of_places(&places, all)
+    }
+
+    /// Of these places, by what stands there, if those numbers are asked for, there and elsewhere.
+    fn of_places(places: &[Option<usize>], asked: BTreeSet<usize>) -> Self {
+        let mut askers = BTreeMap::new();
+        for (place, number) in places.iter().enumerate() {
+            if let Some(number) = number {
+                askers.entry(*number).or_insert(place);
+            }
+        }
+        let mut numbers = Self { of_places: Vec::new(), asked, behind: places.len() };
+        for (place, number) in places.iter().enumerate() {
+            let number = number.unwrap_or_else(|| {
+                // No two ask for one, and who stands here asks for none: it never comes back here.
+                let left = std::iter::successors(Some(place), |at| askers.get(at).copied()).last();
+                let left = left.filter(|left| !numbers.asked.contains(left));
+                left.unwrap_or_else(|| numbers.next_behind())
+            });
+            numbers.of_places.push(number);
+        }
+        numbers
+    }
+
+    /// One that nobody has or asks for.
+    fn next_behind(&mut self) -> usize {
+        let free = (self.behind..).find(|number| !self.asked.contains(number));
+        let free = free.expect("so many are not asked for");
+        self.behind = free + 1;
+        free
+    }
+
+    /// Of the volume at that place.
+    pub fn at(&self, place: usize) -> usize {
+        self.of_places.get(place).copied().unwrap_or(place)
+    }
+}
+
+/// Each that another section asks for as well, where it stands the second time.
+fn asked_twice(settings: &Settings) -> Vec<Failure> {
+    let mut first = BTreeMap::new();
+    let mut twice = Vec::new();
+    for (name, volume) in &settings.volumes {
+        let Some(number) = &volume.said().number else { continue };
+        let (other, origin) = *first.entry(number.value.0).or_insert((name, &number.origin));
+        if other != name {
+            let what = format!("[volume.{name}] cannot be bcache{}", number.value.0);
+            let at = format!("{}:{}", origin.file().display(), origin.line());
+            let failure =
+                number.origin.failure(&what).why(format!("[volume.{other}] asks for that `number` ({at})"));
+            twice.push(failure.next("give one of them another"));
+        }
+    }
+    twice
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By place, and from where on they are free, if volumes in caches alone ask for those `elsewhere`.
+    fn numbers(places: &[Option<usize>], elsewhere: &[usize]) -> (Vec<usize>, usize) {
+        let asked = places.iter().flatten().chain(elsewhere).copied().collect();
+        let numbers = Numbers::of_places(places, asked);
+        ((0..places.len()).map(|place| numbers.at(place)).collect(), numbers.behind)
+    }
+
+    #[test]
+    fn who_asks_for_a_place_changes_places_with_whose_it_is() {
+        assert_eq!(numbers(&[None, None, None], &[]), (vec![0, 1, 2], 3));
+        assert_eq!(numbers(&[None, None, Some(0)], &[]), (vec![2, 1, 0], 3), "one moves");
+        assert_eq!(numbers(&[None, Some(7), None], &[]), (vec![0, 7, 2], 3), "nobody moves");
+        assert_eq!(numbers(&[None, Some(0), Some(1), None], &[]), (vec![2, 0, 1, 3], 4), "in a ring");
+        assert_eq!(numbers(&[Some(1), Some(0), Some(2)], &[]), (vec![1, 0, 2], 3));
+        // What comes later moves nobody, unless it asks for that.
+        assert_eq!(numbers(&[None, None, Some(0), None], &[]), (vec![2, 1, 0, 3], 4));
+    }
+
+    #[test]
+    fn whose_place_is_asked_for_from_elsewhere_goes_behind_all() {
+        assert_eq!(numbers(&[None, None], &[0]), (vec![2, 1], 3));
+        assert_eq!(numbers(&[None, None], &[0, 2]), (vec![3, 1], 4), "and not where somebody is");
+        assert_eq!(numbers(&[None, Some(0)], &[1]), (vec![2, 0], 3), "nor where who moves it was");
+        assert_eq!(numbers(&[None, None], &[40]), (vec![0, 1], 2));
+    }
+}

@@ -1,0 +1,314 @@
+//! How a command fails: what happened, why, and what to do next. One value for the sentence people read, for the
+//! JSON object programs read, and for the exit status.
+
+use bcached_format::SuperblockError;
+use bcached_uring::{DeviceError, DeviceErrorKind};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Why a command did not do what was asked. The names are part of the outside (`kind` in JSON): they are added to,
+/// never renamed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Kind {
+    /// The answer is no: damage found, not healthy, different.
+    No,
+    /// The command line is wrong.
+    Usage,
+    /// Nothing is called so.
+    UnknownName,
+    /// Several volumes are called so.
+    AmbiguousName,
+    /// A verb or option of the interface that this version does not have.
+    NotInThisVersion,
+    /// The configuration is wrong.
+    Config,
+    /// A device that was named is not a bcache device, or not of the kind asked for.
+    NotBcache,
+    /// A size, offset or geometry that bcache cannot have on this device.
+    Geometry,
+    /// Somebody holds the device.
+    InUse,
+    /// The device belongs to md, LVM or another assembler.
+    Member,
+    /// The device carries a file system, partition table or other signature.
+    Signature,
+    /// The device already is a bcache device.
+    AlreadyBcache,
+    /// The same device was named twice.
+    SameDevice,
+    /// Several devices go by the name that was given.
+    Ambiguous,
+    /// The process may not do this.
+    Permission,
+    /// A named file or device does not exist.
+    NotFound,
+    /// The device's structures are damaged.
+    Damaged,
+    /// A format or feature that nobody here may touch.
+    Unsupported,
+    /// Dirty data lies in a cache that is not here, or a device belongs to another set.
+    WrongSet,
+    /// Dirty data would be lost.
+    DataLoss,
+    /// More would be promised than can be stored.
+    NoRoom,
+    /// An I/O error, or another failure of the machine.
+    Io,
+    /// The device answers with errors, and may be well again later. Outside this process it is [`Kind::Io`].
+    #[serde(rename = "io", skip_deserializing)]
+    DeviceFails,
+    /// There is no room for what a cache needs beside its device, and may be later. Outside this process it is [`Kind::Io`].
+    #[serde(rename = "io", skip_deserializing)]
+    Scarce,
+    /// Nobody has looked for the device yet. Outside this process it is [`Kind::NotFound`].
+    #[serde(rename = "not-found", skip_deserializing)]
+    NotLooked,
+    /// No daemon answers.
+    NoDaemon,
+    /// Somebody did not answer in time, and may still be at work.
+    TimeLimit,
+    /// Somebody has given it up.
+    Cancelled,
+    /// Too many ask already; nothing was begun.
+    Busy,
+}
+
+impl Kind {
+    /// The exit status that goes with the kind.
+    #[must_use]
+    pub const fn exit(self) -> u8 {
+        match self {
+            Self::No => 1,
+            Self::UnknownName | Self::AmbiguousName => 2,
+            Self::Usage | Self::NotInThisVersion | Self::Config | Self::NotBcache | Self::Geometry => 2,
+            Self::InUse | Self::Member | Self::Signature | Self::AlreadyBcache | Self::SameDevice => 3,
+            Self::WrongSet | Self::Ambiguous | Self::DataLoss | Self::NoRoom => 3,
+            Self::Permission | Self::NotFound | Self::Damaged | Self::Unsupported | Self::Io => 4,
+            Self::DeviceFails | Self::Scarce | Self::NotLooked | Self::Cancelled => 4,
+            Self::NoDaemon => 5,
+            Self::TimeLimit | Self::Busy => 6,
+        }
+    }
+}
+
+/// What it means for a device that is to be served that it cannot be had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outlook {
+    /// Somebody has to mend something and say so.
+    Final,
+    /// It may be had later without anybody having mended anything: it may be plugged in, be given up by whoever has it, or get the
+    /// mapped device over it that is meant. It is looked for, which costs nothing.
+    Comes,
+    /// It is there, and may be well again, which only a try tells: ever less often.
+    Passes,
+}
+
+/// One failed command. Its texts never change once they are written, so each is a boxed `str`: small in a result.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// What decides the exit status.
+    pub kind: Kind,
+    /// What happened, as a clause without a full stop.
+    pub what: Box<str>,
+    /// Why, if that is known.
+    pub why: Option<Box<str>>,
+    /// What to do next.
+    pub next: Option<Box<str>>,
+    /// The option that is wrong, or that overrides a refusal.
+    pub option: Option<Box<str>>,
+    /// Who holds the device; the reason names them too.
+    pub holders: Vec<String>,
+}
+
+impl Failure {
+    /// A failure of `kind`; `what` is a clause without a full stop.
+    #[must_use]
+    pub fn new(kind: Kind, what: impl Into<Box<str>>) -> Self {
+        Self { kind, what: what.into(), why: None, next: None, option: None, holders: Vec::new() }
+    }
+
+    /// Adds the reason.
+    #[must_use]
+    pub fn why(mut self, why: impl Into<Box<str>>) -> Self {
+        self.why = Some(why.into());
+        self
+    }
+
+    /// Adds what to do next.
+    #[must_use]
+    pub fn next(mut self, next: impl Into<Box<str>>) -> Self {
+        self.next = Some(next.into());
+        self
+    }
+
+    /// Names the option concerned.
+    #[must_use]
+    pub fn option(mut self, option: impl Into<Box<str>>) -> Self {
+        self.option = Some(option.into());
+        self
+    }
+
+    /// What happened and why, for a sentence that ends with another advice.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        Self { next: None, ..self.clone() }.to_string()
+    }
+
+    /// What it means for the device that cannot be had because of it, whatever that is for.
+    #[must_use]
+    pub const fn outlook(&self) -> Outlook {
+        match self.kind {
+            Kind::NotFound | Kind::NotLooked | Kind::InUse | Kind::Ambiguous => Outlook::Comes,
+            Kind::DeviceFails | Kind::Scarce => Outlook::Passes,
+            _ => Outlook::Final,
+        }
+    }
+
+    /// Which kind of failure a superblock's refusal is.
+    #[must_use]
+    pub fn kind_of_superblock(error: SuperblockError) -> Kind {
+        use SuperblockError as E;
+        match error {
+            E::Truncated { .. } | E::BadOffset { .. } | E::BadMagic { .. } => Kind::NotBcache,
+            E::UnsupportedVersion { .. }
+            | E::UnsupportedCompat { .. }
+            | E::UnsupportedRoCompat { .. }
+            | E::UnsupportedIncompat { .. }
+            | E::ObsoleteLargeBucket
+            | E::SeveralDevices { .. } => Kind::Unsupported,
+            _ => Kind::Damaged,
+        }
+    }
+
+    /// The failure that `object` is, as [`Failure::to_json`] makes them; one of a kind that is not known here is a failure
+    /// of the machine. `None` if it is something else.
+    #[must_use]
+    pub fn from_json(object: &serde_json::Value) -> Option<Self> {
+        Self::from_error(object.get("error")?)
+    }
+
+    /// The same from what stands in `error` there.
+    #[must_use]
+    pub fn from_error(error: &serde_json::Value) -> Option<Self> {
+        let text = |key: &str| error.get(key).and_then(serde_json::Value::as_str).map(Box::from);
+        let kind = error.get("kind").cloned().and_then(|kind| serde_json::from_value(kind).ok());
+        let holders = error.get("holders").and_then(serde_json::Value::as_array);
+        let holders = holders.into_iter().flatten().filter_map(|holder| Some(holder.as_str()?.to_owned()));
+        Some(Self {
+            kind: kind.unwrap_or(Kind::Io),
+            what: text("what")?,
+            why: text("why"),
+            next: text("next"),
+            option: text("option"),
+            holders: holders.collect(),
+        })
+    }
+
+    /// The JSON object of the failure.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({ "error": self.to_error() })
+    }
+
+    /// What stands in `error` there.
+    #[must_use]
+    pub fn to_error(&self) -> serde_json::Value {
+        serde_json::json!({
+            "kind": self.kind,
+            "exit": self.kind.exit(),
+            "what": self.what,
+            "why": self.why,
+            "next": self.next,
+            "option": self.option,
+            "holders": self.holders,
+        })
+    }
+}
+
+/// `what: why; next`, one line.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.what)?;
+        if let Some(why) = &self.why {
+            write!(f, ": {why}")?;
+        }
+        if let Some(next) = &self.next {
+            write!(f, "; {next}")?;
+        }
+        Ok(())
+    }
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Self {
+        let kind = match &error.kind {
+            DeviceErrorKind::NotFound | DeviceErrorKind::NoMedium => Kind::NotFound,
+            DeviceErrorKind::Permission | DeviceErrorKind::ReadOnly => Kind::Permission,
+            DeviceErrorKind::NotADevice(_) => Kind::Usage,
+            DeviceErrorKind::Busy(_) | DeviceErrorKind::StillWritten => Kind::InUse,
+            DeviceErrorKind::Twice => Kind::SameDevice,
+            DeviceErrorKind::Empty | DeviceErrorKind::BlockTooLarge { .. } => Kind::Geometry,
+            _ if error.is_of_device() => Kind::DeviceFails,
+            _ => Kind::Io,
+        };
+        let mut failure = Self::new(kind, error.what()).why(error.why()).next(error.next());
+        failure.holders = error.holders().iter().map(ToString::to_string).collect();
+        failure
+    }
+}
+
+/// What is reported of a cache set that cannot be opened.
+pub const CANNOT_OPEN: &str = "cannot open the cache set";
+
+/// The same, with the path of its cache device.
+#[must_use]
+pub fn cannot_open(device: &std::path::Path) -> String {
+    format!("{CANNOT_OPEN} on {}", device.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sentence_and_the_object_say_the_same() {
+        let mut failure = Failure::new(Kind::InUse, "cannot open /dev/x")
+            .why("it is in use by the mount /mnt")
+            .next("stop its user; nothing overrides this");
+        failure.holders.push("the mount /mnt".into());
+        assert_eq!(
+            failure.to_string(),
+            "cannot open /dev/x: it is in use by the mount /mnt; stop its user; nothing overrides this"
+        );
+        let json = failure.to_json();
+        assert_eq!(json["error"]["kind"], "in-use");
+        assert_eq!(json["error"]["exit"], 3);
+        assert_eq!(json["error"]["holders"][0], "the mount /mnt");
+        assert!(json["error"]["option"].is_null());
+        assert_eq!(Failure::from_json(&json), Some(failure));
+        assert_eq!(Failure::from_json(&serde_json::json!({"schema": "bcached.status"})), None);
+    }
+
+    /// Who waits for a device decides by more kinds than there are names outside.
+    #[test]
+    fn what_devices_do_has_one_name_outside() {
+        let told = |kind| Failure::new(kind, "cannot open /dev/x").to_json();
+        assert_eq!(told(Kind::DeviceFails), told(Kind::Io));
+        assert_eq!(told(Kind::Scarce), told(Kind::Io));
+        assert_eq!(told(Kind::NotLooked), told(Kind::NotFound));
+        let back = Failure::from_json(&told(Kind::DeviceFails)).map(|failure| failure.kind);
+        assert_eq!(back, Some(Kind::Io));
+        let error = |errno| DeviceError {
+            path: "/dev/x".into(),
+            kind: DeviceErrorKind::Io {
+                doing: "read sector 8".to_owned(),
+                source: std::io::Error::from_raw_os_error(errno),
+            },
+        };
+        // EIO, and no room for another open file.
+        let kinds = [5, 24].map(|errno| Failure::from(error(errno)).kind);
+        assert_eq!(kinds, [Kind::DeviceFails, Kind::Io]);
+    }
+}

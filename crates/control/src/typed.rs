@@ -1,0 +1,45 @@
+//! A value of an option on its way through JSON and TOML.
+
+use serde::de::{Deserialize, Deserializer, Error, Visitor};
+use serde::ser::{Serialize, Serializer};
+use std::fmt;
+
+/// A value as it was typed: a number, true or false, or a text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Typed(pub String);
+
+impl<'de> Deserialize<'de> for Typed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Scalar;
+        impl Visitor<'_> for Scalar {
+            type Value = Typed;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number, a text, true or false")
+            }
+
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Typed, E> {
+                Ok(Typed(value.to_string()))
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Typed, E> {
+                Ok(Typed(value.to_string()))
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Typed, E> {
+                Ok(Typed(value.to_string()))
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Typed, E> {
+                Ok(Typed(value.to_owned()))
+            }
+        }
+        deserializer.deserialize_any(Scalar)
+    }
+}
+
+impl Serialize for Typed {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}

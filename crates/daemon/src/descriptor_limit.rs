@@ -1,0 +1,51 @@
+//! How many files the daemon may open. One that has too few says that it is ready, and serves nobody: so it asks for all that it can have, and
+//! refuses to start with less than it needs.
+
+use bcached_config::Config;
+use bcached_control::failure::{Failure, Kind};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// What a daemon without devices has open: standard streams, sockets, what its threads wait for. Seventeen, and some room.
+const OWN: u64 = 20;
+
+/// A cache: its device and what is under that, its note, its engine's ring and bell, and the device that comes in place of one that is gone.
+const OF_CACHE: u64 = 6;
+
+/// A volume: its device and what is under that, and the one that comes in its place.
+const OF_VOLUME: u64 = 3;
+
+/// Clients, commands, and files that are looked at, at the same time: the fewest with which anybody could work.
+const OF_OTHERS: u64 = 12;
+
+/// Takes what can be had.
+///
+/// # Errors
+/// It is too little for what is configured.
+pub fn provide(config: &Config) -> Result<(), Failure> {
+    let limits = getrlimit(Resource::Nofile);
+    let most = limits.maximum;
+    if limits.current != most {
+        let _stays_as_it_is = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+    }
+    judge(config, getrlimit(Resource::Nofile).current)
+}
+
+fn judge(config: &Config, allowed: Option<u64>) -> Result<(), Failure> {
+    let count = |all: usize| u64::try_from(all).unwrap_or(u64::MAX);
+    let caches = count(config.caches.len()).saturating_mul(OF_CACHE);
+    let volumes = count(config.volumes.len()).saturating_mul(OF_VOLUME);
+    let needed = caches.saturating_add(volumes).saturating_add(OWN + OF_OTHERS);
+    match allowed.filter(|allowed| *allowed < needed) {
+        None => Ok(()),
+        Some(allowed) => Err(Failure::new(Kind::Io, format!("too few open files are allowed: {allowed}"))
+            .why(format!(
+                "what is configured needs {needed}: caches: {}, volumes: {}, and some clients",
+                config.caches.len(),
+                config.volumes.len()
+            ))
+            .next(format!(
+                "allow more: `ulimit -n {}`, or LimitNOFILE= in the unit",
+                needed.next_power_of_two().max(1024)
+            ))),
+    }
+}

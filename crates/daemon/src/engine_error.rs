@@ -1,0 +1,437 @@
+//! Why an engine refuses, in the words and with the exit status of the program.
+
+use bcached_control::failure::{CANNOT_OPEN, Failure, Kind, cannot_open};
+use bcached_control::jobs::Verb;
+use bcached_control::sizes::{exact, human, typed};
+use bcached_engine::{Doing, Error};
+use bcached_env::IoErrorKind;
+use bcached_host::NOT_GIVEN;
+use bcached_offline::bucket_memory;
+use bcached_uring::note::NoteError;
+use std::path::Path;
+
+/// How an advice ends that is done by hand only where the daemon does not do it.
+pub const START_AGAIN: &str = ", then start again";
+
+/// The machine does not give what an engine needs.
+pub fn of_machine(why: String) -> Failure {
+    Failure::new(Kind::Io, CANNOT_OPEN).why(why)
+}
+
+/// Why the note of the set cannot be had; on the cache device at `device`, unless it was open before.
+pub fn of_note(device: Option<&Path>, error: &NoteError) -> Failure {
+    let failure = |kind| {
+        Failure::new(kind, device.map_or_else(|| CANNOT_OPEN.to_owned(), cannot_open)).why(error.to_string())
+    };
+    match error {
+        // The device itself could be claimed.
+        NoteError::InUse(_) => failure(Kind::InUse).next(
+            "stop the other daemon; if it serves another device, that bears the same UUID, and one is a copy of the other; nothing \
+             overrides this",
+        ),
+        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            failure(Kind::Permission)
+        }
+        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+            failure(Kind::Scarce).next("make room there, for acknowledged writes are noted in it")
+        }
+        NoteError::Io { source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory => {
+            failure(Kind::Scarce).next("free memory on this machine, or raise what limits the daemon's")
+        }
+        _ => failure(Kind::Io),
+    }
+}
+
+/// The device at `device` holds a new cache, with the UUID of a set whose note still has keys of a killed process. Served, it would
+/// take the note from the set that can replay it.
+pub fn of_foreign_note(device: &Path, note: &Path) -> Failure {
+    let note = note.display();
+    Failure::new(Kind::DataLoss, cannot_open(device))
+        .why(format!(
+            "it is new, and {note} may hold writes that a killed bcached acknowledged for the cache set with this UUID"
+        ))
+        .next(format!(
+            "serve the cache device that the set was on once, which replays them; or, if that cannot be, move the note \
+             away (`mv {note} DIR`): what only it holds is then lost"
+        ))
+}
+
+/// It has not answered in time.
+pub fn silent(name: &str) -> Failure {
+    Failure::new(Kind::Io, format!("the engine of {name} does not answer at present"))
+        .next("`bcached status` says which device does not answer; ask again")
+}
+
+/// What happened first, whoever has met its consequences.
+fn first(error: &Error) -> &Error {
+    match error {
+        Error::Failed(before) => first(before),
+        error => error,
+    }
+}
+
+/// True if the file system below a file, or the pool below a volume, has no room for a write.
+pub fn is_full(error: &Error) -> bool {
+    match error {
+        Error::Io { source, .. } => source.kind == IoErrorKind::NoSpace,
+        Error::Failed(first) => is_full(first),
+        _ => false,
+    }
+}
+
+/// The same as [`of_open`]; of a set that is damaged the log has the details.
+pub fn of_open_logged(device: &Path, table: u64, error: &Error) -> Failure {
+    if is_damage(error) {
+        tracing::error!(event = "set-damaged", "{}: {error}", device.display());
+    }
+    of_open(device, table, error)
+}
+
+/// Why the set on the cache device at `device` cannot be opened. `table`: what the table of its buckets takes of its part
+/// of the memory, in bytes.
+pub fn of_open(device: &Path, table: u64, error: &Error) -> Failure {
+    let failure = |kind| Failure::new(kind, cannot_open(device)).why(error.to_string());
+    let device = device.display();
+    match error {
+        error if is_full(error) => failure(Kind::DeviceFails)
+            .next(format!("free space on the file system below {device}{START_AGAIN}")),
+        Error::NodeBudget { needed, .. } => {
+            failure(Kind::Config).next(bucket_memory::more((*needed as u64).saturating_add(table)))
+        }
+        Error::BucketMemory { buckets, needed } => failure(Kind::Scarce)
+            .why(format!("no memory for the table of its {buckets} buckets, which takes {}", human(*needed)))
+            .next(
+                "free memory on this machine, or raise what limits the daemon's (`ulimit -v`, `MemoryMax=`)",
+            ),
+        Error::Sizes { .. } => failure(Kind::Geometry).next("make it again with a larger --bucket"),
+        error if is_damage(error) => failure(Kind::Damaged)
+            .why(damage(error))
+            .next("`bcached check` says what that costs, and writes nothing; keep its devices as they are"),
+        Error::NotACache => failure(Kind::NotBcache),
+        error if error.may_pass() => failure(Kind::DeviceFails).next("look at the device"),
+        // What a failed flush has dropped, or a missing end held, is not known, and another opening would not know of it.
+        Error::Io { .. } | Error::Failed(_) => {
+            failure(Kind::Damaged).next("look at the device, then start the daemon again")
+        }
+        _ => failure(Kind::Io),
+    }
+}
+
+/// Why a set has not been stopped in order, and what that means for its next start. `what` says which set.
+pub fn of_stop(what: String, error: &Error) -> Failure {
+    let failure = Failure::new(Kind::Io, what).why(error.to_string());
+    match first(error) {
+        Error::Io { doing: Doing::Backing | Doing::BackingFlush, .. } | Error::LostWrites => {
+            failure.next("look at the backing device, and check what is on it: writes that were acknowledged may be lost")
+        }
+        Error::Io { doing: Doing::CacheFlush, .. } => failure.next(
+            "look at the device; the next start recovers it as after a power cut, without what was acknowledged and not flushed, and \
+             logs of which volumes that was (writes-given-up)",
+        ),
+        Error::Io { source, .. } if matches!(source.kind, IoErrorKind::Shrunk { .. }) => {
+            failure.next("give the device its former size back before the next start")
+        }
+        error if is_full(error) => failure.next(
+            "make room on the file system, or in the pool, below its device; the next start recovers it as after a crash",
+        ),
+        Error::Io { source, .. } if source.kind == IoErrorKind::Gone => failure.next(
+            "the next start recovers it when its device is back: as after a power cut of that, unless it has no volatile cache",
+        ),
+        error if error.may_pass() => {
+            failure.next("the next start recovers it as after a crash, when its device works")
+        }
+        error if is_damage(error) => Failure { kind: Kind::Damaged, ..failure }.next(
+            "the next start meets the same damage, and repairs nothing: keep its devices as they are; `bcached check` looks at all \
+             of it and writes nothing",
+        ),
+        _ => failure.next(RECOVERS),
+    }
+}
+
+/// What becomes of a set that was not stopped in order, if nothing is known to be wrong with it.
+pub const RECOVERS: &str = "the next start recovers it as after a crash";
+
+/// The set's metadata are not what they must be, or contradict each other.
+fn is_damage(error: &Error) -> bool {
+    match error {
+        Error::Inconsistent(why) => *why != NOT_GIVEN,
+        Error::Node { .. }
+        | Error::Format { .. }
+        | Error::NoJournal
+        | Error::JournalGap { .. }
+        | Error::JournalHidden { .. } => true,
+        _ => false,
+    }
+}
+
+/// What is damaged, for people: which bytes make no sense is for the log.
+pub fn damage(error: &Error) -> String {
+    match error {
+        Error::Node { .. } => "its index is damaged".to_owned(),
+        Error::NoJournal => "its journal is damaged: there is no entry".to_owned(),
+        Error::Format { doing: Doing::Priorities, .. } => {
+            "the generations of its buckets are damaged".to_owned()
+        }
+        Error::Format { doing: Doing::Uuids, .. } => "its table of volumes is damaged".to_owned(),
+        Error::Format { doing: Doing::Journal, .. } => "its journal is damaged".to_owned(),
+        error => error.to_string(),
+    }
+}
+
+/// Why long work on a volume has come to nothing.
+pub fn of_job(verb: Verb, name: &str, error: &Error) -> Failure {
+    let what = match verb {
+        Verb::Flush => format!("not all of {name} could be written back"),
+        Verb::Detach => format!("{name} could not be detached"),
+        Verb::Attach => format!("{name} could not be attached"),
+        Verb::Remove => format!("{name} could not be removed"),
+        Verb::Stop => format!("{name} could not be stopped"),
+        Verb::Add => format!("{name} could not be added"),
+        Verb::Forget => format!("{name} could not be forgotten"),
+        Verb::Grow | Verb::Shrink => format!("{name} could not be given another size"),
+        Verb::Release => format!("{name} could not be released"),
+        Verb::Import => format!("{name} could not be imported"),
+        Verb::Replace => format!("{name} could not leave its cache"),
+    };
+    match error {
+        Error::NoRoom { sectors_max, .. } => {
+            return Failure::new(Kind::NoRoom, what)
+                .why(format!("its cache can promise no more than {} of it", exact(sectors_max * 512)))
+                .next(format!("the largest that fits is `--size {}`", typed(sectors_max * 512)));
+        }
+        Error::NotWalked { percent } => {
+            return Failure::new(Kind::InUse, what)
+                .why(format!("the index of its cache is still being read ({percent}%)"))
+                .next("ask again in a moment");
+        }
+        Error::OpenedAnew => {
+            return Failure::new(Kind::Io, what).why(error.to_string()).next("the same command begins anew");
+        }
+        _ => {}
+    }
+    // Only what the backing device does leaves the cache as it is.
+    let is_of_cache = !matches!(
+        error,
+        Error::Io { doing: Doing::Backing | Doing::BackingFlush, .. } | Error::LostWrites | Error::Cancelled
+    );
+    let next = match verb {
+        _ if is_of_cache => "`bcached status` says how it stands",
+        Verb::Flush => "what is dirty stays in the cache, and is safe there",
+        Verb::Detach => "it is attached as before, and what is dirty is safe in the cache",
+        Verb::Attach => "it is served without a cache as before",
+        Verb::Grow | Verb::Shrink => "it is as large as before, and what is dirty is safe in the cache",
+        Verb::Replace => {
+            "it is attached as before, and what is dirty is safe in the cache; the same command goes on with it"
+        }
+        Verb::Remove | Verb::Stop | Verb::Add | Verb::Forget | Verb::Release | Verb::Import => {
+            "`bcached status` says how it stands"
+        }
+    };
+    let kind = if *error == Error::Cancelled { Kind::Cancelled } else { Kind::Io };
+    Failure::new(kind, what).why(error.to_string()).next(next)
+}
+
+/// What to do where the table of a set has no slot left.
+const FREES_SLOTS: &str = "give up a volume that is not wanted any more (`bcached detach`, `bcached forget`), then start again, which makes its slot free; \
+    a cache with larger buckets has more slots";
+
+/// Why a volume in the cache alone is not made, or not served.
+pub fn of_flash(name: &str, error: &Error) -> Failure {
+    let failure = |kind, why: String| Failure::new(kind, format!("cannot add {name}")).why(why);
+    match error {
+        Error::NoRoom { sectors, sectors_max } => failure(
+            Kind::NoRoom,
+            format!(
+                "{} are asked for, and the cache can promise {} ({sectors_max} sectors) beside what is dirty and what \
+                 others in it were promised",
+                human(sectors * 512),
+                exact(sectors_max * 512)
+            ),
+        )
+        .next(format!("the largest that fits is `--size {}`; nothing overrides this", typed(sectors_max * 512)))
+        .option("--size"),
+        Error::NotWholeBlocks { block_sectors, .. } => failure(
+            Kind::Geometry,
+            format!("its size must be one block of {} or several", human(block_sectors * 512)),
+        )
+        .option("--size"),
+        Error::NoSlot(_) => failure(Kind::NoRoom, error.to_string()).next(FREES_SLOTS),
+        _ => failure(Kind::Io, error.to_string()).next("`bcached status` says how it stands"),
+    }
+}
+
+/// Why a backing device is refused.
+pub fn of_attach(name: &str, error: &Error) -> Failure {
+    let (kind, next) = match error {
+        Error::DirtyElsewhere(_) => {
+            (Kind::WrongSet, Some("serve it with that cache; nothing overrides this"))
+        }
+        Error::OtherSet(_) => (
+            Kind::WrongSet,
+            Some(
+                "serve it with that cache; nothing overrides this; if that is dead, docs/failures.md (clean: nothing is lost) \
+                 says how the device comes to a new one with all of its data",
+            ),
+        ),
+        Error::TooSmall { .. } => {
+            (Kind::Damaged, Some("give the device its former size back; nothing was written to it"))
+        }
+        Error::DirtyUnknown => (
+            Kind::WrongSet,
+            Some(
+                "if the log says `table-damaged`, or `status` tells of dirty data of no known volume, that is probably its data: \
+                 keep both devices as they are (docs/failures.md, a lost table of volumes); if not, look for the cache that it was \
+                 used with; if that was made to give its dirty data up (`bcached forget`), the device is old and has holes \
+                 (docs/failures.md, dirty: the newest data was on the cache)",
+            ),
+        ),
+        Error::OlderCache { .. } => (
+            Kind::WrongSet,
+            Some(
+                "serve it with the newer cache device; if that is gone, `bcached forget` of this volume drops what the older one \
+                 holds of it, and the backing device is attached anew",
+            ),
+        ),
+        Error::LostNumber { .. } => (
+            Kind::WrongSet,
+            Some(
+                "keep an image of both devices; `cache = \"none\"` in its section serves the device as it is, and what the cache \
+                 holds stays there",
+            ),
+        ),
+        Error::OlderBacking => (
+            Kind::WrongSet,
+            Some(
+                "serve the newer device; to go on with this one, `bcached forget` of this volume drops what the cache holds of \
+                 the newer state, and this device is attached anew",
+            ),
+        ),
+        Error::BlockSize { .. } => {
+            (Kind::Geometry, Some("make the cache with `bcached make --for` that backing device, or --block"))
+        }
+        Error::Duplicate => (
+            Kind::SameDevice,
+            Some("one is a copy of the other: serve the one that was in use, and never both with one cache"),
+        ),
+        Error::NoSlot(_) => (Kind::NoRoom, Some(FREES_SLOTS)),
+        Error::NotABacking | Error::NotACache => (Kind::NotBcache, None),
+        Error::Format { .. } => (Kind::Damaged, None),
+        error if is_full(error) => (
+            Kind::DeviceFails,
+            Some("free space on the file systems below it and below its cache, then start again"),
+        ),
+        error if error.may_pass() => (Kind::DeviceFails, Some("look at the device")),
+        _ => (Kind::Io, None),
+    };
+    let failure = Failure::new(kind, format!("cannot serve {name}")).why(error.to_string());
+    match next {
+        Some(next) => failure.next(next),
+        None => failure,
+    }
+}
+
+/// Why the device at `path` does not take the place of the one that was under the volume.
+pub fn of_return(name: &str, path: &Path, error: &Error) -> Failure {
+    let failure = not_taken_up(name, path);
+    match error {
+        Error::NotAsItWas(_) => Failure { kind: Kind::WrongSet, ..failure }
+            .why(error.to_string())
+            .next(format!(
+                "look at what is on it; `bcached remove {name}` and `bcached add {name}` serve it as a start would"
+            )),
+        _ => failure.why(error.to_string()).next("it is tried again"),
+    }
+}
+
+/// Why the device at `path` does not take the place of the one that the cache was on.
+pub fn of_cache_return(name: &str, path: &Path, error: &Error) -> Failure {
+    let failure = not_taken_up(name, path);
+    match error {
+        Error::NotAsItWas(_) => Failure { kind: Kind::WrongSet, ..failure }
+            .why(error.to_string())
+            .next("start the daemon again when nobody else uses it: that takes it as it is now"),
+        _ => failure.why(error.to_string()).next("it is tried again"),
+    }
+}
+
+/// The same, before it is known why.
+pub fn not_taken_up(name: &str, path: &Path) -> Failure {
+    Failure::new(Kind::Io, format!("cannot take up {} for {name}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_control::failure::Outlook;
+    use bcached_engine::Doing;
+    use bcached_env::{DiskId, IoError};
+    use std::path::PathBuf;
+
+    #[test]
+    fn each_reason_has_its_exit_status() {
+        let ssd = Path::new("/dev/ssd");
+        let in_use = of_note(Some(ssd), &NoteError::InUse(PathBuf::from("/run/bcached/x.note")));
+        assert_eq!((in_use.kind, in_use.kind.exit()), (Kind::InUse, 3), "{in_use}");
+        let budget = of_open(ssd, 0, &Error::NodeBudget { budget: 64 << 20, needed: 200 << 20 });
+        assert_eq!((budget.kind.exit(), budget.to_string().contains("400M or more")), (2, true), "{budget}");
+        let budget = of_open(ssd, 100 << 20, &Error::NodeBudget { budget: 64 << 20, needed: 200 << 20 });
+        assert!(budget.to_string().contains("600M or more"), "with the table of buckets: {budget}");
+        let memory = of_open(ssd, 0, &Error::BucketMemory { buckets: 1 << 24, needed: 400 << 20 });
+        assert_eq!((memory.kind, memory.outlook()), (Kind::Scarce, Outlook::Passes), "{memory}");
+        let gap = of_open(ssd, 0, &Error::JournalGap { from: 3, to: 5 });
+        assert_eq!((gap.kind, gap.kind.exit()), (Kind::Damaged, 4), "{gap}");
+        let hidden = of_open(ssd, 0, &Error::JournalHidden { sequence: 44, found: 36 });
+        assert_eq!((hidden.kind.exit(), hidden.to_string().contains("44")), (4, true), "{hidden}");
+        assert!(gap.to_string().starts_with("cannot open the cache set on /dev/ssd: "), "{gap}");
+        for doing in [Doing::Superblock, Doing::Journal, Doing::Priorities, Doing::Node, Doing::Uuids] {
+            let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 8 };
+            let fails = of_open(ssd, 0, &Error::Io { doing, source });
+            assert_eq!((fails.kind, fails.kind.exit()), (Kind::DeviceFails, 4), "{fails}");
+        }
+        let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
+        let flush = of_open(ssd, 0, &Error::Io { doing: Doing::CacheFlush, source });
+        assert_eq!(flush.kind, Kind::Damaged, "it is not tried again: {flush}");
+        let source = IoError { kind: IoErrorKind::NoSpace, disk: DiskId(0), sector: 8 };
+        let full = Error::Failed(Box::new(Error::Io { doing: Doing::Journal, source }));
+        assert!(of_attach("tank", &full).to_string().contains("free space on the file systems below"));
+        assert!(!is_full(&Error::NoSpace), "buckets are another matter");
+    }
+    /// Of a damaged set, too, a stop promised that the next start would recover it.
+    #[test]
+    fn what_a_failed_stop_promises_is_what_the_next_start_does() {
+        let told = |error| of_stop("it could not be stopped in order".to_owned(), &error).to_string();
+        let io = |doing, kind| Error::Io { doing, source: IoError { kind, disk: DiskId(0), sector: 8 } };
+        let failed = |error| Error::Failed(Box::new(error));
+        for damaged in
+            [Error::JournalGap { from: 3, to: 5 }, failed(Error::Inconsistent("a key")), Error::NoJournal]
+        {
+            let said = told(damaged);
+            assert!(
+                !said.contains("recovers") && said.contains("the next start meets the same damage"),
+                "{said}"
+            );
+        }
+        let of_machine = told(failed(Error::Inconsistent(NOT_GIVEN)));
+        assert!(of_machine.contains("the next start recovers it"), "{of_machine}");
+        let journal = told(failed(io(Doing::Journal, IoErrorKind::Io)));
+        assert!(
+            journal.contains("the next start recovers it as after a crash, when its device works"),
+            "{journal}"
+        );
+        let full = told(failed(io(Doing::Journal, IoErrorKind::NoSpace)));
+        assert!(full.contains("make room on the file system") && full.contains("recovers it"), "{full}");
+        let flush = told(failed(io(Doing::CacheFlush, IoErrorKind::Io)));
+        assert!(flush.contains("without what was acknowledged and not flushed"), "{flush}");
+        let gone = told(failed(io(Doing::Journal, IoErrorKind::Gone)));
+        assert!(gone.contains("when its device is back: as after a power cut"), "{gone}");
+        let cut = told(failed(io(Doing::Journal, IoErrorKind::Shrunk { expected: 9, found: 8 })));
+        assert!(cut.contains("give the device its former size back") && !cut.contains("recovers"), "{cut}");
+        for backing in [Error::LostWrites, io(Doing::BackingFlush, IoErrorKind::Io)] {
+            let said = told(backing);
+            assert!(
+                said.contains("writes that were acknowledged may be lost") && !said.contains("recovers"),
+                "{said}"
+            );
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Sockets that systemd has bound and passes to the daemon that it starts (sd_listen_fds(3)): so a client that comes before it, or between two of it, waits and
+//! is not turned away. What each is for is said by its name: `nbd`, of which there may be several, `control` and `monitor`.
+
+use bcached_control::failure::{Failure, Kind};
+use bcached_port::socket::{At, Passed};
+use bcached_uring::inherited_fds::descriptors;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::Arc;
+
+/// What was passed.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    /// Where NBD is served, and nowhere else if there is any.
+    pub nbd: Vec<Arc<Passed>>,
+    /// Where commands are taken.
+    pub control: Option<Passed>,
+    /// Where one may only look.
+    pub monitor: Option<Passed>,
+}
+
+const USES: &str = "name it `nbd`, `control` or `monitor` (FileDescriptorName= of its unit)";
+
+/// Takes what was passed to this process, before anything else is opened.
+///
+/// # Errors
+/// One of them cannot be what its name says.
+pub fn take() -> Result<Sockets, Failure> {
+    let named = descriptors().map_err(|error| {
+        Failure::new(Kind::Usage, "cannot take the sockets that were passed")
+            .why(format!("LISTEN_FDS and LISTEN_FDNAMES do not tell which: {error}"))
+    })?;
+    let mut sockets = Sockets::default();
+    named.into_iter().try_for_each(|(name, fd)| sockets.add(&name, fd))?;
+    Ok(sockets)
+}
+
+impl Sockets {
+    fn add(&mut self, name: &str, fd: OwnedFd) -> Result<(), Failure> {
+        let number = fd.as_raw_fd();
+        let cannot = |why: &str| {
+            let what = format!("cannot take the socket `{name}` that was passed (descriptor {number})");
+            Failure::new(Kind::Usage, what).why(why)
+        };
+        if !matches!(name, "nbd" | "control" | "monitor") {
+            return Err(cannot("nobody knows what it is for").next(USES));
+        }
+        let passed = Passed::new(fd).map_err(|why| cannot(&why.to_string()))?;
+        let place = match name {
+            "nbd" => {
+                self.nbd.push(Arc::new(passed));
+                return Ok(());
+            }
+            _ if matches!(passed.at(), At::Tcp(_)) => {
+                return Err(cannot("commands are taken on unix sockets only"));
+            }
+            "control" => &mut self.control,
+            _ => &mut self.monitor,
+        };
+        match place.replace(passed) {
+            None => Ok(()),
+            Some(_) => Err(cannot("there is one of that name already").next("pass one")),
+        }
+    }
+}

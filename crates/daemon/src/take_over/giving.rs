@@ -1,0 +1,263 @@
+//! The old one's side.
+
+use super::Taken;
+use super::link::{Link, Message, Of, Yours};
+use super::{END_LIMIT, HELLO_LIMIT, KILLED_LIMIT, LOOK, PROTOCOL, READY_LIMIT, TRIAL, VARIABLE};
+use crate::control_server::LeftSockets;
+use crate::oom_score;
+use crate::socket_activation::Sockets;
+use bcached_control::failure::{Failure, Kind};
+use bcached_front_nbd as nbd;
+use bcached_port::socket::inherited::{self, Purpose};
+use bcached_port::socket::{Passed, Whose};
+use bcached_uring::device::claim::{self, Claim};
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A process that is to take over. Dropped before it has, it is ended.
+pub struct Successor {
+    process: Option<Child>,
+    link: Link,
+    /// Its version.
+    pub version: String,
+}
+
+impl Successor {
+    /// Starts `program` as this process was started, and waits until it has read its configuration.
+    ///
+    /// # Errors
+    /// It cannot be started, or refuses: nothing has changed then.
+    pub fn start(program: &Path) -> Result<Self, Failure> {
+        Self::begin(program, HELLO_LIMIT, false)
+    }
+
+    /// The same to see whether it would, within `limit`; it is ended then.
+    ///
+    /// # Errors
+    /// As of [`Successor::start`], or it takes longer.
+    pub fn tries(program: &Path, limit: Duration) -> Result<(), Failure> {
+        Self::begin(program, limit, true).map(drop)
+    }
+
+    fn begin(program: &Path, limit: Duration, is_trial: bool) -> Result<Self, Failure> {
+        let cannot = |why: String| {
+            Failure::new(Kind::Io, format!("{} cannot take over", program.display()))
+                .why(why)
+                .next("this daemon goes on; its log and that of the other one say more")
+        };
+        let (link, theirs) = Link::pair().map_err(|error| cannot(error.to_string()))?;
+        let mut command = Command::new(program);
+        command.args(std::env::args_os().skip(1));
+        command.env(VARIABLE, std::process::id().to_string()).stdin(Stdio::from(theirs));
+        // One that is tried and one that is not may follow each other.
+        command.env_remove(TRIAL).envs(is_trial.then_some((TRIAL, "1")));
+        let started = oom_score::as_before(|| command.spawn());
+        // With its end of the link, which is to be the process's alone.
+        drop(command);
+        let process = started.map_err(|error| cannot(format!("it cannot be started: {error}")))?;
+        let mut successor = Self { process: Some(process), link, version: String::new() };
+        match successor.link.receive(Instant::now() + limit) {
+            Ok(Some((Message::Hello { protocol: PROTOCOL, version }, _))) => {
+                successor.version = version;
+                Ok(successor)
+            }
+            Ok(Some((Message::Hello { version, .. }, _))) => {
+                Err(cannot(format!("bcached {version} takes over in another way than this one gives"))
+                    .next("stop this one, and start that"))
+            }
+            Ok(Some((Message::Cannot { failure }, _))) => {
+                Err(Failure::from_error(&failure).unwrap_or_else(|| cannot(String::new())))
+            }
+            Ok(Some(_) | None) => Err(cannot("it ended at once, or is no bcached that can".to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                Err(Failure::new(Kind::TimeLimit, format!("{} says nothing yet", program.display()))
+                    .why(format!("it was started, and has not read its configuration for {limit:.0?}"))
+                    .next("this daemon goes on; look what keeps that program, and ask again"))
+            }
+            Err(error) => Err(cannot(format!("it says nothing: {error}"))),
+        }
+    }
+
+    /// Gives it all there is, and waits until all of it is served there.
+    ///
+    /// # Errors
+    /// It is not, and that process has ended, or has been ended: what there is is this one's as before.
+    pub fn take(mut self, heritage: &Heritage) -> Result<(), Failure> {
+        match self.pass(heritage) {
+            Ok(()) => {
+                let pid = self.process.as_ref().map_or(0, Child::id);
+                // To systemd this process was the service.
+                let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]);
+                // Who does not hear it sees the end of this process.
+                let _goes_on = self.link.send(&Message::Gone, &[]);
+                self.process = None;
+                Ok(())
+            }
+            Err(failure) => {
+                self.end();
+                Err(failure)
+            }
+        }
+    }
+
+    fn pass(&mut self, heritage: &Heritage) -> Result<(), Failure> {
+        let cannot = |why: String| {
+            Failure::new(Kind::Io, "the process that was to take over could not")
+                .why(why)
+                .next("this daemon goes on; the log says more")
+        };
+        heritage.send(&self.link).map_err(|error| cannot(error.to_string()))?;
+        let deadline = Instant::now() + READY_LIMIT;
+        loop {
+            match self.link.receive(deadline) {
+                // What it has said may be its last words: nobody has served a client since.
+                Ok(Some((Message::Ready, _))) if self.is_alive() => return Ok(()),
+                Ok(Some((Message::Ready, _))) => return Err(cannot("it has ended".to_owned())),
+                Ok(Some((Message::Cannot { failure }, _))) => {
+                    return Err(Failure::from_error(&failure)
+                        .unwrap_or_else(|| cannot("it does not say why".to_owned())));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => return Err(cannot("it has ended".to_owned())),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    return Err(cannot(format!(
+                        "it does not serve everything after {} s",
+                        READY_LIMIT.as_secs()
+                    )));
+                }
+                Err(error) => return Err(cannot(error.to_string())),
+            }
+        }
+    }
+
+    fn is_alive(&mut self) -> bool {
+        self.process.as_mut().is_some_and(|process| matches!(process.try_wait(), Ok(None)))
+    }
+
+    /// Ends the process, and waits until it has: from then on it writes nothing more but what the kernel has of it already. That may take as long as
+    /// a device likes; what the process has open until then is open to nobody else (`claim`), and all else need not wait for it.
+    fn end(&mut self) {
+        let Some(process) = &mut self.process else { return };
+        // One that has said why it cannot is about to end by itself, in order.
+        if !has_ended_within(process, END_LIMIT) {
+            self.kill();
+        }
+    }
+
+    /// The same, at once.
+    fn kill(&mut self) {
+        let Some(mut process) = self.process.take() else { return };
+        let _has_ended = process.kill();
+        if has_ended_within(&mut process, KILLED_LIMIT) {
+            return;
+        }
+        tracing::warn!(
+            event = "successor-hangs",
+            "process {} was killed, but a device that does not answer keeps it: what it has open cannot be opened here until then",
+            process.id()
+        );
+        // Else it would stay in the system's table when it has ended.
+        let waits = move || drop(process.wait());
+        let _nobody_waits = std::thread::Builder::new().name("successor".into()).spawn(waits);
+    }
+}
+
+/// Whether a process ends by then. It has, if that cannot be asked: somebody else has waited for it.
+fn has_ended_within(process: &mut Child, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    while matches!(process.try_wait(), Ok(None)) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+    true
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What a daemon leaves: nothing of it is in use.
+pub struct Heritage {
+    /// On all devices.
+    pub claims: Vec<Arc<Claim>>,
+    /// Where it was asked.
+    pub control: LeftSockets,
+    /// Where NBD was, and its clients.
+    pub nbd: Option<nbd::Leaving>,
+    /// What there was.
+    pub yours: Yours,
+    /// Since when clients wait.
+    pub since: Instant,
+}
+
+impl Heritage {
+    fn send(&self, link: &Link) -> io::Result<()> {
+        for claim in &self.claims {
+            link.send(&Message::Claim, &claim.descriptors())?;
+        }
+        for (of, socket) in self.sockets() {
+            link.send(&Message::Socket(of), &[socket.as_fd()])?;
+        }
+        for left in self.nbd.iter().flat_map(|nbd| &nbd.connections) {
+            let message = Message::Connection(left.state.clone());
+            link.send(&message, &[left.as_fd()])?;
+        }
+        let paused_seconds = self.since.elapsed().as_secs_f64();
+        link.send(&Message::Yours(Yours { paused_seconds, ..self.yours.clone() }), &[])
+    }
+
+    fn sockets(&self) -> Vec<(Of, &OwnedFd)> {
+        let of = |whose: Whose, passed: Of| match whose {
+            Whose::Ours(file) => Of::Path(file),
+            Whose::SomebodyElses => passed,
+        };
+        let LeftSockets { owner, monitor, metrics } = &self.control;
+        let mut sockets = vec![(of(owner.1, Of::PassedControl), &owner.0)];
+        sockets.extend(monitor.iter().map(|monitor| (of(monitor.1, Of::PassedMonitor), &monitor.0)));
+        sockets.extend(metrics.iter().map(|metrics| (Of::Metrics, metrics)));
+        sockets.extend(self.nbd.iter().flat_map(|nbd| &nbd.sockets).map(|left| {
+            let of = match (&left.bound, left.whose) {
+                (nbd::Bound::Tcp(_), Whose::Ours(_)) => Of::NbdTcp,
+                (_, whose) => of(whose, Of::PassedNbd),
+            };
+            (of, &left.socket)
+        }));
+        sockets
+    }
+
+    /// For this process to go on with, because nobody has taken it.
+    ///
+    /// # Errors
+    /// No descriptors, or what is there is not what it was.
+    pub fn take_back(mut self) -> io::Result<Taken> {
+        claim::inherit(std::mem::take(&mut self.claims))?;
+        let mut passed = Sockets::default();
+        for (of, socket) in self.sockets() {
+            keep(of, socket.try_clone()?, &mut passed)?;
+        }
+        let connections = self.nbd.map_or_else(Vec::new, |nbd| nbd.connections);
+        Ok(Taken { passed, connections, yours: self.yours })
+    }
+}
+
+/// Keeps a socket for who is to listen there.
+pub(super) fn keep(of: Of, socket: OwnedFd, passed: &mut Sockets) -> io::Result<()> {
+    let socket = Passed::new(socket).map_err(io::Error::other)?;
+    match of {
+        Of::Path(file) => inherited::keep_unix(socket, file),
+        Of::NbdTcp => inherited::keep_tcp(Purpose::Nbd, socket),
+        Of::Metrics => inherited::keep_tcp(Purpose::Metrics, socket),
+        Of::PassedNbd => passed.nbd.push(Arc::new(socket)),
+        Of::PassedControl => passed.control = Some(socket),
+        Of::PassedMonitor => passed.monitor = Some(socket),
+    }
+    Ok(())
+}

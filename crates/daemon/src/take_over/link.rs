@@ -1,0 +1,236 @@
+//! The link between the two processes: messages with descriptors, one at a time.
+
+use bcached_config::options::runtime::Said;
+use bcached_front_nbd as nbd;
+use bcached_port::socket::Identity;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// What one tells the other.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Message {
+    /// New to old: it runs, and its configuration is right.
+    Hello { protocol: u32, version: String },
+    /// Old to new, with its descriptors: the claim on a device.
+    Claim,
+    /// With its descriptor: a socket that is listened on.
+    Socket(Of),
+    /// With its descriptor: a client.
+    Connection(nbd::State),
+    /// All is said, and nothing more is written by the old one.
+    Yours(Yours),
+    /// New to old: all is served.
+    Ready,
+    /// New to old: it ends, for this reason.
+    Cannot { failure: serde_json::Value },
+    /// Old to new: nothing of it is the old one's any more.
+    Gone,
+}
+
+/// What a socket is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Of {
+    /// A unix socket of ours: where it is says what it is for. With device and inode of its file, if that is there.
+    Path(Option<Identity>),
+    /// NBD on TCP.
+    NbdTcp,
+    /// Numbers.
+    Metrics,
+    /// NBD, by somebody else.
+    PassedNbd,
+    /// Commands, by somebody else.
+    PassedControl,
+    /// Looking, by somebody else.
+    PassedMonitor,
+}
+
+/// What there was.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Yours {
+    /// Names of volumes that were served.
+    pub served: Vec<String>,
+    /// What all volumes were called, by their UUIDs.
+    #[serde(default)]
+    pub names: BTreeMap<String, String>,
+    /// What holds until the daemon stops.
+    #[serde(default)]
+    pub said: Vec<Said>,
+    /// The old one's version.
+    pub version: String,
+    /// How long clients have waited by now, in seconds.
+    pub paused_seconds: f64,
+    /// Who has to connect again.
+    pub reconnect: Vec<String>,
+}
+
+/// Longest message: what a client has sent and nobody has read, as numbers, and some more.
+const BYTES_MAX: usize = 192 << 10;
+
+/// Descriptors of one message: a device, and what is under it.
+const DESCRIPTORS_MAX: usize = 8;
+
+/// How long a message may take to go out: the other one does nothing but read then.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+
+/// One end.
+#[derive(Debug)]
+pub struct Link(OwnedFd);
+
+impl Link {
+    /// Both ends.
+    ///
+    /// # Errors
+    /// No descriptors.
+    pub fn pair() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        Ok((Self(ours), theirs))
+    }
+
+    /// The end that this process was started with.
+    pub const fn of(end: OwnedFd) -> Self {
+        Self(end)
+    }
+
+    /// Sends a message, and with it other names for these descriptors.
+    ///
+    /// # Errors
+    /// The other one has gone, or does not read.
+    pub fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = serde_json::to_vec(message)?;
+        let deadline = Instant::now() + SEND_LIMIT;
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            match sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The next message. `None` if the other one has gone.
+    ///
+    /// # Errors
+    /// `TimedOut` when none has come by then; or it is none that is known here.
+    pub fn receive(&self, deadline: Instant) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
+        let mut bytes = vec![0; BYTES_MAX];
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let received =
+                recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
+            let received = match received {
+                // A process that may open no more files is given fewer of them, without a word.
+                Ok(received) if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) => {
+                    let why = "a message has come in part: too few open files are allowed (`ulimit -n`)";
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+                }
+                Ok(received) if received.bytes == 0 => return Ok(None),
+                Ok(received) => received.bytes,
+                Err(Errno::CONNRESET) => return Ok(None),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => {
+                    self.wait(PollFlags::IN, deadline)?;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let descriptors = ancillary.drain().flat_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
+                _ => Vec::new(),
+            });
+            let descriptors = descriptors.collect();
+            return Ok(Some((serde_json::from_slice(&bytes[..received])?, descriptors)));
+        }
+    }
+
+    /// # Errors
+    /// `TimedOut`
+    fn wait(&self, what: PollFlags, deadline: Instant) -> io::Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+        let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), what)];
+        match poll(&mut fds, Some(&left)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(50)
+    }
+
+    #[test]
+    fn messages_come_with_their_descriptors_and_one_by_one() {
+        let (ours, theirs) = Link::pair().unwrap();
+        let theirs = Link::of(theirs);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "precious").unwrap();
+        let fd = file.as_file().as_fd();
+        let state = nbd::State {
+            volume: "u".to_owned(),
+            bytes: 1 << 40,
+            structured: true,
+            block_status: false,
+            read_only: false,
+            multi_conn: true,
+            only_looks: false,
+            right: nbd::Right::MayBegin,
+            unread: vec![255; 32 << 10],
+        };
+        ours.send(&Message::Claim, &[fd, fd]).unwrap();
+        ours.send(&Message::Connection(state.clone()), &[fd]).unwrap();
+        let (message, descriptors) = theirs.receive(soon()).unwrap().expect("it was sent");
+        assert!(matches!(message, Message::Claim));
+        assert_eq!(descriptors.len(), 2);
+        let (message, descriptors) = theirs.receive(soon()).unwrap().expect("it was sent");
+        assert!(matches!(message, Message::Connection(came) if came == state), "the longest there is");
+        let read = std::io::read_to_string(std::fs::File::from(descriptors.into_iter().next().unwrap()));
+        assert_eq!(read.unwrap(), "precious");
+        assert_eq!(theirs.receive(soon()).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(ours);
+        assert!(theirs.receive(soon()).unwrap().is_none(), "it has gone");
+    }
+
+    /// What came of it was taken for all of it.
+    #[test]
+    fn a_message_that_comes_in_part_is_none() {
+        let (ours, theirs) = Link::pair().unwrap();
+        let theirs = Link::of(theirs);
+        let long = vec![b' '; BYTES_MAX + 1];
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours.0, 4 * BYTES_MAX).unwrap();
+        match rustix::net::send(&ours.0, &long, SendFlags::NOSIGNAL) {
+            Ok(_) => {}
+            Err(error) => return println!("skipped: a message so long cannot be sent here ({error})"),
+        }
+        assert_eq!(theirs.receive(soon()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,135 @@
+//! A new cache on a device: made, or, if somebody has made one there and nobody has used it, taken as it is.
+
+use super::device::{self, Access, Device};
+use super::lost_sets::LostSets;
+use super::overwrite;
+use super::superblock::{self, Found};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::Overrides;
+use bcached_control::sizes::human;
+use bcached_format::superblock::BUCKETS_MIN;
+use bcached_format::units::bytes_of;
+use bcached_format::{CacheFormat, CacheSuperblock, Replacement, Superblock, Uuid};
+use std::path::Path;
+
+/// What the cache must suit, in sectors.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    /// No larger blocks than this.
+    pub block_sectors: u16,
+    /// Buckets of this size, if it is made; smaller ones if it has too little room for so large ones.
+    pub bucket_sectors: u16,
+}
+
+/// The smallest bucket that is chosen for want of room, in sectors: smaller ones make btree nodes and the journal slow. What is to be
+/// replaced may have smaller ones already.
+const BUCKET_MIN: u16 = 64;
+
+/// A cache that nobody has used.
+pub struct Fresh {
+    /// Its claim.
+    pub device: Device,
+    /// What it says.
+    pub superblock: CacheSuperblock,
+    /// It was there already.
+    pub was_made: bool,
+    /// What was overwritten, or will be, without a question.
+    pub warning: Option<String>,
+}
+
+/// Makes it; with `dry_run` nothing is written, and the device is not claimed.
+///
+/// # Errors
+/// The device cannot be had, carries something that was not said to be of no use, or does not suit.
+pub fn cache(
+    path: &Path,
+    suits: Geometry,
+    (overrides, lost): (&Overrides, &LostSets),
+    dry_run: bool,
+) -> Result<Fresh, Failure> {
+    let device = device::open(path, if dry_run { Access::Check } else { Access::Own })?;
+    // Somebody may have made it over the cache of a missing set: as long as nobody uses it, that can be brought back.
+    overwrite::refuse_lost_cache(&device, lost)?;
+    let refuse =
+        |why: String| Failure::new(Kind::Geometry, format!("cannot use {}", path.display())).why(why);
+    if let Found::Sound(Superblock::Cache(superblock)) = superblock::read(&device)?
+        && !superblock.is_synchronous()
+        && !overrides.wipe_bcache
+    {
+        if superblock.block_sectors() > u64::from(suits.block_sectors) {
+            return Err(refuse(format!(
+                "it was made with blocks of {} bytes, and what it is to serve has {}",
+                bytes_of(superblock.block_sectors()),
+                u32::from(suits.block_sectors) * 512
+            ))
+            .next("--wipe-bcache makes it anew")
+            .option("--wipe-bcache"));
+        }
+        return Ok(Fresh { device, superblock, was_made: true, warning: None });
+    }
+    let cleared = overwrite::check(&device, overrides, lost)?;
+    if let Some(kind) = overrides
+        .wipe_signature
+        .iter()
+        .find(|kind| cleared.erase.iter().all(|found| found.kind != kind.as_str()))
+    {
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("{} does not carry the signature `{kind}`", path.display()),
+        )
+        .next("leave the option out, or check the device's name")
+        .option("--wipe-signature"));
+    }
+    let logical = device.info().logical_block_sectors;
+    if logical > u32::from(suits.block_sectors) {
+        return Err(refuse(format!(
+            "it has blocks of {} bytes, and a backing device that it is to serve has {}",
+            logical * 512,
+            u32::from(suits.block_sectors) * 512
+        ))
+        .next("another device is needed, or that volume must be detached first"));
+    }
+    let fits = |bucket: &u16| device.info().sectors / u64::from(*bucket) >= BUCKETS_MIN;
+    // Whatever is chosen, a node must have room for a set of keys beside its first one.
+    let wanted = suits.bucket_sectors.max(2 * suits.block_sectors);
+    let least = wanted.min(BUCKET_MIN);
+    let buckets = std::iter::successors(Some(wanted), |bucket| Some(bucket / 2));
+    let Some(bucket_sectors) = buckets.take_while(|bucket| *bucket >= least).find(fits) else {
+        return Err(refuse(format!(
+            "it is too small: a set has {BUCKETS_MIN} buckets at least, and none of less than {} are chosen here",
+            human(u64::from(least) * 512)
+        ))
+        .next("name a larger device, or make it a cache of smaller ones before (`bcached make`), which is taken as it is"));
+    };
+    let superblock = CacheSuperblock::format(CacheFormat {
+        uuid: random_uuid()?,
+        set_uuid: random_uuid()?,
+        device_sectors: device.info().sectors,
+        block_sectors: suits.block_sectors,
+        bucket_sectors,
+        discard: false,
+        replacement: Replacement::Lru,
+    })
+    .map_err(|error| refuse(error.to_string()))?;
+    if !dry_run {
+        overwrite::write(&device, &cleared.erase, &superblock.seal())?;
+    }
+    Ok(Fresh { device, superblock, was_made: false, warning: cleared.warning(path) })
+}
+
+/// A random uuid, marked as such (version 4).
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub fn random_uuid() -> Result<Uuid, Failure> {
+    let mut bytes = [0; 16];
+    let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    match got {
+        Ok(16) => {}
+        Ok(_) => return Err(Failure::new(Kind::Io, "the kernel gave too few random bytes")),
+        Err(error) => return Err(Failure::new(Kind::Io, "no random numbers").why(error.to_string())),
+    }
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    Ok(Uuid(bytes))
+}
