@@ -1,10 +1,11 @@
-//! Programs that see nothing of a bcached that the machine has itself.
+//! Isolates programs under test from a bcached that is installed on the machine.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Has `command`, which starts a program of ours, find the machine's places in a folder `machine` of `directory`, and nothing in its environment
-/// that says where a bcached is. Whatever the caller sets after that holds.
+/// Makes `command`, which starts one of our programs, use the folder `machine` in `directory` for
+/// its system paths, and clears the environment variables that name a bcached. Variables that the
+/// caller sets afterwards take effect.
 pub fn isolated<'a>(command: &'a mut Command, directory: &Path) -> &'a mut Command {
     for variable in ["CONTROL", "NOTES", "STATE", "SYSFS", "UDEV_RULES", "LOG"] {
         command.env_remove(format!("BCACHED_{variable}"));

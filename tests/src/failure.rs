@@ -1,24 +1,25 @@
-//! What a failing test prints.
+//! The error type of the tests, which controls what a failing test prints.
 //!
-//! Rust's test runner prints the `Debug` form of an error, in which the words of a daemon or a kernel would be one escaped line. A [`Failure`]
-//! prints text as it is, causes included, and grows a line of context at each step up.
+//! Rust's test runner prints the `Debug` form of an error, in which the output of a daemon or a
+//! kernel would be one escaped line. A [`Failure`] prints text as it is, causes included, and gains
+//! a line of context at each step up.
 
 use std::error::Error;
 use std::fmt;
 
-/// Why a test failed, ready to be read.
+/// Why a test failed, as readable text.
 pub struct Failure(String);
 
-/// How the tests of this package end.
+/// The result of the tests of this package.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// A failure in these words.
+    /// Creates a failure with this text.
     pub fn new(words: impl Into<String>) -> Self {
         Self(words.into())
     }
 
-    /// Whether its words have these among them.
+    /// Returns whether the text contains `words`.
     #[must_use]
     pub fn mentions(&self, words: &str) -> bool {
         self.0.contains(words)
@@ -37,7 +38,7 @@ impl<E: Error> From<E> for Failure {
         let mut source = error.source();
         while let Some(cause) = source {
             let cause_text = cause.to_string();
-            // Some errors show their cause themselves.
+            // Some errors already include their cause.
             if !text.contains(&cause_text) {
                 text += &format!(": {cause_text}");
             }
@@ -47,9 +48,9 @@ impl<E: Error> From<E> for Failure {
     }
 }
 
-/// Says where something failed.
+/// Adds to an error where it happened.
 pub trait Context<T> {
-    /// Puts `what` before the failure; where something is missing, `what` is the failure.
+    /// Puts `what` in front of the failure. For a missing value (`None`), `what` is the failure.
     ///
     /// # Errors
     /// The failure, if there was one.

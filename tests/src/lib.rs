@@ -1,7 +1,8 @@
-//! Tests at the level of processes, and against real kernels.
+//! Library of the tests at the level of processes and against real kernels.
 //!
-//! The judge of an on-disk format is the kernel that defines it. This package boots real kernels on image files, makes them write, crash and
-//! read, and compares what they and our programs see with one model of what was written.
+//! The authority on an on-disk format is the kernel that defines it. This package boots real
+//! kernels on image files, makes them write, crash and read, and compares what they and our
+//! programs see with one model of what was written.
 //!
 //! | module | duty |
 //! |---|---|
@@ -10,18 +11,18 @@
 //! | [`uml`] | kernel 6.1 in User-Mode Linux |
 //! | [`vm`] | kernel 6.12, or a later one, in qemu |
 //! | [`set`] | a cache set in image files |
-//! | [`side`] | who takes a turn with a set: a kernel or our daemon |
+//! | [`side`] | the two sides that take turns with a set: a kernel and our daemon |
 //! | [`kernel_image`] | cache sets that a real kernel brought into a named state |
 //! | [`nbd`] | a small NBD client |
-//! | [`ready`] | waiting for a daemon that was started |
-//! | [`offline`] | a set judged by the offline checker |
+//! | [`ready`] | waiting until a started daemon is ready |
+//! | [`offline`] | checking a set with the offline checker |
 //! | [`recording`] | power cuts at any moment of a recorded run, judged by the simulator's oracle |
-//! | [`apart`] | programs of ours that see nothing of the machine's own bcached |
-//! | [`scope`] | how much the environment asks for |
+//! | [`apart`] | isolating our programs from a bcached installed on the machine |
+//! | [`scope`] | how many tests the environment requests |
 //! | [`failure`] | what a failing test prints |
-//! | [`requires`] | skipping a test with a reason that the closing line counts |
+//! | [`requires`] | skipping a test with a reason that the summary line counts |
 //!
-//! Nothing of this library knows the engine: images and processes only.
+//! This library does not use the engine: it handles only images and processes.
 
 pub mod apart;
 pub mod failure;

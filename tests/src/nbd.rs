@@ -1,7 +1,7 @@
-//! A small NBD client: enough to run a workload on an export and to read it whole.
+//! A small NBD client: enough to run a workload on an export and to read all of it.
 //!
-//! Written from the protocol's document and sharing nothing with the server under test: fixed newstyle with `NBD_OPT_GO`, simple replies, one
-//! request at a time. Every wait has a limit.
+//! Written from the protocol specification, sharing no code with the server under test: fixed
+//! newstyle with `NBD_OPT_GO`, simple replies, one request at a time. Every wait has a limit.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::workload::{SECTOR_BYTES, Target};
 
-/// No answer takes this long unless the server hangs.
+/// Time limit for a reply; only a server that hangs takes this long.
 const LIMIT: Duration = Duration::from_secs(200);
 /// The longest read or write in one request.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
@@ -22,7 +22,8 @@ const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
-/// Fixed newstyle, and no zeroes after the export's data: what the client asks for.
+/// The handshake flags that the client requests: fixed newstyle, and no zeroes after the export's
+/// data.
 const CLIENT_FLAGS: u32 = 0b11;
 const OPTION_GO: u32 = 7;
 const REPLY_ACK: u32 = 1;
@@ -34,10 +35,10 @@ const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
 const TRIM: u16 = 4;
-/// The flag of a write that is durable when answered.
+/// The flag of a write that is durable when acknowledged.
 const FUA: u16 = 1;
 
-/// How long a client waits for that.
+/// How long a client waits for the server to close the connection.
 const HANGS_UP_WITHIN: Duration = Duration::from_secs(2);
 
 /// A connection to one export.
@@ -46,7 +47,7 @@ pub struct Client {
     stream: UnixStream,
     cookie: u64,
     bytes: u64,
-    /// Killed as soon as the next request is out.
+    /// The process to kill as soon as the next request has been sent.
     victim: Option<Pid>,
 }
 
@@ -69,21 +70,21 @@ impl Client {
         greeting.extend((length + 6).to_be_bytes());
         greeting.extend(length.to_be_bytes());
         greeting.extend(name.as_bytes());
-        // No particular information is asked for.
+        // No information requests.
         greeting.extend(0u16.to_be_bytes());
         stream.write_all(&greeting)?;
         let bytes = negotiate(&mut stream)?;
         Ok(Self { stream, cookie: 0, bytes, victim: None })
     }
 
-    /// Size of the export.
+    /// Returns the size of the export, in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The server, process `victim`, is killed when the next request has been sent and before its answer is read: whether there is an answer is
-    /// open.
+    /// Arranges that the server, process `victim`, is killed after the next request has been sent
+    /// and before its reply is read. Whether a reply arrives is open.
     pub const fn kill_at_next_request(&mut self, victim: Pid) {
         self.victim = Some(victim);
     }
@@ -104,10 +105,10 @@ impl Client {
         Ok(())
     }
 
-    /// Writes `bytes` from `sector` on, which are durable when this returns.
+    /// Writes `bytes` starting at `sector`. The data is durable when this returns.
     ///
     /// # Errors
-    /// What the server answered.
+    /// The server's error.
     pub fn write_durable(&mut self, sector: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_with(FUA, sector, bytes)
     }
@@ -188,15 +189,17 @@ impl Target for Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // A server that is gone already does not have to be told. One that is there has forgotten the client when it hangs up: whoever
-        // wants the volume next does not find it in use.
+        // A server that is already gone need not be told. A running server has released the client
+        // by the time it closes the connection, so the next user of the volume does not find it in
+        // use.
         let _ = self.request(DISCONNECT, 0, 0, &[]);
         let _ = self.stream.set_read_timeout(Some(HANGS_UP_WITHIN));
         let _ = self.stream.read(&mut [0]);
     }
 }
 
-/// The server's replies to `NBD_OPT_GO`, until it acknowledges; returns the export's size.
+/// Reads the server's replies to `NBD_OPT_GO` until it acknowledges. Returns the export's size in
+/// bytes.
 fn negotiate(stream: &mut UnixStream) -> io::Result<u64> {
     let mut size = None;
     loop {
@@ -261,7 +264,7 @@ mod tests {
         command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket).args(["memory", "1M"]);
         let _server = Server(command.spawn().expect("nbdkit starts"));
         let deadline = Instant::now() + LIMIT;
-        // Its socket is there a moment before it listens.
+        // The socket exists a moment before the server listens on it.
         let mut client = loop {
             match Client::connect(&socket, "") {
                 Ok(client) => break client,

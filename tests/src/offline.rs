@@ -1,4 +1,5 @@
-//! A set read without a kernel and without the engine: by the offline checker, which must find nothing wrong and the right content.
+//! Examines a set without a kernel and without the engine: with the offline checker, which must
+//! find nothing wrong and the right content.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,87 +12,89 @@ use crate::set::CacheSet;
 use crate::side::backing_uuid;
 use crate::workload::{Mismatch, Model, SECTOR_BYTES, Seen, identify};
 
-/// Why a set at rest is not as it should be.
+/// Why a set at rest failed the examination.
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
     /// An image could not be opened.
     #[error("open {path}")]
     Open {
-        /// Which.
+        /// The path of the image.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The checker found something.
+    /// The checker found damage.
     #[error("the checker found:\n{0}")]
     Findings(String),
     /// The set has fewer volumes than were written.
     #[error("{found} volumes, wanted {wanted}")]
     Volumes {
-        /// Volumes in the table that are in use.
+        /// Volumes in use in the table.
         found: usize,
-        /// Volumes written.
+        /// Volumes that were written.
         wanted: usize,
     },
     /// A volume's data could not be read.
     #[error("volume {volume}")]
     Read {
-        /// Which.
+        /// The index of the volume.
         volume: usize,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A backing device holds, below a clean copy, what no crash may leave there.
+    /// A backing device holds, under a clean copy in the cache, data that no crash may leave there.
     #[error("volume {volume}: sector {sector} is {seen:?} below a clean copy")]
     LostBelow {
-        /// Which.
+        /// The index of the volume.
         volume: usize,
-        /// Sector of the volume.
+        /// The sector of the volume.
         sector: u64,
-        /// What the backing device holds.
+        /// What the backing device holds there.
         seen: Seen,
     },
-    /// A volume's content is not the model's.
+    /// A volume's content differs from its model.
     #[error("volume {volume}: {source}")]
     Content {
-        /// Which.
+        /// The index of the volume.
         volume: usize,
-        /// What differs.
+        /// The difference.
         source: Mismatch,
     },
 }
 
-/// What the checker says of a set that passed.
+/// What the checker reports about a set that passed.
 #[derive(Debug)]
 pub struct Examined {
-    /// Its report.
+    /// The checker's report.
     pub report: Report,
-    /// Every bucket.
+    /// All buckets.
     pub buckets: Vec<Bucket>,
 }
 
-/// Checks the set on `cache` and `backings`: its structure, and that every clean copy equals its backing device. What the volumes must hold is
-/// not asked.
+/// Checks the structure of the set on `cache` and `backings`, and that every clean copy equals the
+/// data on its backing device. The volumes' content is not compared with a model.
 ///
 /// # Errors
-/// [`OfflineError`]: anything that is not as it should be.
+/// [`OfflineError`]: whatever fails the examination.
 pub fn examine_structure(cache: &Path, backings: &[PathBuf]) -> Result<Examined, OfflineError> {
     examine(cache, backings, &mut [], Options { compare_clean: true, ..Options::default() })
 }
 
-/// The checker's word on a set between two turns. It only reads the images, and the set's models settle nothing: a crash of our daemon leaves a
-/// note that has still to be replayed, and one of a kernel may leave clean extents that the backing device has not.
+/// Checks a set between two turns. It only reads the images, and the set's own models do not settle
+/// anything: a crash of our daemon leaves a note that has still to be replayed, and a crash of a
+/// kernel may leave clean extents that the backing device does not hold.
 ///
 /// # Errors
-/// [`OfflineError`]: anything that is not as it should be.
+/// [`OfflineError`]: whatever fails the examination.
 pub fn judge(set: &CacheSet) -> Result<(), OfflineError> {
     examine(&set.cache, &set.backings, &mut set.models.clone(), Options::default()).map(|_examined| ())
 }
 
-/// Checks the set on `cache` and `backings` and compares each volume's whole content with its model, which settles what a crash left open.
+/// Checks the set on `cache` and `backings`, and compares each volume's whole content with its
+/// model. This settles in the model what a crash left open.
 ///
 /// # Errors
-/// [`OfflineError`]: anything that is not as it should be.
+/// [`OfflineError`]: whatever fails the examination.
 pub fn examine(
     cache: &Path,
     backings: &[PathBuf],
@@ -127,11 +130,12 @@ pub fn examine(
     Ok(Examined { report: checked.report, buckets: checked.buckets })
 }
 
-/// Enters into the models what the backing devices hold below clean copies that differ from them: a kernel's crash leaves such copies
-/// (`docs/reliability.md`, *changed*). Says how many sectors those are.
+/// Records in the models what the backing devices hold under clean copies that differ from them: a
+/// kernel's crash leaves such copies (`docs/reliability.md`, *changed*). Returns the number of
+/// those sectors.
 ///
 /// # Errors
-/// [`OfflineError`]: among them a device below that has lost flushed data.
+/// [`OfflineError`], also if a backing device has lost flushed data under a clean copy.
 pub fn note_differing_copies(set: &mut CacheSet) -> Result<u64, OfflineError> {
     let (cache, backings) = open_images(&set.cache, &set.backings)?;
     let backings: Vec<&dyn ReadAt> = backings.iter().map(|file| file as &dyn ReadAt).collect();
@@ -166,7 +170,8 @@ pub fn note_differing_copies(set: &mut CacheSet) -> Result<u64, OfflineError> {
     Ok(differing)
 }
 
-/// Those of the backing devices in their order, whenever each came to the table; then those in the cache alone.
+/// Returns the volumes of the backing devices in the order of `backings`, whatever their order in
+/// the table, followed by the flash-only volumes.
 fn in_order<'a>(volumes: &'a [Volume], backings: &[PathBuf]) -> Result<Vec<&'a Volume>, OfflineError> {
     let alive = || volumes.iter().filter(|volume| !volume.invalidated);
     let mut found = Vec::new();
@@ -179,7 +184,7 @@ fn in_order<'a>(volumes: &'a [Volume], backings: &[PathBuf]) -> Result<Vec<&'a V
     Ok(found)
 }
 
-/// The images, to be read.
+/// Opens the images for reading.
 fn open_images(cache: &Path, backings: &[PathBuf]) -> Result<(File, Vec<File>), OfflineError> {
     let open = |path: &Path| {
         File::open(path).map_err(|source| OfflineError::Open { path: path.display().to_string(), source })
@@ -188,7 +193,7 @@ fn open_images(cache: &Path, backings: &[PathBuf]) -> Result<(File, Vec<File>), 
     Ok((open(cache)?, backings))
 }
 
-/// A volume from its first sector to its last, as a stream.
+/// Reads a volume from its first sector to its last, as a stream.
 struct VolumeReader<'a, 'b> {
     view: &'a View<'b>,
     inode: Inode,
@@ -197,7 +202,7 @@ struct VolumeReader<'a, 'b> {
 }
 
 impl Read for VolumeReader<'_, '_> {
-    /// Whole sectors only: the reader above always asks for many.
+    /// Reads whole sectors only: the buffered reader above always requests many.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let sectors = (buffer.len() as u64 / 512).min(self.end - self.sector);
         let bytes = usize::try_from(sectors * 512).map_err(io::Error::other)?;

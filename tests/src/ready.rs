@@ -1,4 +1,4 @@
-//! When a daemon that was started is there.
+//! Waits until a started daemon is ready.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Child;
@@ -6,10 +6,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// Waits until a daemon whose output is piped says that it is ready. What it says later is read, and nobody's business.
+/// Waits until a daemon whose output is piped reports that it is ready. Its later output is read
+/// and discarded.
 ///
 /// # Errors
-/// What came instead, in words.
+/// What happened instead, in words.
 ///
 /// # Panics
 /// The output is not piped, or was taken before.

@@ -1,21 +1,23 @@
-//! Skipping a test with a reason.
+//! Skips a test with a reason.
 //!
-//! Rust's test runner counts a test that returns early as passed. A test that cannot run here therefore prints one line `skipped: REASON`, and
-//! `tests/summary.awk` takes it off the passed and counts it as skipped. In CI nothing may be skipped, so a missing tool is a failure there.
+//! Rust's test runner counts a test that returns early as passed. A test that cannot run here
+//! therefore prints one line `skipped: REASON`, and `tests/summary.awk` counts it as skipped
+//! instead of passed. In CI, no test may be skipped, so a missing tool is a failure there.
 
 use std::env;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Directories searched beside `PATH`: where an ordinary user's `PATH` lacks the administrator's tools.
+/// Directories searched besides `PATH`, because an ordinary user's `PATH` may lack the
+/// administrator's tools.
 const ADMIN_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// Prints the one line that makes the running test count as skipped. The test returns right after it.
+/// Prints the line that makes the running test count as skipped. The test returns right after it.
 pub fn skip(reason: &str) {
     println!("skipped: {}", reason.replace('\n', " "));
 }
 
-/// Where `program` lies, if it is installed.
+/// Returns the path of `program` if it is installed.
 #[must_use]
 pub fn program(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -25,7 +27,8 @@ pub fn program(program: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// True if all of `programs` are installed; otherwise the test counts as skipped and should return.
+/// Returns true if all of `programs` are installed. Otherwise, the test counts as skipped and
+/// should return.
 #[must_use = "a test whose programs are missing has to return"]
 pub fn programs(programs: &[&str]) -> bool {
     let missing: Vec<&str> = programs.iter().copied().filter(|name| program(name).is_none()).collect();
@@ -36,7 +39,8 @@ pub fn programs(programs: &[&str]) -> bool {
     false
 }
 
-/// True if something can be mounted by FUSE here; otherwise the test counts as skipped and should return.
+/// Returns true if FUSE mounts are possible here. Otherwise, the test counts as skipped and should
+/// return.
 #[must_use = "a test that cannot mount has to return"]
 pub fn fuse() -> bool {
     match File::options().read(true).write(true).open("/dev/fuse") {
@@ -48,19 +52,22 @@ pub fn fuse() -> bool {
     }
 }
 
-/// The directory of the 6.12 kernel that `tests/fetch-kernel` downloaded; `None` if it is not there.
+/// Returns the directory of the 6.12 kernel that `tests/fetch-kernel` downloaded, or `None` without
+/// one.
 #[must_use]
 pub fn kernel_6_12() -> Option<PathBuf> {
     kernel("BCACHED_KERNEL_DIR", "linux-6.12")
 }
 
-/// That of the later one that `tests/fetch-kernel new` downloaded: 6.16 or above.
+/// Returns the directory of the later kernel (6.16 or newer) that `tests/fetch-kernel new`
+/// downloaded.
 #[must_use]
 pub fn kernel_new() -> Option<PathBuf> {
     kernel("BCACHED_NEW_KERNEL_DIR", "linux-new")
 }
 
-/// Where `variable` says, or of that name where kernels are kept.
+/// Returns the directory that `variable` names, or else the one called `name` where kernels are
+/// kept.
 fn kernel(variable: &str, name: &str) -> Option<PathBuf> {
     let directory = env::var_os(variable).map(PathBuf::from).or_else(|| {
         let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);

@@ -1,10 +1,11 @@
-//! What the environment asks of a test beyond its usual share: `docs/testing.md` names the variables. Whoever mistypes one is
-//! told so: a test that then ran its usual share, or nothing, would pass for what was asked.
+//! The scope of a test as the environment requests it beyond the default: `docs/testing.md` names
+//! the variables. A mistyped value is an error: a test that then ran its default scope, or nothing,
+//! would pass as if it had done what was requested.
 
 use crate::failure::{Failure, Outcome};
 use std::env;
 
-/// The number in `variable`, if there is one.
+/// Returns the number in `variable`, if it is set.
 ///
 /// # Errors
 /// It holds something else.
@@ -12,7 +13,7 @@ pub fn number_from(variable: &str) -> Outcome<Option<u64>> {
     value_of(variable).map(|value| number(variable, &value)).transpose()
 }
 
-/// How many the environment asks for in `variable`, if it does: one at least.
+/// Returns the count in `variable`, at least one, if it is set.
 ///
 /// # Errors
 /// It holds something else.
@@ -20,7 +21,7 @@ pub fn count_from(variable: &str) -> Outcome<Option<u64>> {
     value_of(variable).map(|value| count(variable, &value)).transpose()
 }
 
-/// Which of `all` the environment chooses in `variable`, if it does.
+/// Returns the one of `all` that `variable` names, if it is set.
 ///
 /// # Errors
 /// It holds something else.

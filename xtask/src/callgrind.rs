@@ -1,16 +1,17 @@
-//! What a file of callgrind says of functions: what each takes by itself, and with all that it calls.
+//! Reads a file of callgrind: the cost of each function by itself, and with all that it calls.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// Instructions of a function.
+/// Instruction counts of a function.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 struct Cost {
     own: u64,
-    /// With what it calls; what calls itself is counted again.
+    /// Including the functions it calls. Recursive calls are counted again.
     all: u64,
 }
 
-/// By function. Names stand at their first use only, and under a number from there on.
+/// Returns the costs by function. The file gives each name at its first use only, and a number
+/// after that.
 fn costs(dump: &str) -> BTreeMap<String, Cost> {
     let mut names: HashMap<&str, &str> = HashMap::new();
     let mut costs: BTreeMap<String, Cost> = BTreeMap::new();
@@ -42,7 +43,7 @@ fn named<'a>(names: &mut HashMap<&'a str, &'a str>, name: &'a str) -> &'a str {
     names.get(number).copied().unwrap_or(number)
 }
 
-/// Prints the functions of a phase that take the most by themselves.
+/// Prints the functions of a phase with the highest cost by themselves.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub fn print(phase: &str, dump: &str, depth: usize, requests: f64, functions: usize) {
     let mut costs: Vec<(String, Cost)> = costs(dump).into_iter().collect();

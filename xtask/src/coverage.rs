@@ -1,7 +1,9 @@
-//! Which lines of the engine a hunt of the simulator comes to: what it never ran it has proven nothing about.
+//! Measures which lines of the engine a hunt of the simulator reaches. A hunt proves nothing about
+//! code that it never ran.
 //!
-//! The simulator is built once more, counting lines, and hunts from a fixed number for some time; `llvm-profdata` and
-//! `llvm-cov` of the toolchain (its component `llvm-tools`) turn the counts into a table.
+//! The simulator is built again with line counters, and hunts for some time from a fixed starting
+//! number. `llvm-profdata` and `llvm-cov` of the toolchain (its component `llvm-tools`) turn the
+//! counts into a table.
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
@@ -11,26 +13,26 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Crates whose lines are counted: what runs in the simulator as it runs on devices.
+/// Crates whose lines are counted: those that run in the simulator as they run on devices.
 const CRATES: [&str; 2] = ["crates/engine/src/", "crates/node/src/"];
-/// Files with a smaller share of their lines are named.
+/// Files with a smaller share of covered lines are listed.
 const NAMED_BELOW_PERCENT: f64 = 95.0;
 
-/// How long to hunt.
+/// Options of the hunt.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Seconds of the processor.
+    /// CPU seconds to hunt.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// The number that the hunt follows from.
+    /// Starting number of the hunt.
     #[arg(long, default_value_t = 1)]
     from: u64,
-    /// Print every line that was not come to, as FILE:LINE.
+    /// Print every line that was not reached, as FILE:LINE.
     #[arg(long)]
     lines: bool,
 }
 
-/// What `llvm-cov export` says, as far as it is read.
+/// The output of `llvm-cov export`, as far as it is used.
 #[derive(Deserialize)]
 struct Export {
     data: Vec<Data>,
@@ -69,7 +71,7 @@ impl Lines {
     }
 }
 
-/// Runs `cargo xtask coverage`; false if the hunt found a fault.
+/// Runs `cargo xtask coverage`. Returns false if the hunt found a fault.
 ///
 /// # Errors
 /// A tool that is missing or fails.
@@ -78,7 +80,8 @@ pub fn run(args: &Args) -> Result<bool> {
     let work = crate::target(origin).join("coverage");
     let tools = tools()?;
     let (raw, merged) = (work.join("hunt.profraw"), work.join("hunt.profdata"));
-    // What runs while it is built counts too, and would leave that where it stands: in the source.
+    // Programs that run during the build count as well, and would otherwise leave their counts in
+    // the source tree.
     let of_the_build = work.join("build.profraw");
     let variables = [
         ("RUSTFLAGS", OsStr::new("-C instrument-coverage")),
@@ -99,7 +102,8 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(found_nothing)
 }
 
-/// Where the toolchain keeps its own `llvm-cov`: that of a distribution may not understand this compiler's counts.
+/// Returns the directory with the toolchain's own `llvm-cov`: that of a distribution may not
+/// understand this compiler's counts.
 fn tools() -> Result<PathBuf> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let libdir = output(Command::new(rustc).args(["--print", "target-libdir"]))?;
@@ -155,7 +159,7 @@ fn print(export: &Export, origin: &Path, with_lines: bool) {
     }
 }
 
-/// Lines on which a region begins that was never run.
+/// Returns the lines on which a region begins that was never run.
 fn not_reached(segments: &[Segment]) -> Vec<u64> {
     let mut lines: Vec<u64> = segments
         .iter()

@@ -1,7 +1,8 @@
-//! `cargo xtask instructions`: what a request of 4 KiB takes in the engine alone, counted by callgrind, and the memory that a cached block
-//! takes, beside what Open CAS takes in the same place.
+//! `cargo xtask instructions`: counts the instructions of a 4 KiB request in the engine alone with
+//! callgrind, and the memory of a cached block, and compares both with Open CAS.
 //!
-//! A count is the same on a busy machine and on an idle one, to a thousandth or so: it can be compared where a time cannot.
+//! A count is the same on a busy machine and on an idle one, to about a thousandth. So counts can
+//! be compared where times cannot.
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
@@ -10,24 +11,25 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What to count.
+/// Options of the counts.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Requests in flight, one after the other.
+    /// Number of requests in flight; one run for each value.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 32])]
     depths: Vec<usize>,
-    /// Print so many functions of each phase that take the most by themselves.
+    /// Print this many functions of each phase, those with the highest cost by themselves.
     #[arg(long, value_name = "FUNCTIONS", default_value_t = 0)]
     profile: usize,
-    /// Keep callgrind's files here.
+    /// Keep callgrind's files in this folder.
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
-    /// Leave the memory out.
+    /// Do not measure the memory.
     #[arg(long)]
     no_memory: bool,
 }
 
-/// A phase, what Open CAS takes for it (its tuned build, no copy), and what we promise. In instructions a request.
+/// A phase, the cost in Open CAS (its tuned build, no copy), and our promised bound. Both are in
+/// instructions per request.
 struct Row {
     phase: &'static str,
     what: &'static str,
@@ -35,7 +37,7 @@ struct Row {
     bound: u64,
 }
 
-/// In the order in which they are printed.
+/// The rows, in the order in which they are printed.
 const ROWS: [Row; 8] = [
     row("read_hit_clean", "read hit, clean", 2210, 2200),
     row("read_hit_dirty", "read hit, dirty", 2268, 2200),
@@ -51,18 +53,18 @@ const fn row(phase: &'static str, what: &'static str, open_cas: u64, bound: u64)
     Row { phase, what, open_cas, bound }
 }
 
-/// What the program runs, each of which is a set of its own.
+/// The runs of the program, each with a set of its own.
 const RUNS: [&str; 3] = ["hits", "inserts", "evictions"];
 
-/// A phase as it was counted.
+/// The counts of a phase.
 #[derive(Clone)]
 struct Counted {
     instructions: u64,
-    /// Operations of the devices, and what else the program tells, for each request.
+    /// Device operations per request, and whatever else the program reports.
     asked: BTreeMap<String, f64>,
 }
 
-/// Counts, and prints; false if a bound is not reached.
+/// Counts and prints the results. Returns false if a bound is not met.
 pub fn run(args: &Args) -> Result<bool> {
     if args.depths.contains(&0) {
         bail!("at least one request in flight");
@@ -97,7 +99,7 @@ fn is_there(program: &str) -> bool {
     version.status().is_ok_and(|status| status.success())
 }
 
-/// Builds a program of the engine's benches; where it is.
+/// Builds a program of the engine's benches, and returns its path.
 fn bench(name: &str) -> Result<PathBuf> {
     #[derive(Deserialize)]
     struct Message {
@@ -123,7 +125,7 @@ fn bench(name: &str) -> Result<PathBuf> {
     built.filter_map(|message| message.executable).next_back().context("cargo does not say what it has built")
 }
 
-/// Counts all phases with so many requests in flight.
+/// Counts all phases with `depth` requests in flight.
 fn count(program: &Path, place: &Path, depth: usize, profile: usize) -> Result<BTreeMap<String, Counted>> {
     let mut phases = BTreeMap::new();
     for run in RUNS {
@@ -151,12 +153,12 @@ fn count(program: &Path, place: &Path, depth: usize, profile: usize) -> Result<B
     Ok(phases)
 }
 
-/// How many requests a line of the program is about.
+/// Returns the number of requests that a line of the program covers.
 fn requests(line: &str) -> Option<f64> {
     line.split_once(" requests ")?.1.split_whitespace().next()?.parse().ok()
 }
 
-/// Name and counts of a phase, from what the program tells of it and what callgrind has counted.
+/// Returns the name and counts of a phase, from the program's output and callgrind's counts.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "instructions a request")]
 fn phase(line: &str, dump: &str) -> Option<(String, Counted)> {
     let words: Vec<&str> = line.split_whitespace().collect();
@@ -167,7 +169,7 @@ fn phase(line: &str, dump: &str) -> Option<(String, Counted)> {
     Some(((*words.first()?).to_owned(), Counted { instructions, asked }))
 }
 
-/// As a table; false if a bound is not reached.
+/// Prints the results as a table. Returns false if a bound is not met.
 fn print(phases: &BTreeMap<String, Counted>, depth: usize) -> bool {
     println!("\n4 KiB at random places, depth {depth}: instructions of the engine for each\n");
     println!("| | counted | bound | | Open CAS, tuned | writes to the cache device | of metadata, bytes |");

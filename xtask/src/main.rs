@@ -1,6 +1,6 @@
-//! `cargo xtask`: chores that are programs.
+//! `cargo xtask`: maintenance tasks of this repository.
 //!
-//! Exit status: 0 when all is well, 1 when not, 2 when the command line is wrong.
+//! Exit status: 0 if all is well, 1 if not, 2 if the command line is wrong.
 
 mod bench;
 mod callgrind;
@@ -28,16 +28,17 @@ struct Cli {
 enum Command {
     /// Run every test program, several at a time.
     Test(testing::Args),
-    /// Write down how cargo starts a test program, in the place of the program.
+    /// Record how cargo starts a test program, instead of running it.
     #[command(hide = true)]
     NoteTest(testing::NoteArgs),
-    /// Plant deliberate faults, one at a time, and let the simulator's random workloads look for them.
+    /// Plant deliberate faults, one at a time, and let the simulator's random workloads look for
+    /// them.
     Mutants(mutants::Args),
-    /// Measure this daemon beside other servers, on the same bytes.
+    /// Compare this daemon with other servers, on the same bytes.
     Bench(bench::Args),
     /// Count the instructions of a request in the engine alone, and the memory of a cached block.
     Instructions(instructions::Args),
-    /// Print which share of the engine's lines a hunt of the simulator comes to.
+    /// Print the share of the engine's lines that a hunt of the simulator reaches.
     Coverage(coverage::Args),
 }
 
@@ -68,24 +69,25 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong, of a report that goes on with where there is help.
+/// Returns the first paragraph of a clap report, which says what is wrong, with a pointer to the
+/// help.
 fn sentence(report: &str) -> String {
     let first = report.split("\n\n").next().unwrap_or_default();
     let words: Vec<&str> = first.split_whitespace().collect();
     format!("{}; `cargo xtask --help` names the chores", words.join(" ").trim_start_matches("error: "))
 }
 
-/// Where cargo builds what belongs to the repository at `origin`.
+/// Returns the directory in which cargo builds the repository at `origin`.
 fn target(origin: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| origin.join("target"), PathBuf::from)
 }
 
-/// The repository.
+/// Returns the root of the repository.
 fn origin() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository")
 }
 
-/// The cargo that runs this, without what it told of this package.
+/// Returns the cargo that runs this program, without the variables it set for this package.
 fn cargo() -> process::Command {
     let mut cargo = process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os().filter(|(name, _)| names_this_package(name)) {
@@ -94,14 +96,14 @@ fn cargo() -> process::Command {
     cargo
 }
 
-/// Whether cargo sets the variable for the package that it runs. A build script may ask for it (that of `ring` does): where it is set,
-/// what was built where it is not would be built again.
+/// Returns whether cargo sets the variable for the package that it runs. A build script may depend
+/// on it (that of `ring` does): cargo would then rebuild what it built without the variable.
 fn names_this_package(variable: &OsStr) -> bool {
     let name = variable.as_encoded_bytes();
     name.starts_with(b"CARGO_PKG_") || name.starts_with(b"CARGO_MANIFEST_")
 }
 
-/// Builds a program of this repository as fast code; where it is.
+/// Builds a program of this repository in release mode, and returns its path.
 fn build(package: &str, program: &str) -> Result<PathBuf> {
     let mut cargo = self::cargo();
     cargo.current_dir(origin()).args([
@@ -119,7 +121,8 @@ fn build(package: &str, program: &str) -> Result<PathBuf> {
     Ok(target(origin()).join("release").join(program))
 }
 
-/// Builds the simulator of `tree`, as fast code, but in pieces, into `target`, in an environment with `variables`; where it is.
+/// Builds the simulator of `tree` in release mode, but without link-time optimisation, into
+/// `target`, in an environment with `variables`. Returns its path.
 fn build_sim(tree: &Path, target: &Path, variables: &[(&str, impl AsRef<OsStr>)]) -> Result<PathBuf> {
     let mut cargo = self::cargo();
     cargo.current_dir(tree).arg("build");

@@ -1,10 +1,14 @@
-//! Deliberate faults, as patches in `crates/sim/mutants`: each is planted in a scratch copy. Those of the engine
-//! the random workloads of `sim hunt` must find. The simulator does not run the rest of the program, and some
-//! coincidences are too rare for it: of such a fault the patch names the tests that must fail, with the words that
-//! `cargo test` takes (`test: -p bcached-daemon --lib offline`).
+//! `cargo xtask mutants`: plants deliberate faults, which are patches in `crates/sim/mutants`, each
+//! in a scratch copy.
 //!
-//! A fault counts as caught by hunts when no hunt takes longer than the limit and, if enough starting numbers are tried for a median
-//! to mean something, more than half of the hunts find it within [`MEDIAN_SECONDS`].
+//! The random workloads of `sim hunt` must find those in the engine. The simulator does not run the
+//! rest of the program, and some coincidences are too rare for it. The patch of such a fault names
+//! the tests that must fail, as arguments of `cargo test` (`test: -p bcached-daemon --lib
+//! offline`).
+//!
+//! A fault counts as caught by hunts if no hunt takes longer than the limit. If enough starting
+//! numbers are tried for a median to be meaningful, more than half of the hunts must also find it
+//! within [`MEDIAN_SECONDS`].
 
 use crate::tree::Tree;
 use anyhow::{Context as _, Result, bail};
@@ -17,44 +21,46 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// How long a fault may hide from the middle one of the hunts, in seconds of one processor.
+/// Limit for the median time until a hunt finds a fault, in CPU seconds.
 const MEDIAN_SECONDS: f64 = 60.0;
-/// From how many starting numbers on a median is asked for.
+/// Least number of starting numbers for which the median is checked.
 const MEDIAN_OF: u64 = 3;
 
-/// The folder of those that no hunt has found: gaps of the simulator, which are known, and are planted only by name.
+/// Folder of the faults that no hunt has found. They are known gaps of the simulator, and are
+/// planted only by name.
 const UNFOUND: &str = "unfound";
-/// Scripts that have shown a fault once.
+/// Scripts that once exposed a fault.
 const SCRIPTS: &str = "crates/sim/scripts";
-/// Starts the line of a script that names the fault it was kept of, where that is planted.
+/// Prefix of the line of a script that names the fault for which it was kept, if that can be
+/// planted.
 const PLANTED: &str = "# planted: ";
 
-/// The exit status of a Rust program that panicked.
+/// Exit status of a Rust program that panicked.
 const PANIC: i32 = 101;
 
-/// How it is built. Faults leave things unused, and are built over and over.
+/// Environment of the builds. Faults leave code unused, and are built again and again.
 const BUILD: [(&str, &str); 3] = [
     ("RUSTFLAGS", "--allow warnings"),
     ("CARGO_PROFILE_RELEASE_INCREMENTAL", "true"),
     ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
 ];
 
-/// What to plant, and how long to look.
+/// Which faults to plant, and how long to hunt.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only the fault of this name (its file without `.patch`).
+    /// Plant only the fault of this name (its file without `.patch`).
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Only so many faults, from the one whose turn it is by the commit that is checked out.
+    /// Plant only this many faults, starting with the one whose turn it is at the current commit.
     #[arg(long, conflicts_with = "only", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     rotate: Option<usize>,
-    /// Starting numbers tried with each fault.
+    /// Number of starting numbers tried with each fault.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     starts: u64,
-    /// The longest that a hunt may take, in seconds of the processor.
+    /// Time limit of a hunt, in CPU seconds.
     #[arg(long, default_value_t = 600)]
     limit: u64,
-    /// Only see whether every patch still applies.
+    /// Only check that every patch still applies.
     #[arg(long)]
     apply_only: bool,
 }
@@ -63,14 +69,14 @@ pub struct Args {
 struct Mutant {
     name: String,
     patch: PathBuf,
-    /// What `cargo test` is to be asked for; `None`: hunts look for it.
+    /// Arguments for `cargo test`; `None`: hunts look for the fault.
     test: Option<Vec<String>>,
 }
 
-/// Runs `cargo xtask mutants`; false if a fault was not caught.
+/// Runs `cargo xtask mutants`. Returns false if a fault was not caught.
 ///
 /// # Errors
-/// A patch that does not apply, a tree that does not build, a name that there is not.
+/// A patch that does not apply, a tree that does not build, or a name that does not exist.
 pub fn run(args: &Args) -> Result<bool> {
     let origin = crate::origin();
     let work = crate::target(origin).join("mutants");
@@ -94,7 +100,7 @@ pub fn run(args: &Args) -> Result<bool> {
             None => {
                 let simulator = crate::build_sim(&tree.root, &build, &BUILD);
                 let simulator = simulator.with_context(|| mutant.name.clone())?;
-                // Both are printed.
+                // Run both, so that both results are printed.
                 let scripts_fail = kept_scripts_fail(mutant, &simulator, &origin.join(SCRIPTS), args.limit)?;
                 is_found(mutant, &simulator, args)? && scripts_fail
             }
@@ -129,7 +135,7 @@ fn all(folder: &Path) -> Result<Vec<Mutant>> {
     Ok(mutants)
 }
 
-/// Those that `args` ask for.
+/// Returns the faults that `args` select.
 fn select(mut mutants: Vec<Mutant>, args: &Args, origin: &Path) -> Result<Vec<Mutant>> {
     if let Some(name) = &args.only {
         mutants.retain(|mutant| mutant.name == *name);
@@ -146,18 +152,18 @@ fn select(mut mutants: Vec<Mutant>, args: &Args, origin: &Path) -> Result<Vec<Mu
     Ok(mutants)
 }
 
-/// How many commits there are: who runs each of them sees each fault in turn.
+/// Returns the number of commits, so that a run at each commit plants each fault in turn.
 fn commits(origin: &Path) -> Result<usize> {
     let mut git = Command::new("git");
     git.current_dir(origin).args(["rev-list", "--count", "HEAD"]);
     let done = git.output().context("git, which counts commits, does not start")?;
     let count = String::from_utf8_lossy(&done.stdout).trim().parse();
-    // A tree that is no repository has no turn.
+    // A tree that is not a repository has no turn.
     Ok(count.unwrap_or(0))
 }
 
-/// Runs the kept scripts that name `mutant` ([`PLANTED`]), each for `limit` seconds of the processor at most; whether each of
-/// them fails with it. A script that passes keeps nothing any more.
+/// Runs the kept scripts that name `mutant` ([`PLANTED`]), each for at most `limit` CPU seconds.
+/// Returns whether each of them fails with it. A script that passes has become useless.
 fn kept_scripts_fail(mutant: &Mutant, simulator: &Path, folder: &Path, limit: u64) -> Result<bool> {
     let mut all_fail = true;
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -166,7 +172,7 @@ fn kept_scripts_fail(mutant: &Mutant, simulator: &Path, folder: &Path, limit: u6
         if !names(&text, &mutant.name) {
             continue;
         }
-        // One that does not come to its end is stopped, and has noticed.
+        // A script that does not end is stopped, and counts as having noticed the fault.
         let mut run = Command::new("sh");
         run.args(["-c", "ulimit -t \"$1\" && shift && exec \"$@\"", "sh", &limit.to_string()]);
         run.arg(simulator).args(["run", "--script"]).arg(&script).stdin(Stdio::null());
@@ -180,12 +186,13 @@ fn kept_scripts_fail(mutant: &Mutant, simulator: &Path, folder: &Path, limit: u6
     Ok(all_fail)
 }
 
-/// Whether a script says that it was kept of this fault.
+/// Returns whether a script was kept for this fault.
 fn names(script: &str, fault: &str) -> bool {
     script.lines().any(|line| line.strip_prefix(PLANTED).is_some_and(|named| named.trim() == fault))
 }
 
-/// Whether `sim run` has shown a failure, or died of one. What it could not run at all shows nothing.
+/// Returns whether `sim run` showed a failure, or died of one. A script that could not be run at
+/// all shows nothing.
 fn is_failure(done: &Output) -> Result<bool> {
     match done.status.code() {
         Some(0) => Ok(false),
@@ -196,20 +203,20 @@ fn is_failure(done: &Output) -> Result<bool> {
     }
 }
 
-/// The last that a program has complained of.
+/// Returns the last line of a program's error output.
 fn last_words(done: &Output) -> String {
     let complaint = String::from_utf8_lossy(&done.stderr);
     complaint.trim().lines().next_back().unwrap_or("without a word").to_owned()
 }
 
-/// What the patch says above its first hunk of the tests that must fail with it.
+/// Returns the tests that must fail with the patch, as named above its first hunk.
 fn named_test(patch: &str) -> Option<Vec<String>> {
     let mut head = patch.lines().take_while(|line| !line.starts_with("diff ") && !line.starts_with("--- "));
     let words = head.find_map(|line| line.strip_prefix("test:"))?;
     Some(words.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Runs the tests that `words` name in the planted `tree`; whether one of them fails.
+/// Runs the tests that `words` select in the planted `tree`. Returns whether one of them fails.
 fn fails(mutant: &Mutant, words: &[String], tree: &Path, target: &Path) -> Result<bool> {
     let tests = |more: &[&str]| {
         let mut cargo = crate::cargo();
@@ -229,7 +236,7 @@ fn fails(mutant: &Mutant, words: &[String], tree: &Path, target: &Path) -> Resul
     Ok(verdict == Verdict::Failed)
 }
 
-/// What tests have said.
+/// The result of tests.
 #[derive(PartialEq, Debug)]
 enum Verdict {
     /// One of them failed.
@@ -239,7 +246,8 @@ enum Verdict {
 }
 
 impl Verdict {
-    /// Of a run of `cargo test`, of which nothing is believed but the words of the tests themselves.
+    /// Returns the verdict of a run of `cargo test`. Only the output of the tests themselves
+    /// counts.
     fn of(done: &Output) -> Result<Self> {
         const FAILED: i32 = 101;
         let told = String::from_utf8_lossy(&done.stdout);
@@ -256,7 +264,8 @@ impl Verdict {
     }
 }
 
-/// Hunts with each starting number, and prints how long that took.
+/// Hunts with each starting number, and prints how long that took. Returns whether the fault counts
+/// as caught.
 fn is_found(mutant: &Mutant, simulator: &Path, args: &Args) -> Result<bool> {
     let mut times = hunts(simulator, args)?;
     times.sort_unstable_by(f64::total_cmp);
@@ -267,12 +276,14 @@ fn is_found(mutant: &Mutant, simulator: &Path, args: &Args) -> Result<bool> {
     Ok(caught)
 }
 
-/// The middle one of `sorted`, of an even number the later of the two: what is asked of it holds for more than half.
+/// Returns the median of `sorted`; of an even number of times, the later of the two in the middle.
+/// So if the median is within a limit, so are more than half of the times.
 fn median(sorted: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-/// The seconds after which each of the hunts found something; several run at once, each on a processor.
+/// Returns the seconds after which each of the hunts found something. Several hunts run at once,
+/// one per processor.
 fn hunts(simulator: &Path, args: &Args) -> Result<Vec<f64>> {
     let (next, times) = (AtomicU64::new(1), Mutex::new(Vec::new()));
     let hunter = || -> Result<()> {
@@ -281,7 +292,7 @@ fn hunts(simulator: &Path, args: &Args) -> Result<Vec<f64>> {
             if from > args.starts {
                 return Ok(());
             }
-            // What was never found took longer than any.
+            // A fault that was not found counts as infinitely late.
             let time = hunt(simulator, from, args.limit)?.unwrap_or(f64::INFINITY);
             times.lock().expect("no hunter panics").push(time);
         }
@@ -297,7 +308,7 @@ fn parallel() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// One hunt: the seconds of the processor after which it found something, if it did.
+/// Runs one hunt. Returns the CPU seconds after which it found something, if it did.
 fn hunt(simulator: &Path, from: u64, limit: u64) -> Result<Option<f64>> {
     let mut hunt = Command::new(simulator);
     hunt.args(["hunt", "--as-found", "--rounds", "--from", &from.to_string()]);
@@ -314,17 +325,18 @@ fn hunt(simulator: &Path, from: u64, limit: u64) -> Result<Option<f64>> {
 /// How a hunt ended.
 #[derive(PartialEq, Debug)]
 enum Ending {
-    /// Its time was over.
+    /// It ran out of time.
     Nothing,
-    /// It found something after so many seconds of the processor.
+    /// It found something after this many CPU seconds.
     Found { seconds: f64 },
-    /// The process died in the middle of a round: the fault has brought it down, a correct engine does not.
+    /// The process died in the middle of a round because of the fault; a correct engine does not
+    /// die.
     Died,
 }
 
 impl Ending {
-    /// What the hunt has told. A simulator that could not hunt has caught nothing, and neither has one that nobody
-    /// understands.
+    /// Returns how the hunt ended, from its output. A simulator that could not hunt has caught
+    /// nothing, and neither has one with unknown output.
     fn of(done: &Output) -> Result<Self> {
         let told = String::from_utf8_lossy(&done.stdout);
         match done.status.code() {
@@ -336,7 +348,7 @@ impl Ending {
                     return Ok(Self::Found { seconds });
                 }
             }
-            // Killed by a signal, out of memory among others.
+            // Killed by a signal, for example because it was out of memory.
             None | Some(PANIC) if is_inside_a_round(&told) => return Ok(Self::Died),
             _ => {}
         }
@@ -344,13 +356,13 @@ impl Ending {
     }
 }
 
-/// The seconds in the line that tells of a finding.
+/// Returns the seconds in the line that reports a finding.
 fn found_after(line: &str) -> Option<f64> {
     let (_, after) = line.strip_prefix("found in round ")?.split_once(" after ")?;
     after.split_once(" s: ")?.0.parse().ok()
 }
 
-/// Whether the last round that was begun has not ended: its line is only half there.
+/// Returns whether the last round has not ended: its line is incomplete.
 fn is_inside_a_round(told: &str) -> bool {
     told.lines().next_back().is_some_and(|line| line.starts_with("round ")) && !told.ends_with('\n')
 }
@@ -362,7 +374,8 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
     use std::process::ExitStatus;
 
-    /// The ending of a process that exited with `exit`, or was killed by a signal (as `wait` has it).
+    /// Returns the ending of a process with the given `wait` status: an exit status, or the signal
+    /// that killed it.
     fn ending(wait: i32, told: &str) -> Result<Ending> {
         let status = ExitStatus::from_raw(wait);
         Ending::of(&Output { status, stdout: told.into(), stderr: b"sim: no such thing\n".to_vec() })

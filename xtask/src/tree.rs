@@ -1,24 +1,25 @@
-//! A scratch copy of the repository under `target/`, to plant faults in.
+//! A scratch copy of the repository under `target/`, in which faults are planted.
 //!
-//! A file is written only if it differs, so that cargo builds anew just what a fault touches.
+//! A file is written only if it differs, so that cargo rebuilds only what a fault affects.
 
 use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What of the repository is not copied: what tools make, and what no fault is planted in.
+/// Parts of the repository that are not copied: generated files, and those in which no fault is
+/// planted.
 const LEFT_OUT: [&str; 4] = ["target", ".git", "fuzz", "crates/sim/mutants"];
 
-/// The copy.
+/// The scratch copy.
 pub struct Tree {
     origin: PathBuf,
-    /// Where it lies.
+    /// Its root folder.
     pub root: PathBuf,
 }
 
 impl Tree {
-    /// The copy of `origin` in `root`, as it is now or made now.
+    /// Creates the copy of `origin` in `root`, or brings an existing one up to date.
     ///
     /// # Errors
     /// A file that cannot be read or written.
@@ -36,7 +37,7 @@ impl Tree {
         copy(&self.origin, &self.root, Path::new(""))
     }
 
-    /// Applies a patch; nothing has changed if that fails.
+    /// Applies a patch; nothing is changed if that fails.
     ///
     /// # Errors
     /// The patch does not apply, in `git`'s words; or it would be applied twice.
@@ -51,12 +52,13 @@ impl Tree {
         bail!("{complaint}")
     }
 
-    /// What `git apply` has to complain of.
+    /// Runs `git apply`, and returns its complaint, if any.
     fn git_apply(&self, options: &[&str], patch: &Path) -> Result<Option<String>> {
-        // Without the ceiling git would take the copy for a folder of the repository around it, and skip every file.
+        // Without the ceiling git would treat the copy as a folder of the surrounding repository,
+        // and skip every file.
         let above = self.root.parent().context("the copy lies in a folder")?;
         let mut git = Command::new("git");
-        // All of its context must be there: a single line of it stands in more than one place.
+        // All of the context must match: a single line of it occurs in more than one place.
         git.current_dir(&self.root)
             .env("GIT_CEILING_DIRECTORIES", above)
             .arg("apply")
@@ -68,7 +70,7 @@ impl Tree {
     }
 }
 
-/// Makes `folder` of the repository `origin` the same in `root`.
+/// Makes the folder `folder` in `root` equal to that in the repository `origin`.
 fn copy(origin: &Path, root: &Path, folder: &Path) -> Result<()> {
     let (from, to) = (origin.join(folder), root.join(folder));
     fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
@@ -94,7 +96,7 @@ fn copy(origin: &Path, root: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes from `to` what is not in `from`: it was renamed or removed there since.
+/// Removes from `to` what is not in `from`, because it was renamed or removed there since.
 fn remove_others(from: &Path, to: &Path) -> Result<()> {
     for entry in fs::read_dir(to).with_context(|| to.display().to_string())? {
         let entry = entry?;
@@ -113,7 +115,7 @@ fn remove_others(from: &Path, to: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A folder of this test's own, empty.
+    /// Creates an empty folder for this test alone.
     fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("bcached-xtask-{}-{name}", std::process::id()));
         let _there_was_none = fs::remove_dir_all(&folder);
@@ -154,12 +156,12 @@ mod tests {
         let tree = Tree::of(&origin, work.join("copy")).unwrap();
         tree.apply(&patch).unwrap();
         assert!(fs::read_to_string(tree.root.join("file")).unwrap().contains("stop()"));
-        // What it was made for has gone, and elsewhere the line stands in braces too.
+        // The place that it was made for is gone, and the same line occurs in braces elsewhere.
         put(&origin, "file", "one\n{\n}\ntwo\nthree\n{\n    go();\n}\nfour\n");
         tree.restore().unwrap();
         let refused = tree.apply(&patch).expect_err("that is another place").to_string();
         assert!(refused.contains("patch does not apply"), "{refused}");
-        // Whoever made the patch has not taken the fault out again.
+        // The fault was not removed from the source after the patch was made.
         put(&origin, "file", "one\n{\n    stop();\n}\ntwo\n");
         tree.restore().unwrap();
         let refused = tree.apply(&patch).expect_err("it is there already").to_string();

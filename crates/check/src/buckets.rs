@@ -1,4 +1,4 @@
-//! What is known of each bucket: its generation, what it is used for, how much of it is live.
+//! Tracks the state of each bucket: its generation, its use, and how much of it is live.
 
 use crate::damage::{DamageKind, Place, Structure, Use};
 use crate::findings::Findings;
@@ -9,26 +9,28 @@ use std::collections::{BTreeMap, BTreeSet};
 /// One bucket of the cache device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Bucket {
-    /// Its generation: as stored, raised by the pointers into it.
+    /// Generation: as stored, raised by the pointers into the bucket.
     pub generation: u8,
-    /// Its priority as stored.
+    /// Priority as stored.
     pub prio: u16,
-    /// What it is used for.
+    /// What the bucket is used for.
     pub usage: Use,
-    /// Sectors of live extents in it.
+    /// Sectors of live extents in the bucket.
     pub live_sectors: u32,
-    /// How many of these are dirty.
+    /// How many of these sectors are dirty.
     pub dirty_sectors: u32,
 }
 
-/// Generations that a pointer may be behind its bucket; a kernel refuses a set with more.
+/// Largest number of generations that a pointer may lag behind its bucket; a kernel refuses a set
+/// with more.
 pub(crate) const STALE_MAX: u8 = 96;
 
 /// All buckets.
 #[derive(Debug)]
 pub(crate) struct Buckets {
     list: Vec<Bucket>,
-    /// Of buckets of nodes, by index: how many blocks of which generation's node were durable.
+    /// For buckets that held nodes, by bucket index: the generation of the node, and how many of
+    /// its blocks were durable.
     durable: BTreeMap<usize, (Gen, u16)>,
     first: u64,
     bucket_sectors: u64,
@@ -44,7 +46,7 @@ impl Buckets {
         }
     }
 
-    /// Adds the next bucket, as the priority chain has it.
+    /// Adds the next bucket, as stored in the priority chain.
     pub fn push(&mut self, stored: BucketPrio) {
         let usage = if (self.list.len() as u64) < self.first { Use::Superblock } else { Use::Free };
         self.list.push(Bucket {
@@ -56,7 +58,8 @@ impl Buckets {
         });
     }
 
-    /// What the priority of the next bucket says of a node in it. That of one that a kernel wrote says nothing.
+    /// Records what the priority of the next bucket says about a node in it. A priority that a
+    /// kernel wrote says nothing.
     fn push_length(&mut self, stored: BucketPrio) {
         let blocks = prio::durable_blocks(stored.prio);
         if blocks > 0 {
@@ -64,7 +67,7 @@ impl Buckets {
         }
     }
 
-    /// How many blocks of the node that `pointer` leads to were durable, at the least.
+    /// Returns the least number of blocks that were durable in the node that `pointer` leads to.
     pub fn durable_blocks(&self, pointer: Pointer) -> u32 {
         let stored = self.durable.get(&self.index_of(pointer));
         let stored = stored.filter(|(generation, _)| *generation == pointer.generation());
@@ -83,20 +86,20 @@ impl Buckets {
         usize::try_from(pointer.sector() / self.bucket_sectors).unwrap_or(usize::MAX)
     }
 
-    /// How far the pointer's bucket is ahead of it; 0 means that the pointer is valid. Check pointers and pointers to
-    /// nowhere are never asked about.
+    /// Returns how many generations the pointer's bucket is ahead of it; 0 means that the pointer
+    /// is valid. Must not be called for check pointers or pointers outside the device.
     pub fn stale_by(&self, pointer: Pointer) -> u8 {
         self.of(pointer).map_or(u8::MAX, |bucket| Gen(bucket.generation).after(pointer.generation()))
     }
 
-    /// Whether all of the key's pointers are to data that exists.
+    /// Returns whether all of the key's pointers lead to existing data.
     pub fn is_live(&self, key: &Key) -> bool {
         let pointers = key.pointers.as_slice();
         !pointers.is_empty()
             && pointers.iter().all(|pointer| !pointer.is_check() && self.stale_by(*pointer) == 0)
     }
 
-    /// A pointer that is ahead of its bucket pulls the bucket's generation forward.
+    /// Raises the generation of each bucket that one of the key's pointers is ahead of.
     pub fn raise(&mut self, key: &Key) {
         for pointer in key.pointers.as_slice().iter().filter(|pointer| !pointer.is_check()) {
             if self.stale_by(*pointer) == 0 {
@@ -108,8 +111,8 @@ impl Buckets {
         }
     }
 
-    /// Notes what the bucket at `sector` is used for. Data may share a bucket with data, nothing else may share one.
-    /// Whether the use was possible.
+    /// Records what the bucket at `sector` is used for, and returns whether that use is possible.
+    /// Data may share a bucket with data; every other use needs a bucket of its own.
     pub fn claim(&mut self, sector: u64, usage: Use, place: Place, findings: &mut Findings) -> bool {
         let bucket = sector / self.bucket_sectors;
         let Some(slot) = usize::try_from(bucket).ok().and_then(|index| self.list.get_mut(index)) else {
@@ -139,7 +142,8 @@ impl Buckets {
     }
 }
 
-/// Reads the priority chain that `header` names. `None` if it is damaged: then no pointer can be judged.
+/// Reads the priority chain that `header` names. Returns `None` if it is damaged: no pointer can be
+/// checked then.
 pub(crate) fn read_chain(
     image: &dyn crate::ReadAt,
     geometry: &Geometry,
@@ -183,7 +187,7 @@ pub(crate) fn read_chain(
     Some((buckets, chain))
 }
 
-/// Sectors of `bytes`, which are whole sectors here.
+/// Returns the sectors in `bytes`, which are whole sectors here.
 pub(crate) fn sectors(bytes: usize) -> u64 {
     bytes as u64 / SECTOR_BYTES
 }

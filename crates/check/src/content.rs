@@ -1,4 +1,4 @@
-//! What a set holds: the leaves, with the journal replayed over them in memory.
+//! Checks the content of a set: the leaves, with the journal replayed over them in memory.
 
 use crate::buckets::{Buckets, STALE_MAX};
 use crate::damage::{DamageKind, Place, Structure, Use};
@@ -12,17 +12,19 @@ use bcached_format::key_check::check_leaf_key;
 use bcached_format::{Geometry, Inode, Key};
 use std::collections::BTreeMap;
 
-/// The journal's keys as a replay leaves them.
+/// The journal's keys after a replay.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
-    /// Keys and holes, to be laid over the leaves. A void key, whose bucket was used again, is a hole, as after a
-    /// kernel's replay: what it hid is older than what was there when its bucket was given up.
+    /// Keys and holes to be laid over the leaves. A void key, whose bucket was reused, becomes a
+    /// hole, as after a kernel's replay. The data that it hid is older than what was there when its
+    /// bucket was given up.
     pub keys: ExtentMap,
     /// Number of keys replayed.
     pub count: u64,
 }
 
-/// Reads the keys to be replayed. They too pull generations forward, so all are looked at before any is judged.
+/// Reads the keys to be replayed. They raise generations too, so all are read before any is
+/// checked.
 pub(crate) fn replay(
     image: &dyn ReadAt,
     geometry: &Geometry,
@@ -53,12 +55,12 @@ pub(crate) fn replay(
     replay
 }
 
-/// The key's bucket was used again since it was written.
+/// Returns true if the key's bucket was reused after the key was written.
 fn is_void(buckets: &Buckets, key: &Key) -> bool {
     key.pointers.as_slice().iter().any(|pointer| !pointer.is_check() && buckets.stale_by(*pointer) > 0)
 }
 
-/// A leaf's content with the journal replayed over it.
+/// Returns a leaf's content with the journal replayed over it.
 pub(crate) fn of_leaf(
     image: &dyn ReadAt,
     geometry: &Geometry,
@@ -79,7 +81,7 @@ struct LiveRun {
     end: u64,
 }
 
-/// All that the last pass over the leaves looks at.
+/// The inputs of the last pass over the leaves.
 pub(crate) struct Judge<'a> {
     pub image: &'a dyn ReadAt,
     pub geometry: Geometry,
@@ -90,7 +92,8 @@ pub(crate) struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Judges every extent of the tree's final content, and counts what is live. Dirty sectors of no volume are returned.
+    /// Checks every extent of the tree's final content, and counts the live sectors. Returns the
+    /// number of dirty sectors that belong to no volume.
     pub fn judge(
         &self,
         tree: &Tree,
@@ -158,12 +161,13 @@ impl Judge<'_> {
             findings.error(place, DamageKind::CleanFlashOnly { key: *key });
         }
         let is_stale = volume.backing.is_some_and(|index| self.is_stale(index));
-        // What is stale may have been cut since: nobody looks at these keys again.
+        // A stale device may have been truncated since: these keys are never read again.
         if let (true, false, Some(end)) = (key.dirty, is_stale, volume.end)
             && !(key.start() >= volume.start && key.end <= end)
         {
             if volume.flash_only && key.start() >= volume.start {
-                // A kernel leaves it when it makes one smaller, and so does a crash while we do.
+                // A kernel leaves such data behind when it shrinks a flash-only volume, and so does
+                // a crash while we do.
                 return findings.warn(place, DamageKind::BehindEnd { key: *key, end });
             }
             findings.error(place, DamageKind::OutsideVolume { key: *key, start: volume.start, end });
@@ -184,7 +188,7 @@ impl Judge<'_> {
         }
     }
 
-    /// The backing device says that what is cached of it must not be used any more.
+    /// Returns true if the backing device says that its cached data must not be used any more.
     fn is_stale(&self, backing: usize) -> bool {
         self.backings.get(backing).and_then(Option::as_ref).is_some_and(Backing::is_stale)
     }
@@ -200,7 +204,8 @@ impl Judge<'_> {
     }
 }
 
-/// A hole needs no judging, unless it hides that dirty data is gone or that generations wander too far apart.
+/// Checks a dead extent. It needs no further checks, except that it may hide lost dirty data or
+/// generations that are too far apart.
 fn judge_dead(key: &Key, leaf: &NodeRef, buckets: &Buckets, findings: &mut Findings) {
     let stale = key.pointers.as_slice().iter().filter(|pointer| !pointer.is_check());
     let by = stale.map(|pointer| buckets.stale_by(*pointer)).max().unwrap_or(0);
@@ -212,7 +217,7 @@ fn judge_dead(key: &Key, leaf: &NodeRef, buckets: &Buckets, findings: &mut Findi
     }
 }
 
-/// No sector belongs to two live extents.
+/// Reports sectors that belong to two live extents.
 fn report_shared(mut runs: Vec<LiveRun>, findings: &mut Findings) {
     runs.sort_by_key(|run| (run.sector, run.end));
     let mut reach = 0;

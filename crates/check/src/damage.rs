@@ -1,7 +1,7 @@
-//! What a check can find: a kind with typed fields, and where.
+//! Types of the findings of a check: a kind with typed fields, and a place.
 //!
-//! An *error* breaks an invariant that every image keeps at rest, after any crash. A *warning* is something that a
-//! crash may leave behind, or that only another program would stumble over.
+//! An *error* breaks an invariant that every image keeps at rest, after any crash. A *warning* is
+//! something that a crash may leave behind, or that only another program would have trouble with.
 
 use bcached_format::{
     Inode, JsetError, Key, KeyError, KeyListError, NodeError, Position, PrioError, SuperblockError, Uuid,
@@ -15,13 +15,13 @@ use thiserror::Error;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// A crash may leave it behind, or it troubles only other programs.
+    /// A crash may leave it behind, or it affects only other programs.
     Warning,
     /// An invariant of the format is broken.
     Error,
 }
 
-/// Which device a finding is on.
+/// The device that a finding is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
@@ -31,7 +31,7 @@ pub enum Device {
     Backing(usize),
 }
 
-/// Which structure a finding is about.
+/// The structure that a finding is about.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Structure {
@@ -45,18 +45,18 @@ pub enum Structure {
     UuidTable,
     /// A node of the B-tree.
     Node,
-    /// The content that the leaves and the journal add up to.
+    /// The combined content of the leaves and the journal.
     Content,
 }
 
-/// A node of the B-tree, by what identifies it on disk.
+/// A node of the B-tree, identified by its place on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct NodePlace {
-    /// 0 is a leaf.
+    /// Level of the node; 0 is a leaf.
     pub level: u16,
     /// First sector of the node.
     pub sector: u64,
-    /// The node covers what lies after this ..
+    /// The node covers the key space after this ..
     #[serde(serialize_with = "as_text")]
     pub low: Position,
     /// .. up to and including this.
@@ -64,14 +64,15 @@ pub struct NodePlace {
     pub high: Position,
 }
 
-/// Where a finding is.
+/// The place of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Place {
-    /// On which device.
+    /// The device.
     pub device: Device,
-    /// In which structure.
+    /// The structure.
     pub structure: Structure,
-    /// Sector at which the structure, or the part of it, starts; none if it is about the whole.
+    /// Sector at which the structure, or the affected part of it, starts; `None` if the finding is
+    /// about the whole structure.
     pub sector: Option<u64>,
     /// The node, for findings in the tree.
     pub node: Option<NodePlace>,
@@ -81,9 +82,9 @@ pub struct Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Use {
-    /// Nothing that counts.
+    /// Unused.
     Free,
-    /// Before the first usable bucket.
+    /// The bucket lies before the first usable one.
     Superblock,
     /// The journal.
     Journal,
@@ -97,29 +98,29 @@ pub enum Use {
     Data,
 }
 
-/// What was found.
+/// The kind of a finding.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum DamageKind {
-    /// The device fails to read.
+    /// The device returns a read error.
     #[error("cannot read: {0}")]
     Unreadable(String),
-    /// Not a superblock, or one that cannot be run.
+    /// Not a superblock, or one that is not supported.
     #[error("{0}")]
     Superblock(SuperblockError),
-    /// A backing device where a cache was wanted.
+    /// A backing device in place of a cache device.
     #[error("this is a backing device, not a cache device")]
     NotACache,
-    /// A cache where a backing device was wanted.
+    /// A cache device in place of a backing device.
     #[error("this is a cache device, not a backing device")]
     NotABacking,
     /// The backing device is attached to another set.
     #[error("the backing device belongs to the cache set {found}")]
     OtherSet {
-        /// Its set.
+        /// The set that it is attached to.
         found: Uuid,
     },
-    /// A backing device that cannot be attached because its blocks are too small.
+    /// The backing device cannot be attached because its blocks are too small.
     #[error("the backing device's block of {found} sectors is smaller than the set's of {wanted}")]
     BackingBlockTooSmall {
         /// Block of the set, in sectors.
@@ -127,27 +128,27 @@ pub enum DamageKind {
         /// Block of the backing device, in sectors.
         found: u64,
     },
-    /// A dirty backing device that the set does not know.
+    /// The backing device is dirty, but the set does not know it.
     #[error("the backing device is marked dirty, but its uuid {uuid} is not in the uuid table")]
     DirtyButUnknown {
-        /// Of the backing device.
+        /// Uuid of the backing device.
         uuid: Uuid,
     },
     /// The set has no journal.
     #[error("no journal entries found")]
     NoJournalEntries,
-    /// An entry with a good sum that makes no sense.
+    /// A journal entry has a good checksum, but makes no sense.
     #[error("{0}")]
     JournalEntry(JsetError),
-    /// An entry that is not whole and newer than all that are.
+    /// An incomplete journal entry is newer than all complete ones.
     #[error("an entry newer than {newest} is not whole: torn by a crash, or damaged ({error})")]
     JournalTorn {
-        /// Newest whole entry.
+        /// Newest complete entry.
         newest: u64,
-        /// What is wrong with it.
+        /// What is wrong with the incomplete entry.
         error: JsetError,
     },
-    /// A newer entry stands behind a damaged one, where nobody looks for it.
+    /// A newer entry follows a damaged one, where a start does not look for it.
     #[error(
         "entry {seq} is newer than {newest}, but stands behind a damaged one: a start that did not look would lose it"
     )]
@@ -157,7 +158,7 @@ pub enum DamageKind {
         /// The newest one that is found.
         newest: u64,
     },
-    /// Entries that are still needed are not there.
+    /// Entries that are still needed are missing.
     #[error("entries {first} to {last} are missing, the newest needs {last_seq} to {newest}")]
     JournalMissing {
         /// First of a run of missing entries.
@@ -169,12 +170,12 @@ pub enum DamageKind {
         /// The newest entry.
         newest: u64,
     },
-    /// Two entries have one number.
+    /// Two entries have the same sequence number.
     #[error("entry {seq} stands at sector {other} too")]
     JournalDuplicate {
-        /// The number.
+        /// The sequence number.
         seq: u64,
-        /// Sector of the other one.
+        /// Sector of the other entry.
         other: u64,
     },
     /// A newer entry needs older entries than its predecessor did.
@@ -186,10 +187,10 @@ pub enum DamageKind {
         seq: u64,
         /// Oldest entry it needs.
         last_seq: u64,
-        /// What an older entry said.
+        /// The oldest entry that an older entry needs.
         previous: u64,
     },
-    /// A kernel's search for entries, which does not read all buckets, finds something else.
+    /// A kernel's search for entries, which does not read all buckets, gives a different result.
     #[error(
         "a kernel does not read all buckets: it takes {} for the newest entry, which is {wanted}",
         found.map_or_else(|| "none".to_owned(), |found| found.to_string())
@@ -246,7 +247,7 @@ pub enum DamageKind {
         /// Sectors found.
         found: u64,
     },
-    /// The uuid table cannot be cut into slots.
+    /// The size of the uuid table is not a whole number of slots.
     #[error("{0}")]
     UuidTable(UuidError),
     /// The uuid table is not the one that bcached wrote.
@@ -254,9 +255,9 @@ pub enum DamageKind {
         "the uuid table is not the one that was written: its checksum is {found:#018x}, not {wanted:#018x}; volumes may be missing from it"
     )]
     UuidTableSum {
-        /// What the newest journal entry says.
+        /// Checksum in the newest journal entry.
         wanted: u64,
-        /// Of what stands there.
+        /// Checksum of the table on disk.
         found: u64,
     },
     /// A slot of the uuid table is not as bcached wrote it.
@@ -264,9 +265,9 @@ pub enum DamageKind {
         "slot {number} of the uuid table ({uuid}) is not what was written: nothing is served because of it"
     )]
     DoubtedSlot {
-        /// Its number.
+        /// Number of the slot.
         number: u32,
-        /// The uuid that stands there.
+        /// Uuid in the slot.
         uuid: Uuid,
     },
     /// The backing device was used with a later state of the cache.
@@ -274,18 +275,18 @@ pub enum DamageKind {
         "the cache is an older copy of itself: this backing device was used with journal entry {entry}, and the newest is {newest}"
     )]
     OlderCache {
-        /// The entry that the backing device knows of.
+        /// The journal entry recorded on the backing device.
         entry: u64,
-        /// The newest of the cache.
+        /// The newest entry of the cache.
         newest: u64,
     },
     /// The cache was used with a later state of the backing device.
     #[error("the backing device is an older copy of itself: the cache holds data of a later state of it")]
     OlderBacking,
-    /// Two slots for one volume.
+    /// Two slots belong to the same volume.
     #[error("slots {first} and {second} both belong to {uuid}")]
     DuplicateUuid {
-        /// Whom they belong to.
+        /// Uuid of the volume.
         uuid: Uuid,
         /// The lower slot.
         first: u32,
@@ -295,7 +296,7 @@ pub enum DamageKind {
     /// A priority set is bad.
     #[error("{0}")]
     PrioSet(PrioError),
-    /// The chain leaves the device.
+    /// The chain points to a bucket that cannot hold a priority set.
     #[error("priority set {index} should be in bucket {found}, which cannot hold one")]
     PrioBucket {
         /// Index in the chain.
@@ -303,14 +304,14 @@ pub enum DamageKind {
         /// The bucket.
         found: u64,
     },
-    /// The chain is made of two writes.
+    /// The chain mixes sets of two writes.
     #[error("priority set {index} is of write {found}, the chain starts with {wanted}")]
     PrioSeq {
         /// Index in the chain.
         index: u64,
-        /// Number of the first set.
+        /// Write number of the first set.
         wanted: u64,
-        /// Number of this one.
+        /// Write number of this set.
         found: u64,
     },
     /// A node cannot be read.
@@ -322,23 +323,23 @@ pub enum DamageKind {
         /// Block of the set.
         block: u32,
     },
-    /// The last sets of a node are not there.
+    /// The last sets of a node are missing.
     #[error("its sets end at block {found}, but {wanted} blocks were durable: a write to it was lost")]
     NodeShorter {
-        /// Blocks that were durable, by the priority of its bucket.
+        /// Blocks that were durable, according to the priority of the node's bucket.
         wanted: u32,
-        /// Blocks that its sets take.
+        /// Blocks that the node's sets take.
         found: u32,
     },
-    /// Keys of a set are out of order.
+    /// The keys of a set are out of order.
     #[error("set at block {block}: {error}")]
     KeyOrder {
         /// Block of the set.
         block: u32,
-        /// Which key.
+        /// The key that is out of order.
         error: KeyListError,
     },
-    /// A key makes no sense where it is.
+    /// A key makes no sense in its place.
     #[error("set at block {block}, key {key:?}: {error}")]
     Key {
         /// Block of the set.
@@ -348,7 +349,7 @@ pub enum DamageKind {
         /// What is wrong with it.
         error: KeyError,
     },
-    /// A key is not of this node.
+    /// A key does not belong to this node.
     #[error("set at block {block}: key {key:?} lies outside the node")]
     KeyOutsideNode {
         /// Block of the set.
@@ -356,7 +357,7 @@ pub enum DamageKind {
         /// The key.
         key: Key,
     },
-    /// Two living children at one position.
+    /// Two living children have the same position.
     #[error("two living children at {position}")]
     TwoChildren {
         /// Their position.
@@ -365,7 +366,7 @@ pub enum DamageKind {
     /// The children do not cover the node.
     #[error("the last living child ends at {found:?}, not where the node does")]
     ChildrenEnd {
-        /// Position of the last child; none if there is none.
+        /// Position of the last child; `None` if there is no child.
         found: Option<Position>,
     },
     /// A bucket has two uses.
@@ -397,16 +398,16 @@ pub enum DamageKind {
     TooStale {
         /// The key of an extent or of a child.
         key: Key,
-        /// Generations that its bucket is ahead.
+        /// Number of generations that its bucket is ahead.
         by: u8,
     },
-    /// An extent off the block grid.
+    /// An extent is not aligned to blocks.
     #[error("extent {key:?} does not consist of whole blocks")]
     Unaligned {
         /// The extent.
         key: Key,
     },
-    /// Data of no volume.
+    /// Data belongs to no volume.
     #[error("extent {key:?} belongs to slot {inode}, which was never used")]
     Nobodys {
         /// The extent.
@@ -414,7 +415,7 @@ pub enum DamageKind {
         /// The slot.
         inode: Inode,
     },
-    /// Dirty data of a volume that was given up.
+    /// Dirty data belongs to a volume that was given up.
     #[error("dirty extent {key:?} belongs to a slot that was given up")]
     DirtyOfGivenUp {
         /// The extent.
@@ -426,7 +427,7 @@ pub enum DamageKind {
         /// The extent.
         key: Key,
     },
-    /// Dirty data lies beyond its volume.
+    /// Dirty data lies outside its volume.
     #[error("dirty extent {key:?} lies outside the volume's sectors {start} to {end}")]
     OutsideVolume {
         /// The extent.
@@ -436,7 +437,7 @@ pub enum DamageKind {
         /// End of the volume.
         end: u64,
     },
-    /// What a volume without a backing device had when it was larger.
+    /// Data of a flash-only volume from a time when the volume was larger.
     #[error(
         "extent {key:?} reaches behind the end of its flash-only volume, sector {end}: it takes room until that gets another size"
     )]
@@ -446,33 +447,33 @@ pub enum DamageKind {
         /// End of the volume.
         end: u64,
     },
-    /// Dirty data on a device that calls itself clean, and the data differs.
+    /// A device is marked clean, but has dirty data that differs from it.
     #[error("extent {key:?} is dirty and differs from the backing device, which is not marked dirty")]
     DirtyDiffers {
         /// The extent.
         key: Key,
     },
-    /// A clean copy is not one.
+    /// Clean data differs from the backing device.
     #[error("clean extent {key:?} differs from the backing device")]
     CleanDiffers {
         /// The extent.
         key: Key,
     },
-    /// Data in the cache of a device that was run without it.
+    /// The cache holds dirty data of a device that was run without it.
     #[error(
         "{sectors} dirty sectors belong to a backing device that was run without its cache: they are void"
     )]
     DirtyButStale {
-        /// How many.
+        /// Number of sectors.
         sectors: u64,
     },
 }
 
 impl DamageKind {
-    /// The kind without its fields, for scripts: `dirty-stale`.
+    /// Returns the name of the kind, without its fields, for scripts: `dirty-stale`.
     #[must_use]
     pub fn name(&self) -> String {
-        // Debug of an enum starts with the variant's name.
+        // The Debug text of an enum starts with the variant's name.
         let text = format!("{self:?}");
         let mut name = String::new();
         for letter in text.chars().take_while(|letter| letter.is_alphanumeric()) {
@@ -552,23 +553,23 @@ impl Serialize for Damage {
     }
 }
 
-/// Serialises what has a text as that.
+/// Serialises a value as its `Display` text.
 pub(crate) fn as_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 
 impl Place {
-    /// A structure of the cache device that starts at `sector`.
+    /// Returns the place of a structure of the cache device that starts at `sector`.
     pub(crate) const fn cache(structure: Structure, sector: u64) -> Self {
         Self { device: Device::Cache, structure, sector: Some(sector), node: None }
     }
 
-    /// A structure of the cache device as a whole.
+    /// Returns the place of a structure of the cache device as a whole.
     pub(crate) const fn whole(structure: Structure) -> Self {
         Self { device: Device::Cache, structure, sector: None, node: None }
     }
 
-    /// A node.
+    /// Returns the place of a node.
     pub(crate) const fn node(node: NodePlace) -> Self {
         Self {
             device: Device::Cache,
@@ -578,7 +579,7 @@ impl Place {
         }
     }
 
-    /// The superblock of a backing device.
+    /// Returns the place of the superblock of a backing device.
     pub(crate) const fn backing(index: usize) -> Self {
         Self {
             device: Device::Backing(index),

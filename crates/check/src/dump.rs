@@ -1,6 +1,7 @@
-//! Everything that a set's metadata says, record by record, as values that print as text or serialise.
+//! Dumps all metadata of a set, record by record, as values that print as text or serialise.
 //!
-//! A dump shows what is there, also where a check would complain: it goes on behind damage as far as it can.
+//! A dump shows what is on disk, also where a check would complain: after damage it continues as
+//! far as it can.
 
 use crate::damage::{Place, Structure, as_text};
 use crate::findings::Findings;
@@ -10,16 +11,16 @@ use bcached_format::{CacheSuperblock, Geometry, Jset, Key, Label, NodeLog, Posit
 use serde::Serialize;
 use std::fmt;
 
-/// A key, in words.
+/// A key as a record.
 #[derive(Clone, Debug, Serialize)]
 pub struct KeyRecord {
-    /// Volume.
+    /// Inode of the volume.
     pub inode: u32,
-    /// First sector covered; for a child or freeing key, meaningless.
+    /// First sector covered; meaningless for a child or freeing key.
     pub start: u64,
-    /// End, or position of a child.
+    /// End of the extent, or position of a child.
     pub end: u64,
-    /// Dirty data.
+    /// Whether the data is dirty.
     pub dirty: bool,
     /// Pointers as `device:sector gen n`, or `check`.
     pub pointers: Vec<String>,
@@ -37,7 +38,7 @@ pub struct SetRecord {
 /// A node.
 #[derive(Clone, Debug, Serialize)]
 pub struct NodeRecord {
-    /// 0 is a leaf.
+    /// Level of the node; 0 is a leaf.
     pub level: u16,
     /// First sector.
     pub sector: u64,
@@ -45,19 +46,19 @@ pub struct NodeRecord {
     pub sectors: u16,
     /// Generation of the pointer to it.
     pub generation: u8,
-    /// Covers what lies after this ..
+    /// The node covers the key space after this ..
     #[serde(serialize_with = "as_text")]
     pub low: Position,
     /// .. up to and including this.
     #[serde(serialize_with = "as_text")]
     pub high: Position,
-    /// Random number that marks its sets.
+    /// Random number that marks the node's sets.
     pub seq: u64,
-    /// Its sets, oldest first.
+    /// Sets of the node, oldest first.
     pub sets: Vec<SetRecord>,
 }
 
-/// One thing that the metadata says.
+/// One record of the metadata.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "record", rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -66,20 +67,20 @@ pub enum Record {
     Superblock {
         /// Version.
         version: u64,
-        /// Of the device.
+        /// Uuid of the device.
         #[serde(serialize_with = "as_text")]
         uuid: Uuid,
-        /// Of the set.
+        /// Uuid of the set.
         #[serde(serialize_with = "as_text")]
         set_uuid: Uuid,
         /// Label.
         #[serde(serialize_with = "as_text")]
         label: Label,
-        /// Count of its writes.
+        /// How many times it has been written.
         seq: u64,
-        /// SYNC.
+        /// The SYNC flag.
         synchronous: bool,
-        /// DISCARD.
+        /// The DISCARD flag.
         discard: bool,
         /// Number of buckets.
         buckets: u64,
@@ -91,21 +92,21 @@ pub enum Record {
         first_bucket: u64,
         /// Number of journal buckets.
         journal_buckets: u64,
-        /// Last start, in seconds since 1970.
+        /// Time of the last start, in seconds since 1970.
         last_mount: u32,
-        /// The same in RFC 3339; absent if there was none.
+        /// The same in RFC 3339; absent if the set was never started.
         #[serde(skip_serializing_if = "Option::is_none")]
         last_mount_time: Option<String>,
     },
     /// A journal entry.
     JournalEntry {
-        /// Which of the journal's buckets it is in, from 0 on.
+        /// Index of the journal bucket that holds it, from 0.
         index: usize,
-        /// That bucket, counted as all others.
+        /// Index of that bucket on the device.
         bucket: u64,
         /// Sector.
         sector: u64,
-        /// Number.
+        /// Sequence number.
         seq: u64,
         /// Oldest entry needed.
         last_seq: u64,
@@ -138,7 +139,7 @@ pub enum Record {
     UuidSlot {
         /// Number of the slot.
         inode: u32,
-        /// Whose.
+        /// Uuid of the volume.
         #[serde(serialize_with = "as_text")]
         uuid: Uuid,
         /// Label.
@@ -146,12 +147,12 @@ pub enum Record {
         label: Label,
         /// First registered, in seconds since 1970.
         first_registered: u32,
-        /// The same in RFC 3339; absent if it is not known.
+        /// The same in RFC 3339; absent if unknown.
         #[serde(skip_serializing_if = "Option::is_none")]
         first_registered_time: Option<String>,
         /// Last registered, in seconds since 1970.
         last_registered: u32,
-        /// The same in RFC 3339; absent if it is not known.
+        /// The same in RFC 3339; absent if unknown.
         #[serde(skip_serializing_if = "Option::is_none")]
         last_registered_time: Option<String>,
         /// When it was given up, in seconds since 1970; 0 if it was not.
@@ -161,19 +162,20 @@ pub enum Record {
         invalidated_time: Option<String>,
         /// Flags.
         flags: u32,
-        /// Size of a flash-only volume.
+        /// Size of a flash-only volume in sectors.
         sectors: u64,
     },
     /// A node of the tree.
     Node(NodeRecord),
-    /// Something that could not be read.
+    /// Something could not be read.
     Damaged {
-        /// Where and what.
+        /// Where, and what is wrong.
         message: String,
     },
 }
 
-/// Gives every record to `visit`, in the order of a start: superblock, journal, priorities, uuids, tree.
+/// Passes every record to `visit`, in the order of a start: superblock, journal, priorities, uuids,
+/// tree.
 pub fn dump(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record)) {
     let mut findings = Findings::new(usize::MAX);
     let _ = dump_set(cache, visit, &mut findings);
@@ -182,7 +184,7 @@ pub fn dump(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record)) {
     }
 }
 
-/// `None` where a start would have to stop.
+/// Dumps the set; returns `None` where a start would have to stop.
 fn dump_set(cache: &dyn ReadAt, visit: &mut dyn FnMut(Record), findings: &mut Findings) -> Option<()> {
     let superblock = volumes::read_cache(cache, findings)?;
     visit(superblock_record(&superblock));
@@ -310,7 +312,7 @@ impl KeyRecord {
     }
 }
 
-/// A key of a child: its end is the child's last position, and its size means nothing.
+/// The key of a child: its end is the child's last position, and its size means nothing.
 struct Child<'a>(&'a KeyRecord);
 
 impl fmt::Display for Child<'_> {
@@ -422,13 +424,14 @@ impl Record {
     }
 }
 
-/// Seconds since 1970 as RFC 3339, in UTC; none for 0, which stands for "never" wherever the format has a time.
+/// Formats seconds since 1970 as RFC 3339, in UTC. Returns `None` for 0, which means "never" in
+/// every time field of the format.
 fn moment(seconds: u32) -> Option<String> {
     const LENGTHS: [u32; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
     if seconds == 0 {
         return None;
     }
-    // Until 2106 only: every fourth year is a leap year, but 2100.
+    // Valid until 2106 only: every fourth year except 2100 is a leap year.
     let is_leap = |year: u32| year.is_multiple_of(4) && year != 2100;
     let (mut day, second) = (seconds / 86_400, seconds % 86_400);
     let mut year = 1970;

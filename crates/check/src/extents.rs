@@ -1,24 +1,26 @@
-//! The content of a stretch of key space: extents that do not overlap, newer ones having replaced older ones.
+//! The content of a part of the key space: extents that do not overlap, because newer ones replace
+//! older ones.
 //!
-//! The one rule of overlap, for the sets of a leaf and for the replay of a journal alike: a newer key takes the place
-//! of whatever part of older keys it covers; what it leaves uncovered stays. Holes and stale keys take part, because
-//! they hide what is below them.
+//! There is one rule of overlap, for the sets of a leaf and for the replay of a journal: a newer
+//! key replaces the part of older keys that it covers, and leaves the rest. Holes and stale keys
+//! take part, because they hide what is below them.
 
 use bcached_format::{Inode, Key, Position};
 use std::collections::BTreeMap;
 
-/// Extents by their start.
+/// Extents, indexed by their start.
 #[derive(Debug, Default)]
 pub(crate) struct ExtentMap(BTreeMap<Position, Key>);
 
 impl ExtentMap {
-    /// Puts `key` above all that is there. A key of size zero means nothing.
+    /// Lays `key` over everything that is already in the map. A key of size zero means nothing.
     pub fn insert(&mut self, key: Key) {
         if key.size == 0 {
             return;
         }
         let (start, end) = (key.start_position(), key.position());
-        // Only the nearest extent before it can reach in, and it may even reach beyond.
+        // Only the nearest preceding extent can reach into the key, and it may even extend beyond
+        // it.
         if let Some((at, older)) = self.0.range(..start).next_back() {
             let (at, older) = (*at, *older);
             if older.inode == key.inode && older.end > start.offset {
@@ -41,12 +43,12 @@ impl ExtentMap {
         }
     }
 
-    /// All extents in order.
+    /// Returns all extents in order.
     pub fn iter(&self) -> impl Iterator<Item = &Key> {
         self.0.values()
     }
 
-    /// What lies in `[low, high)`, cut to it.
+    /// Returns the extents in `[low, high)`, cut to that range.
     pub fn within(&self, low: Position, high: Position) -> impl Iterator<Item = Key> + '_ {
         let first = self.0.range(..low).next_back().map(|(_, key)| key);
         let rest = self.0.range(low..).map(|(_, key)| key).take_while(move |key| key.start_position() < high);
@@ -57,7 +59,7 @@ impl ExtentMap {
         })
     }
 
-    /// What lies in `[start, end)` of one volume, cut to it.
+    /// Returns the extents in `[start, end)` of one volume, cut to that range.
     pub fn of_volume(&self, inode: Inode, start: u64, end: u64) -> impl Iterator<Item = Key> + '_ {
         self.within(Position::new(inode, start), Position::new(inode, end))
     }
@@ -105,7 +107,7 @@ mod tests {
         assert_eq!(seen, [(1, 90, 100), (2, 0, 5)]);
     }
 
-    /// The map against one cell for each sector.
+    /// Compares the map with a model that has one cell per sector.
     #[test]
     fn agrees_with_painting_sectors() {
         let mut map = ExtentMap::default();

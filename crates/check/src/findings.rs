@@ -1,22 +1,23 @@
-//! The findings of a check, as they come: bounded, counted, and with what they leave unknown.
+//! Collects the findings of a check: bounded, counted, and with what they leave unknown.
 
 use crate::damage::{Damage, DamageKind, Place, Severity};
 use crate::known::Doubts;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// How often one kind of finding was made.
+/// How many findings there are of one kind.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Count {
     /// How bad it is.
     pub severity: Severity,
     /// Name of the kind: [`DamageKind::name`].
     pub kind: String,
-    /// How often, those included that there was no room for.
+    /// The number of findings, including those that were left out.
     pub count: u64,
 }
 
-/// The findings so far: bounded, so that a device full of nonsense does not fill the memory.
+/// The findings so far. Their number is bounded, so that a device full of nonsense does not fill
+/// the memory.
 #[derive(Debug)]
 pub(crate) struct Findings {
     list: Vec<Damage>,
@@ -43,13 +44,13 @@ impl Findings {
     fn add(&mut self, severity: Severity, place: Place, kind: DamageKind) {
         self.doubts.add(&place, &kind);
         if self.limit == 0 {
-            // Nobody is going to look at them.
+            // The caller discards the findings.
             self.left_out += 1;
             return;
         }
         let count = self.counts.entry((severity, kind.name())).or_insert(0);
         *count += 1;
-        // The first of its kind is kept in any case: there are only so many kinds.
+        // The first finding of each kind is always kept: the number of kinds is small.
         if self.list.len() < self.limit || *count == 1 {
             self.list.push(Damage { severity, place, kind });
         } else {
@@ -57,12 +58,13 @@ impl Findings {
         }
     }
 
-    /// What they leave unknown.
+    /// Returns what the findings leave unknown.
     pub const fn doubts(&self) -> &Doubts {
         &self.doubts
     }
 
-    /// The findings, how many there was no room for, and how often each kind was found, the worst first.
+    /// Returns the findings, the number that were left out, and the count of each kind, worst
+    /// first.
     pub fn into_parts(self) -> (Vec<Damage>, u64, Vec<Count>) {
         let counts = self.counts.into_iter().rev();
         let counts = counts.map(|((severity, kind), count)| Count { severity, kind, count });

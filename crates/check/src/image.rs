@@ -1,4 +1,4 @@
-//! Where a checker reads from: a file, a block device, or memory. It never writes.
+//! The devices that a check reads from: a file, a block device, or memory. Nothing here writes.
 
 use bcached_format::SECTOR_BYTES;
 use std::fs::File;
@@ -7,13 +7,13 @@ use std::os::unix::fs::FileExt;
 
 /// A device or an image of one.
 pub trait ReadAt {
-    /// Fills `buffer` from `sector` on.
+    /// Reads from `sector` on, and fills `buffer`.
     ///
     /// # Errors
     /// If not all of it can be read.
     fn read_at(&self, sector: u64, buffer: &mut [u8]) -> io::Result<()>;
 
-    /// Length in whole sectors.
+    /// Returns the length in whole sectors.
     fn sectors(&self) -> u64;
 }
 
@@ -24,7 +24,8 @@ impl ReadAt for File {
     }
 
     fn sectors(&self) -> u64 {
-        // A block device has no length in its metadata. Reads name their offset, so moving the cursor disturbs nobody.
+        // A block device has no length in its metadata. Reads name their offset, so moving the
+        // cursor is harmless.
         let mut cursor = self;
         cursor.seek(SeekFrom::End(0)).unwrap_or(0) / SECTOR_BYTES
     }

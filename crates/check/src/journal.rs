@@ -1,8 +1,9 @@
-//! The journal: every entry of every bucket, which of them are needed, and what should not be there.
+//! Reads the journal: every entry of every bucket, which of them are needed, and what should not be
+//! there.
 //!
-//! A bucket's log ends at the first position where no whole entry stands. That is also what a torn write looks like,
-//! so damage to the newest entry alone cannot be told from a crash; it is reported as a warning. Older needed entries
-//! are missed by their number.
+//! A bucket's log ends at the first position without a complete entry. A torn write looks the same.
+//! So damage to the newest entry alone cannot be told from a crash, and is reported as a warning.
+//! An older needed entry is noticed by its missing sequence number.
 
 use crate::damage::{DamageKind, Place, Structure};
 use crate::findings::Findings;
@@ -15,14 +16,15 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
 use std::ops::Range;
 
-/// Where an entry's header has its magic and its number; damaged headers are looked at that no parser takes.
+/// Where an entry's header has its magic and its sequence number. The check also looks at damaged
+/// headers, which no parser accepts.
 const MAGIC: Range<usize> = 8..16;
 const SEQ: Range<usize> = 16..24;
 
-/// Read at once when looking for what should not be there.
+/// Sectors read at once when looking for what should not be there.
 const CHUNK_SECTORS: u64 = 2048;
 
-/// A whole entry and where it stands.
+/// A complete entry and its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub seq: u64,
@@ -31,31 +33,31 @@ pub(crate) struct Entry {
     pub bytes: usize,
 }
 
-/// Where a bucket's log ends, and what stands there.
+/// Where a bucket's log ends.
 #[derive(Clone, Copy, Debug)]
 struct LogEnd {
-    /// Sector behind the last whole entry.
+    /// Sector after the last complete entry.
     sector: u64,
     /// End of the bucket.
     bucket_end: u64,
 }
 
-/// All that was found.
+/// The result of a scan.
 #[derive(Debug)]
 pub(crate) struct Journal {
     /// The entries of each bucket, in order.
     pub buckets: Vec<Vec<Entry>>,
     /// The newest entry.
     pub newest: Entry,
-    /// What the newest entry says.
+    /// Header of the newest entry.
     pub header: JsetHeader,
-    /// The uuid table it names has old slots.
+    /// Whether the uuid table it names has old slots.
     pub old_uuids: bool,
     /// The entries to be replayed, in order.
     pub needed: Vec<Entry>,
 }
 
-/// Reads the whole journal. `None` if there is none.
+/// Reads the whole journal. Returns `None` if it has no entries.
 pub(crate) fn scan(image: &dyn ReadAt, geometry: &Geometry, findings: &mut Findings) -> Option<Journal> {
     let mut buckets = Vec::new();
     let mut ends = Vec::new();
@@ -79,7 +81,7 @@ pub(crate) fn scan(image: &dyn ReadAt, geometry: &Geometry, findings: &mut Findi
     Some(Journal { header: entry.header, old_uuids: entry.has_old_uuids(), buckets, newest, needed })
 }
 
-/// Keys of an entry that was found whole.
+/// Returns the keys of an entry that was found complete.
 pub(crate) fn keys_of(
     image: &dyn ReadAt,
     geometry: &Geometry,
@@ -116,8 +118,8 @@ fn scan_bucket(
     (entries, LogEnd { sector, bucket_end })
 }
 
-/// Looks at every block behind the end of a bucket's log. Normally remains of older laps stand there, all older than
-/// the newest entry.
+/// Looks at every block after the end of a bucket's log. Normally these are remains of older laps,
+/// all older than the newest entry.
 fn look_behind(image: &dyn ReadAt, geometry: &Geometry, end: LogEnd, newest: Entry, findings: &mut Findings) {
     let mut sector = end.sector;
     while sector < end.bucket_end {
@@ -133,7 +135,8 @@ fn look_behind(image: &dyn ReadAt, geometry: &Geometry, end: LogEnd, newest: Ent
     }
 }
 
-/// Whether a whole entry's bytes are worth a look: most blocks are not even the start of an old one.
+/// Returns whether a block is worth reading as an entry: most blocks are not even the start of an
+/// old one.
 fn may_be_entry(block: &[u8], geometry: &Geometry, newest: Entry) -> bool {
     let Some(header) = block.get(..JSET_HEADER_BYTES) else { return false };
     header[MAGIC] == geometry.magic.jset().to_le_bytes()
@@ -162,8 +165,9 @@ fn look_at(
     }
 }
 
-/// Would these bytes, which are no whole entry, have been one newer than all others? Either the header says so, or
-/// with the right magic and the next number the sum is good: then only one of these fields is damaged.
+/// Returns whether these bytes, which are not a complete entry, were meant to be one newer than all
+/// others. Either the header says so; or the checksum is right with the correct magic and the next
+/// sequence number, so that only one of these fields is damaged.
 fn was_newer(bytes: &[u8], geometry: &Geometry, newest: Entry, error: JsetError) -> bool {
     let Some(header) = bytes.get(..JSET_HEADER_BYTES) else { return false };
     let magic = geometry.magic.jset().to_le_bytes();
@@ -184,7 +188,8 @@ fn was_newer(bytes: &[u8], geometry: &Geometry, newest: Entry, error: JsetError)
     checksum(&mended[8..]).to_le_bytes() == mended[..8]
 }
 
-/// The entries by number; reports numbers that occur twice, and a `last_seq` that falls.
+/// Returns the entries by sequence number. Reports numbers that occur twice, and a `last_seq` that
+/// decreases.
 fn in_order(buckets: &[Vec<Entry>], newest: Entry, findings: &mut Findings) -> BTreeMap<u64, Entry> {
     let mut by_seq = BTreeMap::new();
     for entry in buckets.iter().flatten() {
@@ -226,7 +231,8 @@ fn report_missing(needed: &[Entry], newest: Entry, findings: &mut Findings) {
     }
 }
 
-/// What an entry at `sector` could take: the rest of the bucket, at most 32 KiB. `None` at the bucket's end.
+/// Reads the bytes that an entry at `sector` could take: the rest of the bucket, at most 32 KiB.
+/// Returns `None` at the end of the bucket.
 fn read_window(image: &dyn ReadAt, sector: u64, bucket_end: u64, findings: &mut Findings) -> Option<Vec<u8>> {
     let sectors = bucket_end.checked_sub(sector).filter(|sectors| *sectors > 0)?;
     let bytes = usize::try_from(sectors.saturating_mul(SECTOR_BYTES)).unwrap_or(usize::MAX);

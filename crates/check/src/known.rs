@@ -1,5 +1,5 @@
-//! How far numbers are known. A structure that cannot be read hides what it would have said: a sum that leaves that out
-//! is a lower bound, or nothing at all.
+//! Tracks which numbers of a report are known. A structure that cannot be read hides its content,
+//! so a sum without it is a lower bound, or means nothing at all.
 
 use crate::Report;
 use crate::damage::{Damage, DamageKind, Place, Structure, Use};
@@ -9,29 +9,30 @@ use bcached_format::{Inode, Position};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// Damaged stretches of key space that are kept; beyond that all of it counts as damaged.
+/// Largest number of damaged ranges of the key space that are kept; if there are more, the whole
+/// key space counts as damaged.
 const STRETCHES_MAX: usize = 4096;
 
 /// How far a number is known.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Known {
-    /// It is exact.
+    /// The number is exact.
     Known,
-    /// It may be more.
+    /// The number is a lower bound.
     AtLeast,
-    /// Nobody knows.
+    /// The number is unknown.
     Unknown,
 }
 
-/// A stretch of a volume's key space whose index is damaged: what the cache has of it is not known.
+/// A range of a volume's key space whose index is damaged: the cache's content there is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Hidden {
-    /// Number of the volume.
+    /// Inode of the volume.
     pub inode: u32,
     /// First sector.
     pub start: u64,
-    /// End; none: the end of the volume.
+    /// End of the range; `None` for the end of the volume.
     pub end: Option<u64>,
 }
 
@@ -40,35 +41,37 @@ pub struct Hidden {
 pub struct Dirty {
     /// How far the numbers are known.
     pub state: Known,
-    /// Sectors that are newer than their backing devices.
+    /// Sectors that are newer than on their backing devices.
     pub sectors: u64,
-    /// Sectors of volumes that live in the cache alone.
+    /// Sectors of flash-only volumes.
     pub alone_sectors: u64,
-    /// Sectors under numbers that the table of volumes gives to nobody.
+    /// Sectors under inodes that belong to no volume in the uuid table.
     pub nobodys_sectors: u64,
 }
 
 impl Dirty {
-    /// Of a set of which nothing was read.
+    /// Dirty data of a set that could not be read at all.
     pub const UNKNOWN: Self =
         Self { state: Known::Unknown, sectors: 0, alone_sectors: 0, nobodys_sectors: 0 };
 
-    /// Of a set that was never started.
+    /// Dirty data of a set that was never started.
     pub(crate) const NONE: Self = Self { state: Known::Known, ..Self::UNKNOWN };
 }
 
 /// What findings leave unknown.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Doubts {
-    /// Journal, generations or root, or all of the cache is an older copy: every number is in doubt.
+    /// The journal, the generations or the root are damaged, or the whole cache is an older copy:
+    /// every number is in doubt.
     all: bool,
-    /// The table of volumes: keys are counted, and whose they are is not known.
+    /// The uuid table is damaged: keys are counted, but their owners are unknown.
     names: bool,
-    /// Slots of the table that are not what was written: the same of their numbers alone.
+    /// Slots of the table that differ from what was written: the same doubt, for these inodes only.
     slots: BTreeSet<u32>,
-    /// Volumes may be missing from the table. What is counted under their numbers is nobody's.
+    /// Volumes may be missing from the table. Data under their inodes is counted as owned by no
+    /// volume.
     volumes: bool,
-    /// Stretches of key space: after the first position, up to and including the second.
+    /// Ranges of the key space: after the first position, up to and including the second.
     keys: Vec<(Position, Position)>,
 }
 
@@ -108,7 +111,7 @@ impl DamageKind {
             | Self::UuidTableSize { .. }
             | Self::UuidTable(_)
             | Self::DuplicateUuid { .. } => Hides::Names,
-            // The seal of each slot says of that alone whether it is what was written.
+            // The seal of each slot tells whether that slot is what was written.
             Self::UuidTableSum { .. } => Hides::Volumes,
             Self::DoubtedSlot { number, .. } => Hides::Slot(*number),
             Self::Node(_)
@@ -120,14 +123,16 @@ impl DamageKind {
             | Self::TwoChildren { .. }
             | Self::ChildrenEnd { .. }
             | Self::BucketTwice { second: Use::Node, .. } => Hides::Keys,
-            // An older copy of a backing device as well: what the cache holds of it is counted all the same.
+            // This includes an older copy of a backing device: what the cache holds for it is
+            // counted all the same.
             _ => Hides::Nothing,
         }
     }
 }
 
 impl Damage {
-    /// The table of volumes is damaged where it names volume `inode`: whose that number is is not known.
+    /// Returns true if the uuid table is damaged in the slot of volume `inode`, so that the owner
+    /// of that inode is unknown.
     #[must_use]
     pub fn hides_name_of(&self, inode: u32) -> bool {
         match self.kind.hides(self.place.structure) {
@@ -137,7 +142,8 @@ impl Damage {
         }
     }
 
-    /// A node of the index is damaged, which hides what the cache has of some stretch of a volume: [`Report::hidden`].
+    /// Returns true if a node of the index is damaged, which hides the cache's content for a range
+    /// of a volume: [`Report::hidden`].
     #[must_use]
     pub fn hides_keys(&self) -> bool {
         self.place.node.is_some() && matches!(self.kind.hides(self.place.structure), Hides::Keys)
@@ -153,7 +159,7 @@ impl Doubts {
             (Hides::Slot(slot), _) => _ = self.slots.insert(slot),
             (Hides::Volumes, _) => self.volumes = true,
             (Hides::Keys, Some(node)) => {
-                // Of a node whose last children are missing the others were walked.
+                // If only the last children of a node are missing, the others were walked.
                 let low = match kind {
                     DamageKind::ChildrenEnd { found: Some(found) } if *found < node.high => *found,
                     _ => node.low,
@@ -163,7 +169,7 @@ impl Doubts {
         }
     }
 
-    /// Whose the number is is not known.
+    /// Returns true if the owner of the volume's inode is unknown.
     fn hide_name_of(&self, volume: &Volume) -> bool {
         self.names || self.slots.contains(&volume.inode)
     }
@@ -179,7 +185,8 @@ impl Doubts {
         }
     }
 
-    /// The same, with the nodes that the walk could not read, in order and joined.
+    /// Returns the damaged ranges, including the nodes that the walk could not read, in order and
+    /// merged.
     fn stretches(&self, tree: &Tree) -> Vec<(Position, Position)> {
         let lost = tree.lost.iter().map(|node| (node.low, node.high));
         let mut all: Vec<_> = self.keys.iter().copied().chain(lost).collect();
@@ -195,7 +202,7 @@ impl Doubts {
     }
 }
 
-/// What of the volume lies after `low` and up to `high`.
+/// Returns the part of the volume that lies after `low` and up to `high`.
 fn part_of(volume: &Volume, (low, high): (Position, Position)) -> Option<Hidden> {
     let inode = Inode(volume.inode);
     let start = if low.inode < inode { 0 } else { low.offset };
@@ -206,14 +213,15 @@ fn part_of(volume: &Volume, (low, high): (Position, Position)) -> Option<Hidden>
 }
 
 impl Hidden {
-    /// All of the volume, as far as its size is known.
+    /// Returns true if the range is the whole volume, as far as its size is known.
     #[must_use]
     pub fn is_all_of(&self, volume: &Volume) -> bool {
         self.start <= volume.start && self.end.is_none_or(|end| volume.end.is_some_and(|all| end >= all))
     }
 }
 
-/// Says how far the numbers of a report are known; `tree`: as it was walked, if it was.
+/// Determines how far the numbers of a report are known. `tree` is the tree as walked, if it was
+/// walked.
 pub(crate) fn judge(report: &mut Report, doubts: &Doubts, tree: Option<(&Tree, u64)>) {
     let stretches = tree.map(|(tree, _)| doubts.stretches(tree)).unwrap_or_default();
     let mut hidden = Vec::new();
@@ -236,11 +244,11 @@ pub(crate) fn judge(report: &mut Report, doubts: &Doubts, tree: Option<(&Tree, u
     let named = || counted().filter(|volume| !doubts.hide_name_of(volume));
     let sum = |alone| named().filter(|one| one.flash_only == alone).map(|one| one.dirty_sectors).sum();
     let (sectors, alone_sectors): (u64, u64) = (sum(false), sum(true));
-    // The keys are there, and what the table says of their numbers cannot be trusted.
+    // The keys are there, but the table's owners of their inodes cannot be trusted.
     let unnamed = counted().filter(|volume| doubts.hide_name_of(volume)).map(|one| one.dirty_sectors);
     let nobodys_sectors = tree.map_or(0, |(_, nobodys)| nobodys) + unnamed.sum::<u64>();
     let worst = counted().map(|volume| volume.dirty_state).max().unwrap_or(Known::Known);
-    // Without a volume in the table only nobody's keys can be in what is damaged.
+    // If the table has no volumes, only keys without an owner can be in the damaged part.
     let is_incomplete = doubts.volumes || counted().next().is_none();
     let is_doubted = doubts.names || !doubts.slots.is_empty();
     let may_hide = is_doubted || (!stretches.is_empty() && is_incomplete);

@@ -1,14 +1,16 @@
-//! An offline judge of cache images: it reads a cache device, and backing devices if they are given, and says whether
-//! every invariant of the format holds.
+//! An offline checker of cache images. It reads a cache device, and backing devices if they are
+//! given, and reports whether every invariant of the format holds.
 //!
-//! It is independent on purpose: it shares the meaning of bytes (`bcached-format`) with the engine and nothing else,
-//! so that the engine's own mistakes do not repeat here. It prefers simple code to speed, and never writes.
+//! It is independent on purpose: it shares the meaning of bytes (`bcached-format`) with the engine
+//! and nothing else, so that it does not repeat the engine's mistakes. It prefers simple code to
+//! speed, and never writes.
 //!
-//! The order is that of a start: superblock, journal, priorities, root, uuid table; then the whole tree, parents
-//! before children; then the journal's keys. After that every generation is known, and a second pass over the leaves
-//! judges what they add up to. Memory grows with the number of buckets and of live extents, not with the device.
+//! The order is that of a start: superblock, journal, priorities, root, uuid table; then the whole
+//! tree, parents before children; then the journal's keys. After that every generation is known,
+//! and a second pass over the leaves checks their combined content. Memory grows with the number of
+//! buckets and live extents, not with the size of the device.
 //!
-//! What cannot be noticed is listed in `docs/format.md`.
+//! `docs/format.md` lists the damage that cannot be detected.
 
 mod buckets;
 mod content;
@@ -39,13 +41,14 @@ use damage::as_text;
 use findings::Findings;
 use serde::Serialize;
 
-/// What a check may be told.
+/// Options of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The set was stopped cleanly, so every clean extent must equal its backing device, unless that says that none is valid
-    /// any more. After a crash of a kernel it need not.
+    /// Whether the set was stopped cleanly. If so, every clean extent must equal its backing
+    /// device, unless that device says that its cached data is void. After a crash of a kernel it
+    /// need not.
     pub compare_clean: bool,
-    /// Findings kept; more are only counted.
+    /// Number of findings kept; more are only counted.
     pub findings_max: usize,
 }
 
@@ -58,40 +61,41 @@ impl Default for Options {
 /// The result of a check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The cache set; none if there is no superblock to go by.
+    /// The cache set; `None` if there is no usable superblock.
     pub set: Option<SetSummary>,
-    /// Its journal; none if the set was never started or has none.
+    /// Its journal; `None` if the set was never started or has no journal.
     pub journal: Option<JournalSummary>,
-    /// Its tree; none if it could not be walked.
+    /// Its tree; `None` if it could not be walked.
     pub tree: Option<TreeSummary>,
-    /// Its volumes, given-up ones included.
+    /// Its volumes, including those that were given up.
     pub volumes: Vec<Volume>,
     /// Its dirty data, and how far that is known.
     pub dirty: Dirty,
-    /// Where the index of its volumes is damaged.
+    /// Ranges of its volumes whose index is damaged.
     pub hidden: Vec<Hidden>,
-    /// What the superblocks of the backing devices say that are its own, or may be.
+    /// What the superblocks of backing devices that belong to the set, or may belong to it, say
+    /// about their cache.
     pub claims: Vec<Claim>,
-    /// What was found.
+    /// The findings.
     pub findings: Vec<Damage>,
-    /// Findings that there was no room for.
+    /// Number of findings that were left out.
     pub findings_left_out: u64,
-    /// How often each kind was found, the worst first.
+    /// How often each kind was found, worst first.
     pub counts: Vec<Count>,
 }
 
-/// The cache set in short.
+/// A summary of the cache set.
 #[derive(Clone, Debug, Serialize)]
 pub struct SetSummary {
-    /// Of the cache device.
+    /// Uuid of the cache device.
     #[serde(serialize_with = "as_text")]
     pub uuid: Uuid,
-    /// Of the set.
+    /// Uuid of the set.
     #[serde(serialize_with = "as_text")]
     pub set_uuid: Uuid,
     /// Version of the superblock.
     pub version: u64,
-    /// The set was started at least once.
+    /// Whether the set was started at least once.
     pub started: bool,
     /// Block size in sectors.
     pub block_sectors: u64,
@@ -101,62 +105,62 @@ pub struct SetSummary {
     pub buckets: u64,
 }
 
-/// The journal in short.
+/// A summary of the journal.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct JournalSummary {
-    /// The newest entry.
+    /// Sequence number of the newest entry.
     pub newest: u64,
-    /// The oldest that it needs.
+    /// The oldest entry that it needs.
     pub last_seq: u64,
-    /// Whole entries, those of older laps included.
+    /// Number of complete entries, including those of older laps.
     pub entries: u64,
-    /// Keys that a start replays.
+    /// Number of keys that a start replays.
     pub keys_to_replay: u64,
 }
 
-/// The tree in short.
+/// A summary of the tree.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct TreeSummary {
     /// Level of the root; 0 is a leaf.
     pub root_level: u16,
-    /// Interior nodes.
+    /// Number of interior nodes.
     pub interior_nodes: u64,
-    /// Leaves.
+    /// Number of leaves.
     pub leaves: u64,
-    /// Sets in all nodes.
+    /// Number of sets in all nodes.
     pub sets: u64,
-    /// Most sets in one node.
+    /// Largest number of sets in one node.
     pub sets_max: usize,
-    /// Nodes that could not be read.
+    /// Number of nodes that could not be read.
     pub lost_nodes: u64,
 }
 
 impl Report {
-    /// No invariant is broken. There may be warnings.
+    /// Returns true if no invariant is broken. There may be warnings.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.findings_left_out == 0 && self.findings.iter().all(|damage| damage.severity < Severity::Error)
     }
 }
 
-/// A check's report, and the content that it found.
+/// The report of a check, and the content that it found.
 pub struct Checked<'a> {
-    /// What was found.
+    /// The report.
     pub report: Report,
     /// Every bucket of the cache device, by index; empty if the priorities could not be read.
     pub buckets: Vec<Bucket>,
-    /// The content; none if the tree could not be walked.
+    /// The content; `None` if the tree could not be walked.
     pub view: Option<View<'a>>,
 }
 
-/// Checks the set on `cache`, and on `backings` what it says about them.
+/// Checks the set on `cache`, and what it says about the devices in `backings`.
 #[must_use]
 pub fn check<'a>(cache: &'a dyn ReadAt, backings: &'a [&'a dyn ReadAt], options: Options) -> Checked<'a> {
     let mut findings = Findings::new(options.findings_max);
     let mut checked = Checked { report: Report::new(), buckets: Vec::new(), view: None };
     if let Some(superblock) = volumes::read_cache(cache, &mut findings) {
         checked.report.set = Some(SetSummary::of(&superblock));
-        // Until the first start has ended nothing counts but the superblock.
+        // Until the first start is complete, only the superblock is valid.
         if superblock.is_synchronous() {
             if check_started(cache, backings, &superblock, options, &mut checked, &mut findings).is_none() {
                 known::judge(&mut checked.report, findings.doubts(), None);
@@ -195,7 +199,7 @@ fn check_started<'a>(
         keys_to_replay: 0,
     });
     let header = journal.header;
-    // First, so that they have names whatever else cannot be read.
+    // First, so that the volumes have names whatever else cannot be read.
     let sealed = (superblock.set_uuid(), &header);
     let table = volumes::read_table(cache, &geometry, sealed, journal.old_uuids, entry_place, findings)
         .unwrap_or_default();
@@ -228,7 +232,7 @@ fn check_started<'a>(
     Some(())
 }
 
-/// Journal, priorities and uuid table have their buckets for themselves.
+/// Marks the buckets of journal, priorities and uuid table as used: they must not be shared.
 fn claim_metadata(
     geometry: &Geometry,
     chain: &[u64],
@@ -301,7 +305,7 @@ impl TreeSummary {
     }
 }
 
-/// Reads from an image; what cannot be read is a finding.
+/// Reads from an image, and reports a failure as a finding.
 fn read_or_report(
     image: &dyn ReadAt,
     place: Place,

@@ -1,12 +1,13 @@
-//! How a kernel finds the journal's entries: it does not read all buckets, but relies on them being used in a circle.
+//! Simulates how a kernel finds the journal's entries: it does not read all buckets, but relies on
+//! their circular use.
 //!
-//! Followed here step by step over what is known of each bucket. Where it ends with other entries than reading
-//! everything, a kernel would start from an older state, or not at all.
+//! The search is followed step by step over the known content of each bucket. If it finds other
+//! entries than reading everything does, a kernel would start from an older state, or not at all.
 
 use crate::journal::Entry;
 use std::collections::BTreeMap;
 
-/// Spreads the first probes over the buckets.
+/// Multiplier that spreads the first probes over the buckets.
 const PROBE_STEP: u64 = 2_654_435_769;
 
 struct Search<'a> {
@@ -17,7 +18,8 @@ struct Search<'a> {
     last_seq: u64,
 }
 
-/// Number of the newest entry that a kernel's search finds, if it also finds all that this one needs.
+/// Returns the sequence number of the newest entry that a kernel's search finds, if it also finds
+/// all entries that this one needs.
 pub(crate) fn newest_by_search(buckets: &[Vec<Entry>]) -> Option<u64> {
     let mut search = Search { buckets, read: vec![false; buckets.len()], kept: BTreeMap::new(), last_seq: 0 };
     let first = search.probe()?;
@@ -29,7 +31,7 @@ pub(crate) fn newest_by_search(buckets: &[Vec<Entry>]) -> Option<u64> {
 }
 
 impl Search<'_> {
-    /// Reads a bucket; whether it held an entry that was not known and is needed.
+    /// Reads a bucket. Returns whether it held an entry that is needed and was not known yet.
     fn read(&mut self, index: usize) -> bool {
         self.read[index] = true;
         let mut added = false;
@@ -49,7 +51,7 @@ impl Search<'_> {
         self.kept.last_key_value().map(|(seq, _)| *seq)
     }
 
-    /// Some bucket with entries, quickly; all buckets in order if the quick way finds none.
+    /// Finds any bucket with entries: first by quick probes, then by reading all buckets in order.
     fn probe(&mut self) -> Option<usize> {
         let count = self.buckets.len();
         for step in 0..count as u64 {
@@ -65,7 +67,7 @@ impl Search<'_> {
         (0..count).find(|index| !self.read[*index] && self.read(*index))
     }
 
-    /// Narrows down to where the newest entry is; the last bucket read in doing so.
+    /// Bisects for the newest entry. Returns the last bucket read in doing so.
     fn bisect(&mut self, first: usize) -> usize {
         let mut low = first;
         let mut high = (first + 1..self.buckets.len()).find(|index| self.read[*index]);
@@ -83,7 +85,7 @@ impl Search<'_> {
         last
     }
 
-    /// Reads downwards, around the end, until a bucket adds nothing.
+    /// Reads downwards, wrapping around, until a bucket adds nothing.
     fn walk_down(&mut self, last: usize) {
         let count = self.buckets.len();
         for step in 1..count {
@@ -106,7 +108,8 @@ mod tests {
     #[test]
     fn a_circle_is_followed_wherever_it_has_got_to() {
         let count = 16_u64;
-        // Two entries in each bucket, the newest needs the six before it; the circle has run for `turns` buckets.
+        // Each bucket has two entries, and the newest entry needs the six before it. The circle has
+        // advanced by `turns` buckets.
         for turns in 1..60_u64 {
             let mut buckets = vec![Vec::new(); 16];
             // The first entry of a new journal goes to index 1.

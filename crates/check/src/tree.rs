@@ -1,5 +1,5 @@
-//! The B-tree, walked as a start walks it: parents before children, and every pointer that is ahead of its bucket
-//! pulls the bucket's generation forward. That is how a freeing key makes the child it frees stale.
+//! Walks the B-tree as a start does: parents before children. Every pointer that is ahead of its
+//! bucket raises the bucket's generation. That is how a freeing key makes the child it frees stale.
 
 use crate::buckets::{Buckets, STALE_MAX};
 use crate::damage::{DamageKind, NodePlace, Place, Use};
@@ -10,35 +10,35 @@ use bcached_format::key_check::{check_child_key, check_child_order, check_leaf_k
 use bcached_format::node_log::NodeSet;
 use bcached_format::{Bset, BsetPlace, Geometry, Key, KeyError, NodeLog, Pointer, Position};
 
-/// A node that a parent, or the journal, names.
+/// A node that a parent, or the journal, points to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NodeRef {
     pub pointer: Pointer,
     pub sectors: u16,
     pub level: u16,
-    /// End of its left neighbour.
+    /// End of the left neighbour.
     pub low: Position,
-    /// Its own position.
+    /// Position of the node: the end of its range.
     pub high: Position,
 }
 
-/// The tree as walked.
+/// The result of a walk.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     /// Leaves in order of position.
     pub leaves: Vec<NodeRef>,
-    /// Interior nodes.
+    /// Number of interior nodes.
     pub interior: u64,
-    /// Sets in all nodes.
+    /// Number of sets in all nodes.
     pub sets: u64,
     /// Largest number of sets in one node.
     pub sets_max: usize,
-    /// Nodes that could not be read: nothing is known of their stretch of key space.
+    /// Nodes that could not be read: nothing is known about their range of the key space.
     pub lost: Vec<NodeRef>,
 }
 
 impl NodeRef {
-    /// The node that `key` names; it was checked to name one.
+    /// Returns the node that `key` names. The key must have been checked to name one.
     pub fn new(key: &Key, level: u16, low: Position) -> Option<Self> {
         let pointer = *key.pointers.as_slice().first()?;
         Some(Self { pointer, sectors: key.size, level, low, high: key.position() })
@@ -53,24 +53,24 @@ impl NodeRef {
         })
     }
 
-    /// The node's bytes, as many as its key says.
+    /// Reads the node, as many bytes as its key says.
     fn read(&self, image: &dyn ReadAt, findings: &mut Findings) -> Option<Vec<u8>> {
         let bytes = usize::from(self.sectors) * 512;
         crate::read_or_report(image, self.place(), self.pointer.sector(), bytes, findings)
     }
 
-    /// Whether a leaf key's extent is of this node.
+    /// Returns whether a leaf key's extent belongs to this node.
     fn covers(&self, key: &Key) -> bool {
         key.start_position() >= self.low && key.position() <= self.high
     }
 
-    /// Whether a child's position is of this node.
+    /// Returns whether a child's position belongs to this node.
     fn covers_child(&self, position: Position) -> bool {
         position > self.low && position <= self.high
     }
 }
 
-/// Walks the tree below `root`, and shows every readable node to `visit`.
+/// Walks the tree below `root`, and passes every readable node to `visit`.
 pub(crate) fn walk(
     image: &dyn ReadAt,
     geometry: &Geometry,
@@ -82,7 +82,7 @@ pub(crate) fn walk(
     let mut tree = Tree::default();
     let mut open = vec![root];
     while let Some(node) = open.pop() {
-        // A bucket that is in use already would be walked for ever, or twice.
+        // A bucket that is already in use would be walked forever, or twice.
         if !buckets.claim(node.pointer.sector(), Use::Node, node.place(), findings) {
             tree.lost.push(node);
             continue;
@@ -124,8 +124,9 @@ pub(crate) fn walk(
     tree
 }
 
-/// Whether the header behind the log's end is a set of this node whose number alone is damaged. Its sum is good with
-/// the node's number and the node's pointer, which no remains of another use of the bucket can have.
+/// Returns whether the header after the log's end is a set of this node in which only the sequence
+/// number is damaged. Its checksum is right with the node's number and the node's pointer, which is
+/// impossible for remains of another use of the bucket.
 fn last_set_is_cut_off(bytes: &[u8], geometry: &Geometry, place: BsetPlace, log: &NodeLog<'_>) -> bool {
     let Some(rest) = bytes.get(log.end_block as usize * geometry.block_bytes()..) else { return false };
     let mut mended = rest.to_vec();
@@ -134,7 +135,8 @@ fn last_set_is_cut_off(bytes: &[u8], geometry: &Geometry, place: BsetPlace, log:
     Bset::parse(&mended, place).is_ok_and(|set| set.version > 0)
 }
 
-/// What the sets of a leaf add up to. Reads the leaf again, so that a walk need not keep its content.
+/// Returns the combined content of the sets of a leaf. Reads the leaf again, so that a walk need
+/// not keep its content.
 pub(crate) fn leaf_content(
     image: &dyn ReadAt,
     geometry: &Geometry,
@@ -147,7 +149,7 @@ pub(crate) fn leaf_content(
         .map_or_else(|_| ExtentMap::default(), |log| merged(geometry, leaf, &log))
 }
 
-/// Newer sets over older ones. Keys that make no sense are left out; they were reported.
+/// Lays newer sets over older ones. Keys that make no sense are left out; they have been reported.
 fn merged(geometry: &Geometry, leaf: &NodeRef, log: &NodeLog<'_>) -> ExtentMap {
     let mut content = ExtentMap::default();
     for key in log.sets.iter().flat_map(|set| set.bset.keys.iter()) {
@@ -183,7 +185,7 @@ fn check_leaf(
     }
 }
 
-/// Judges an interior node, and returns its living children in order.
+/// Checks an interior node, and returns its living children in order.
 fn check_interior(
     geometry: &Geometry,
     node: &NodeRef,
@@ -207,7 +209,8 @@ fn check_interior(
             }
         }
     }
-    // All of them first: a freeing key may stand in a newer set than the child that it frees.
+    // Raise all generations first: a freeing key may be in a newer set than the child that it
+    // frees.
     for key in &keys {
         buckets.raise(key);
     }
@@ -236,7 +239,7 @@ fn check_interior(
     children
 }
 
-/// The root that the newest journal entry names; `None` if it names none.
+/// Returns the root that the newest journal entry names; `None` if it names none.
 pub(crate) fn root(
     geometry: &Geometry,
     key: &Key,

@@ -1,5 +1,5 @@
-//! What the volumes of a checked set contain, read offline from the images: which range comes from the cache, which
-//! from the backing device, which is zero.
+//! The content of the volumes of a checked set, read offline from the images: which range comes
+//! from the cache, which from the backing device, and which is zero.
 
 use crate::buckets::Buckets;
 use crate::content::{self, Replay};
@@ -19,14 +19,14 @@ pub enum Source {
     Cache {
         /// First sector.
         sector: u64,
-        /// The backing device may have something else.
+        /// Whether the backing device may hold other data.
         dirty: bool,
     },
-    /// On the backing device, at the range's own sectors.
+    /// On the backing device, at the same sectors.
     Backing,
     /// Nowhere: it reads as zero.
     Zero,
-    /// Nobody knows: the node that would say it is damaged.
+    /// Unknown: the node that maps the range is damaged.
     Lost,
 }
 
@@ -37,7 +37,7 @@ pub struct Piece {
     pub start: u64,
     /// Length in sectors.
     pub sectors: u64,
-    /// Where its data is.
+    /// Where the range's data is.
     pub source: Source,
 }
 
@@ -65,16 +65,18 @@ impl<'a> View<'a> {
         Self { cache, backings, geometry, tree, replay, buckets, volumes }
     }
 
-    /// The volumes, as in the report.
+    /// Returns the volumes, as in the report.
     #[must_use]
     pub fn volumes(&self) -> &[Volume] {
         &self.volumes
     }
 
-    /// Where the data of `[start, start + sectors)` of a volume's key space is, in order and without gaps.
+    /// Returns where the data of `[start, start + sectors)` of a volume's key space is, in order
+    /// and without gaps.
     ///
-    /// For a volume with a backing device the key space counts that device's sectors, its data offset included.
-    /// Cached data of a device that was run without its cache is not used.
+    /// For a volume with a backing device, the key space counts that device's sectors from its
+    /// start, including its data offset. Cached data of a device that was run without its cache is
+    /// not used.
     #[must_use]
     pub fn content(&self, inode: Inode, start: u64, sectors: u64) -> Vec<Piece> {
         let end = start.saturating_add(sectors);
@@ -106,7 +108,7 @@ impl<'a> View<'a> {
         pieces.list
     }
 
-    /// The leaves, and nodes that cannot be read, which a range touches, in order.
+    /// Returns the leaves, and the nodes that cannot be read, which a range touches, in order.
     fn nodes(&self, inode: Inode, start: u64, end: u64) -> Vec<&NodeRef> {
         let (low, high) = (Position::new(inode, start), Position::new(inode, end));
         let touches = |node: &&NodeRef| node.high > low && node.low < high;
@@ -118,10 +120,12 @@ impl<'a> View<'a> {
         nodes
     }
 
-    /// Reads a volume's key space from `start` on into `buffer`, whole sectors, as the volume itself would answer.
+    /// Reads a volume's key space from `start` on into `buffer`, which is whole sectors, as the
+    /// volume itself would return it.
     ///
     /// # Errors
-    /// If a device cannot be read, the backing device was not given, or a node of the tree is damaged there.
+    /// If a device cannot be read, the backing device was not given, or a node of the tree is
+    /// damaged there.
     pub fn read(&self, inode: Inode, start: u64, buffer: &mut [u8]) -> io::Result<()> {
         let sectors = buffer.len() as u64 / SECTOR_BYTES;
         let mut rest = buffer;
@@ -147,7 +151,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Pieces under construction: what lies between two of them is a hole.
+/// A list of pieces under construction. Gaps between pieces are holes.
 struct Pieces {
     list: Vec<Piece>,
     at: u64,

@@ -1,4 +1,4 @@
-//! The volumes of a set: the slots of the uuid table, and the backing devices that were given along.
+//! The volumes of a set: the slots of the uuid table, and the backing devices that were given.
 
 use crate::buckets::sectors;
 use crate::damage::{DamageKind, Device, Place, Structure, as_text};
@@ -15,37 +15,39 @@ use bcached_format::{
 use serde::{Serialize, Serializer};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A volume with what the check found out about it.
+/// A volume, with what the check found out about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Volume {
-    /// Slot of the uuid table.
+    /// Inode: the slot in the uuid table.
     pub inode: u32,
-    /// Of the backing device or volume.
+    /// Uuid of the backing device or volume.
     pub uuid: Uuid,
     /// Label in the table.
     pub label: Label,
-    /// Has no backing device.
+    /// Whether it has no backing device.
     pub flash_only: bool,
-    /// Was given up.
+    /// Whether it was given up.
     pub invalidated: bool,
-    /// First sector of its key space: the data offset of its backing device, if that was given; 0 if flash-only.
+    /// First sector of its key space: the data offset of its backing device, if that was given; 0
+    /// for a flash-only volume.
     pub start: u64,
     /// End of its key space, if known.
     pub end: Option<u64>,
     /// State of its backing device, if that was given.
     pub state: Option<&'static str>,
-    /// Its backing device says that nothing in the cache is newer: whoever has it at hand serves it.
+    /// Whether its backing device says that nothing in the cache is newer, so that it can be served
+    /// without the cache.
     pub claims_clean: bool,
     /// Sectors of live extents.
     pub live_sectors: u64,
-    /// How many of these are dirty.
+    /// How many of these sectors are dirty.
     pub dirty_sectors: u64,
     /// How far both numbers are known.
     pub dirty_state: Known,
     pub(crate) backing: Option<usize>,
 }
 
-/// A number that is not known is absent; of one that may be more its name says so.
+/// Leaves out a number that is unknown. The name of a number says if it is only a lower bound.
 impl Serialize for Volume {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -87,12 +89,13 @@ impl Serialize for Volume {
     }
 }
 
-/// What the superblock of a backing device says of its cache: the only word there is where the cache cannot be read.
+/// What the superblock of a backing device says about its cache: the only source where the cache
+/// cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Claim {
-    /// The device's place in the order given.
+    /// Index of the device in the order given.
     pub backing: usize,
-    /// Of the device.
+    /// Uuid of the device.
     #[serde(serialize_with = "as_text")]
     pub uuid: Uuid,
     /// Its label.
@@ -105,7 +108,8 @@ pub struct Claim {
     pub state: &'static str,
 }
 
-/// The same of all devices that are attached to `set`; to any, where nobody knows which set it is.
+/// Returns the claims of all devices that are attached to `set`, or to any set if it is not known
+/// which set this is.
 pub(crate) fn claims(images: &[&dyn ReadAt], set: Option<Uuid>) -> Vec<Claim> {
     let mut nobody = Findings::new(0);
     let mut claim = |(backing, image): (usize, &&dyn ReadAt)| {
@@ -124,7 +128,7 @@ pub(crate) fn claims(images: &[&dyn ReadAt], set: Option<Uuid>) -> Vec<Claim> {
 }
 
 impl Volume {
-    /// The volume of a slot, before anything else is known of it.
+    /// Creates the volume of a slot, before anything else is known about it.
     fn of_slot(inode: u32, slot: &UuidSlot) -> Self {
         Self {
             inode,
@@ -151,25 +155,25 @@ pub(crate) struct Backing {
     pub sectors: u64,
 }
 
-/// The uuid table, as it was read.
+/// The uuid table as read.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    /// All slots, in order of number.
+    /// All slots, in order of inode.
     pub slots: Vec<UuidSlot>,
-    /// Those that may not be what was written, as the engine has it.
+    /// Slots that may differ from what was written, by the same rule as in the engine.
     pub doubted: BTreeMap<Inode, Doubt>,
-    /// bcached has written it.
+    /// Whether bcached wrote it.
     pub is_ours: bool,
 }
 
 impl Table {
-    /// The number is nobody's as far as the table tells: its slot is free, or doubted.
+    /// Returns true if the table gives the inode to no volume: its slot is free, or doubted.
     fn is_unowned(&self, number: Inode) -> bool {
         let slot = self.slots.get(number.0 as usize);
         slot.is_some_and(|slot| slot.is_free() || self.doubted.contains_key(&number))
     }
 
-    /// A slot that is not doubted.
+    /// Returns the slot, unless it is doubted.
     fn slot(&self, number: Inode) -> Option<&UuidSlot> {
         self.slots.get(number.0 as usize).filter(|_| !self.doubted.contains_key(&number))
     }
@@ -220,7 +224,7 @@ pub(crate) fn read_table(
     }
 }
 
-/// Duplicates are told of with both of their numbers.
+/// Reports doubted slots. Duplicates are reported with both of their inodes.
 fn report_doubted(
     slots: &[UuidSlot],
     doubted: &BTreeMap<Inode, Doubt>,
@@ -239,7 +243,7 @@ fn report_doubted(
     }
 }
 
-/// The superblock of the cache device; `None` if there is no set to look at.
+/// Reads the superblock of the cache device; `None` if there is no usable set.
 pub(crate) fn read_cache(image: &dyn ReadAt, findings: &mut Findings) -> Option<CacheSuperblock> {
     let place = Place::cache(Structure::Superblock, SUPERBLOCK_SECTOR);
     match read_superblock(image, place, findings)? {
@@ -251,7 +255,7 @@ pub(crate) fn read_cache(image: &dyn ReadAt, findings: &mut Findings) -> Option<
     }
 }
 
-/// The superblocks of backing devices; `None` for each that is none of this set's.
+/// Reads the superblocks of backing devices; `None` for each that does not belong to this set.
 pub(crate) fn read_backings(
     images: &[&dyn ReadAt],
     cache: &CacheSuperblock,
@@ -294,7 +298,7 @@ fn read_superblock(image: &dyn ReadAt, place: Place, findings: &mut Findings) ->
     }
 }
 
-/// The volumes of the table, joined with the backing devices.
+/// Joins the volumes of the table with the backing devices.
 pub(crate) fn join(
     table: &Table,
     header: &JsetHeader,
@@ -302,14 +306,16 @@ pub(crate) fn join(
     findings: &mut Findings,
 ) -> BTreeMap<Inode, Volume> {
     let mut volumes = BTreeMap::new();
-    // As the engine does: a slot that is not what was written makes no volume. Of two with one uuid one is right.
+    // As in the engine, a slot that differs from what was written makes no volume. Of two slots
+    // with the same uuid, one is right.
     let is_believed = |number: &Inode| table.doubted.get(number).is_none_or(|doubt| *doubt == Doubt::Twice);
     for (number, slot) in (0..).map(Inode).zip(&table.slots).filter(|(_, slot)| !slot.is_free()) {
         if is_believed(&number) {
             volumes.insert(number, Volume::of_slot(number.0, slot));
         }
     }
-    // What the table has lost a backing device may still know, of a number that is nobody's.
+    // A backing device may still know an inode that the table has lost, provided that it belongs to
+    // no volume.
     let mut proven = BTreeSet::new();
     for superblock in backings.iter().flatten().map(|backing| &backing.superblock) {
         let Some(Attachment { number, .. }) = superblock.attachment() else { continue };
@@ -346,7 +352,8 @@ fn is_attached(superblock: &BackingSuperblock) -> bool {
     matches!(superblock.state(), BackingState::Clean | BackingState::Dirty)
 }
 
-/// A backing device and a cache that bcached used together say the same of the attachment, unless one is an older copy.
+/// Reports older copies. A backing device and a cache that bcached used together agree about the
+/// attachment, unless one of them is an older copy.
 fn report_older_copies(
     backing: &BackingSuperblock,
     (number, table): (Inode, &Table),
@@ -376,23 +383,25 @@ const fn state_name(state: BackingState) -> &'static str {
 }
 
 impl Backing {
-    /// Dirty extents must not differ from the backing device in this state.
+    /// Returns true if the device's state says that dirty extents do not differ from it.
     pub fn claims_clean(&self) -> bool {
         matches!(self.superblock.state(), BackingState::None | BackingState::Clean)
     }
 
-    /// What the cache holds clean may be read: in the other states the next start makes it void.
+    /// Returns true if clean data in the cache may be read: in the other states the next start
+    /// voids it.
     pub fn uses_copies(&self) -> bool {
         matches!(self.superblock.state(), BackingState::Clean | BackingState::Dirty)
     }
 
-    /// Cached data must not be used any more.
+    /// Returns true if cached data must not be used any more.
     pub fn is_stale(&self) -> bool {
         self.superblock.state() == BackingState::Stale
     }
 }
 
-/// Whether an extent's data in the cache equals the backing device's. Unreadable data is reported.
+/// Returns whether an extent's data in the cache equals that of the backing device. Unreadable data
+/// is reported.
 pub(crate) fn equals_backing(
     cache: &dyn ReadAt,
     backing: (usize, &dyn ReadAt),

@@ -1,5 +1,5 @@
-//! What is written to the cache device, counted by cause where it is submitted: nothing else writes there, so that the sum
-//! is what the device itself counts, failed writes included.
+//! Writes to the cache device, counted by cause where they are submitted. All writes go through
+//! here, so the sum equals what the device itself counts, failed writes included.
 
 use crate::error::Doing;
 use crate::set::CacheSet;
@@ -8,11 +8,11 @@ use bcached_env::{Buffer, IoError, Payload};
 /// Why something is written to the cache device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
-    /// What clients write: dirty data, and the clean copies of written data.
+    /// Data written by clients: dirty data, and clean copies of written data.
     Data,
-    /// What was read from a backing device, for the next who reads it.
+    /// Data read from a backing device, cached for later reads.
     Fill,
-    /// Live data that goes from one bucket to another.
+    /// Live data moved from one bucket to another.
     Moved,
     /// Nodes of the B-tree.
     Btree,
@@ -22,14 +22,14 @@ pub enum Cause {
     Priorities,
     /// The table of volumes.
     Uuids,
-    /// What lies in a bucket of dirty data, at its end.
+    /// Summaries at the ends of buckets of dirty data.
     Summaries,
     /// The superblock.
     Superblock,
 }
 
 impl Cause {
-    /// All of them: data first, then metadata.
+    /// All causes: data first, then metadata.
     pub const ALL: [Self; 9] = [
         Self::Data,
         Self::Fill,
@@ -42,7 +42,7 @@ impl Cause {
         Self::Superblock,
     ];
 
-    /// In a word.
+    /// The name of the cause, one word.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl Cause {
         }
     }
 
-    /// What the set is doing then.
+    /// What the set is doing when it writes for this cause.
     #[must_use]
     pub(crate) const fn doing(self) -> Doing {
         match self {
@@ -71,39 +71,39 @@ impl Cause {
         }
     }
 
-    /// It writes what volumes hold, not what the set needs to find it.
+    /// Returns true for the contents of volumes, false for metadata.
     #[must_use]
     pub const fn is_data(self) -> bool {
         matches!(self, Self::Data | Self::Fill | Self::Moved)
     }
 }
 
-/// Bytes that were submitted to be written to the cache device since the set was opened, by cause.
+/// Bytes submitted to be written to the cache device since the set was opened, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     by_cause: [u64; Cause::ALL.len()],
 }
 
 impl Written {
-    /// For one cause, in bytes.
+    /// Bytes for one cause.
     #[must_use]
     pub const fn of(&self, cause: Cause) -> u64 {
         self.by_cause[cause as usize]
     }
 
-    /// What volumes hold, in bytes (`written`).
+    /// Bytes of the contents of volumes (`written`).
     #[must_use]
     pub fn data(&self) -> u64 {
         self.total() - self.metadata()
     }
 
-    /// The rest, in bytes (`metadata_written`, and the superblock).
+    /// The other bytes (`metadata_written`, and the superblock).
     #[must_use]
     pub fn metadata(&self) -> u64 {
         Cause::ALL.into_iter().filter(|cause| !cause.is_data()).map(|cause| self.of(cause)).sum()
     }
 
-    /// All of it, in bytes.
+    /// All bytes.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.by_cause.iter().sum()
@@ -115,13 +115,13 @@ impl Written {
 }
 
 impl CacheSet {
-    /// What was written to the cache device until now.
+    /// Bytes written to the cache device so far, by cause.
     #[must_use]
     pub fn written(&self) -> Written {
         self.with(|s| s.stats.written)
     }
 
-    /// Writes to the cache device. Not durable yet.
+    /// Writes to the cache device. The write is not durable yet when it returns.
     pub(crate) async fn write_cache(
         &self,
         cause: Cause,
@@ -135,7 +135,7 @@ impl CacheSet {
         written
     }
 
-    /// As [`CacheSet::write_cache`]; durable when it returns.
+    /// Like [`CacheSet::write_cache`], but durable when it returns.
     pub(crate) async fn write_cache_fua(
         &self,
         cause: Cause,
@@ -156,7 +156,7 @@ impl CacheSet {
         (read, buffer)
     }
 
-    /// So many bytes are about to be written to the cache device.
+    /// Counts bytes that are about to be written to the cache device.
     pub(crate) fn count_written(&self, cause: Cause, bytes: usize) {
         self.with(|s| s.stats.written.add(cause, bytes));
     }

@@ -1,4 +1,5 @@
-//! Whether the devices of a set still do what they are for, asked by somebody who has to know before a client finds out.
+//! Probes whether the devices of a set still work, for a caller that must know before a client
+//! finds out.
 
 use crate::error::Error;
 use crate::journal::writer;
@@ -10,22 +11,23 @@ use bcached_env::{Buffer, join_all, join_two};
 use bcached_format::{SUPERBLOCK_BYTES, SUPERBLOCK_SECTOR};
 
 impl CacheSet {
-    /// Writes a journal entry without keys, when there is room for one: if the cache device takes no writes any more the set fails now, and not
-    /// when a client has something written the next time. Nothing is written while a replay needs what room there is.
+    /// Writes a journal entry without keys when there is room for one. If the cache device no
+    /// longer accepts writes, the set fails now, not at the next write of a client. Writes nothing
+    /// while a replay needs the little room there is.
     ///
     /// # Errors
-    /// The set has failed, by then at the latest, or is being stopped.
+    /// The set has failed, at the latest because of this write, or is being stopped.
     pub async fn prove_cache(&self) -> Result<(), Error> {
-        // A start that has little room in the journal has trouble of its own, and writes.
+        // A start that has little room in the journal has other problems, and writes anyway.
         if self.with(|s| s.stopping || s.is_replay_pressed()) {
             return Ok(());
         }
         writer::claim_entry(self).await?.commit().await
     }
 
-    /// Has every device answer: the cache as [`CacheSet::prove_cache`] says, each backing device a flush, if something was written to it since
-    /// its last one, and a read. One that hangs keeps whoever waits for this. What a backing device answers is no matter here: clients hear of a
-    /// flush that has failed as ever.
+    /// Probes every device. The cache: as [`CacheSet::prove_cache`]. Each backing device: a flush,
+    /// if it was written to since its last one, and a read. A device that hangs blocks the caller.
+    /// Errors of a backing device are ignored here: clients still learn of a failed flush as usual.
     ///
     /// # Errors
     /// As [`CacheSet::prove_cache`].
@@ -36,7 +38,7 @@ impl CacheSet {
     }
 
     async fn prove_backing(&self, id: VolumeId) {
-        // Its device is not exchanged meanwhile.
+        // Keeps the volume's device from being replaced during the probe.
         let Ok(target) = self.with(|s| s.hold(id)) else { return };
         if let Some(disk) = &target.backing {
             let _flushed = flush::flush_backing(self, &target).await;

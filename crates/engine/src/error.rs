@@ -1,4 +1,4 @@
-//! What can fail, for those who must decide, and the context, for those who must understand.
+//! Errors: the kinds that callers act on, and the context that people need to understand them.
 
 use alloc::boxed::Box;
 use bcached_env::{IoError, OutOfReach};
@@ -14,7 +14,7 @@ pub enum Doing {
     Data,
     /// Writing a journal entry.
     Journal,
-    /// Replaying what a former process noted.
+    /// Replaying what an earlier process noted.
     Note,
     /// Reading or writing a B-tree node.
     Node,
@@ -49,7 +49,7 @@ impl core::fmt::Display for Doing {
     }
 }
 
-/// Why work was refused or failed. Cheap to clone: a latched failure is handed to everybody.
+/// Why work was refused or failed. Cheap to clone: every waiter gets a latched failure.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -58,7 +58,7 @@ pub enum Error {
     Io {
         /// What was being done.
         doing: Doing,
-        /// The device's answer.
+        /// The device's error.
         source: IoError,
     },
     /// A B-tree node is damaged. Its key range is not served; it is never read as a hole.
@@ -69,91 +69,94 @@ pub enum Error {
         /// What is wrong with it.
         source: Box<NodeError>,
     },
-    /// The set has failed before: nothing more is written. The first reason.
+    /// The set has failed earlier: nothing more is written. Holds the first reason.
     #[error("the cache set stopped writing after a failure: {0}")]
     Failed(Box<Error>),
-    /// The volume goes on without its cache from now on; the request that met this is carried out without it.
+    /// The volume continues without its cache from now on; the request that met this is carried out
+    /// without it.
     #[error("the volume has left its cache")]
     Uncached,
-    /// The volume has no backing device that could be served without the cache.
+    /// The volume is flash-only: it has no backing device that could be served without the cache.
     #[error("the volume lives in the cache alone: it cannot be detached or attached")]
     FlashOnly,
-    /// The volume does not live in the cache alone.
+    /// The volume is not flash-only.
     #[error("the volume has a backing device")]
     HasBacking,
-    /// What was set out to the set knows nothing of: it has been opened anew since.
+    /// The set knows nothing of the operation that was begun: it has been reopened since.
     #[error("the cache set was opened anew meanwhile, and nothing was done")]
     OpenedAnew,
-    /// The volume is served without the cache already.
+    /// The volume is already served without the cache.
     #[error("the volume is not attached")]
     NotAttached,
-    /// The volume is served through the cache already.
+    /// The volume is already served through the cache.
     #[error("the volume is attached already")]
     Attached,
     /// The volume is being served.
     #[error("the volume is being served")]
     Served,
-    /// Nobody can serve the volume any more.
+    /// The volume is being forgotten, so it cannot be served.
     #[error("the volume is being forgotten")]
     BeingForgotten,
-    /// A volume in the cache alone that could not be filled.
+    /// A flash-only volume that could not be filled.
     #[error("there is room for {sectors_max} sectors, and {sectors} are asked for")]
     NoRoom {
-        /// Its size, in sectors.
+        /// Requested size, in sectors.
         sectors: u64,
-        /// The largest that can be filled, in sectors.
+        /// The largest size that can be filled, in sectors.
         sectors_max: u64,
     },
-    /// A volume in the cache alone must have whole blocks, and one at least.
+    /// A flash-only volume must consist of whole blocks, at least one.
     #[error("{sectors} sectors are not whole blocks of {block_sectors}")]
     NotWholeBlocks {
-        /// Its size, in sectors.
+        /// Requested size, in sectors.
         sectors: u64,
-        /// A block of the set, in sectors.
+        /// Block size of the set, in sectors.
         block_sectors: u64,
     },
-    /// A volume cannot become so large or so small.
+    /// The volume cannot have this size.
     #[error("the volume can have {sectors_min} to {sectors_max} sectors, and {sectors} are asked for")]
     Size {
-        /// What is asked for, in sectors.
+        /// The requested size, in sectors.
         sectors: u64,
-        /// The least that it can have, in sectors.
+        /// The minimum size, in sectors.
         sectors_min: u64,
-        /// The most that it can have, in sectors.
+        /// The maximum size, in sectors.
         sectors_max: u64,
     },
-    /// The volume is on its way to or from the cache already, or to another size.
+    /// The volume is already being attached, detached or resized.
     #[error("the volume is being attached, detached or resized already")]
     OnItsWay,
     /// The set is being stopped.
     #[error("the cache set is being stopped")]
     Stopping,
-    /// Whoever asked for it has given it up.
+    /// The operation was cancelled.
     #[error("it was cancelled")]
     Cancelled,
-    /// The data of a request lies in memory of others, who have taken it back.
+    /// The data of a request lies in memory of another process, which has taken it back.
     #[error("{0}")]
     OutOfReach(OutOfReach),
-    /// The journal was left so full that its replay has no room for the entries it must write itself.
+    /// The journal was left so full that its replay has no room for the entries that it must write.
     #[error(
         "the journal is too full to be replayed: no room for what the replay must write; the set is left as it was"
     )]
     JournalFull,
-    /// No bucket can be had and none can be freed without writing dirty data back.
+    /// No bucket is available, and none can be freed without writing dirty data back.
     #[error("no space left in the cache: everything is dirty or metadata")]
     NoSpace,
-    /// A flush of the backing device failed before: what it covered may be lost.
+    /// An earlier flush of the backing device failed: the writes it should have covered may be
+    /// lost.
     #[error("an earlier flush of the backing device failed: writes it should have covered may be lost")]
     LostWrites,
-    /// The memory for B-tree nodes does not suffice for this set's nodes and the height of its tree.
+    /// The memory for B-tree nodes is too small for this set's nodes and the height of its tree.
     #[error("the memory for btree nodes is too small: {budget} bytes, this cache set needs {needed}")]
     NodeBudget {
-        /// The limit that was set, in bytes.
+        /// The configured limit, in bytes.
         budget: usize,
-        /// The least that would do, in bytes.
+        /// The minimum, in bytes.
         needed: usize,
     },
-    /// There is no memory for the table of the set's buckets, or there are more than a table can have.
+    /// There is no memory for the bucket table of the set, or the set has more buckets than a table
+    /// can hold.
     #[error("no memory for {buckets} buckets: their table takes {needed} bytes")]
     BucketMemory {
         /// Buckets of the set.
@@ -164,20 +167,20 @@ pub enum Error {
     /// No such volume.
     #[error("no such volume")]
     NoVolume,
-    /// The request is outside the volume or not in whole sectors.
+    /// The request is outside the volume or does not consist of whole sectors.
     #[error("request outside the volume: sector {sector}, {sectors} sectors, volume of {volume_sectors}")]
     Range {
-        /// First sector asked for.
+        /// First sector requested.
         sector: u64,
-        /// Length asked for.
+        /// Length requested, in sectors.
         sectors: u64,
-        /// The volume's size.
+        /// The volume's size, in sectors.
         volume_sectors: u64,
     },
-    /// What is asked for depends on what is dirty, and not all of that has been counted since the start.
+    /// The request depends on how much is dirty, and that has not all been counted since the start.
     #[error("the index is still being read after the start ({percent}%): try again when it has been")]
     NotWalked {
-        /// How much of it has been.
+        /// Percentage of the index read so far.
         percent: u64,
     },
     /// The tree contradicts itself or the other structures.
@@ -188,76 +191,77 @@ pub enum Error {
         "the backing device ends at sector {sectors}, but the cache holds dirty data for it beyond: it was cut short"
     )]
     TooSmall {
-        /// Where it ends.
+        /// Size of the backing device, in sectors.
         sectors: u64,
     },
-    /// The backing device has dirty data in a cache that is not here.
+    /// The backing device has dirty data in a cache that is not present.
     #[error(
         "the backing device has dirty data in cache set {0}, which is not this one: refusing to serve it without"
     )]
     DirtyElsewhere(bcached_format::Uuid),
-    /// The backing device is dirty but the set's table does not know it.
+    /// The backing device is dirty, but the set's table does not list it.
     #[error("the backing device is marked dirty for this set, but the set does not know it")]
     DirtyUnknown,
-    /// The backing device knows of a journal entry that the cache has never had.
+    /// The backing device records a journal entry that the cache has never had.
     #[error(
         "the cache is an older copy of itself: the backing device was used with journal entry {entry}, and the newest that \
          the cache has is {newest}"
     )]
     OlderCache {
-        /// The entry that the backing device knows of.
+        /// The entry that the backing device records.
         entry: u64,
-        /// The newest that is there.
+        /// The newest entry in the cache.
         newest: u64,
     },
     /// The set knows a later state of the backing device.
     #[error("the backing device is an older copy of itself: the cache holds data of a later state of it")]
     OlderBacking,
-    /// The table of volumes has lost the number of a backing device that says *clean*, and something is dirty under it.
+    /// The table of volumes has lost the number of a backing device that is marked *clean*, and
+    /// there is dirty data under that number.
     #[error(
         "the table of volumes has lost this volume, and dirty data stands under its number {}: it is newer than the device, or \
          another volume's", number.0
     )]
     LostNumber {
-        /// The number that the device says.
+        /// The number that the device records.
         number: Inode,
     },
-    /// Sizes that leave no room to append to nodes or to the journal.
+    /// The sizes leave no room to append to nodes or to the journal.
     #[error(
         "cannot run a cache with buckets of {bucket_sectors} sectors, blocks of {block_sectors} and {journal_buckets} \
          journal buckets: a bucket must hold two blocks, and the journal four buckets"
     )]
     Sizes {
-        /// A bucket, in sectors.
+        /// Bucket size, in sectors.
         bucket_sectors: u64,
-        /// A block, in sectors.
+        /// Block size, in sectors.
         block_sectors: u64,
-        /// Buckets of the journal.
+        /// Number of journal buckets.
         journal_buckets: u64,
     },
     /// The backing device's block size does not fit the set's.
     #[error("block size of the backing device ({backing} sectors) is smaller than the set's ({set})")]
     BlockSize {
-        /// The backing device's, in sectors.
+        /// Block size of the backing device, in sectors.
         backing: u64,
-        /// The set's, in sectors.
+        /// Block size of the set, in sectors.
         set: u64,
     },
-    /// A device that is to take the place of the one under a volume is not what that was.
+    /// A device that is to replace the one under a volume does not match it.
     #[error("it is not as it was: {0}")]
     NotAsItWas(&'static str),
     /// The table of volumes has no free slot.
     #[error("no room for another volume: all {0} slots of the table are used up")]
     NoSlot(usize),
-    /// A device with the same UUID is attached already.
+    /// A device with the same UUID is already attached.
     #[error("a backing device with this UUID is attached already")]
     Duplicate,
-    /// Bytes of the format are damaged or not acceptable.
+    /// On-disk structures are damaged or not acceptable.
     #[error("{doing}: {source}")]
     Format {
         /// Which structure.
         doing: Doing,
-        /// What is wrong.
+        /// What is wrong with it.
         source: bcached_format::FormatError,
     },
     /// The device is a backing device.
@@ -271,7 +275,7 @@ pub enum Error {
         "the backing device is attached to cache set {0}, which is not this one: its cached data there would become stale"
     )]
     OtherSet(bcached_format::Uuid),
-    /// No valid journal entry on a device that says it has been started.
+    /// A device marked as started has no valid journal entry.
     #[error("no journal entries found")]
     NoJournal,
     /// Journal entries that are needed are missing.
@@ -282,7 +286,7 @@ pub enum Error {
         /// Last missing sequence.
         to: u64,
     },
-    /// A newer entry stands behind a damaged one, so that others before and behind it may be missing too.
+    /// A newer entry lies behind a damaged one, so others before and after it may be missing too.
     #[error(
         "journal entry {sequence} is newer than {found}, but stands behind one that is damaged: what was written since \
          {found} would be lost"
@@ -290,19 +294,20 @@ pub enum Error {
     JournalHidden {
         /// The newest hidden entry.
         sequence: u64,
-        /// The newest one that is found.
+        /// The newest entry found.
         found: u64,
     },
 }
 
 impl Error {
-    /// A device is not there any more, or takes nothing any more until it is opened anew: the same request may succeed then.
+    /// Returns true if a device is gone, or accepts nothing until it is reopened: the same request
+    /// may succeed then.
     #[must_use]
     pub const fn is_absence(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind.is_final())
     }
 
-    /// An I/O error with what was being done; for `map_err`.
+    /// Returns a function for `map_err` that adds what was being done to an I/O error.
     pub fn io(doing: Doing) -> impl FnOnce(IoError) -> Self {
         move |source| Self::Io { doing, source }
     }

@@ -1,4 +1,5 @@
-//! Where the data of one sector of a volume is, for those who ask. Nothing is changed: not even the age of a bucket.
+//! Explains where the data of one sector of a volume is. This changes nothing, not even the age of
+//! a bucket.
 
 use crate::btree::{Content, pointer_to_read};
 use crate::error::Error;
@@ -9,19 +10,19 @@ use crate::volume::VolumeId;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Pointers};
 
-/// How far around the sector is looked: no key is longer.
+/// How far around the sector to look, in sectors: no key is longer.
 const AROUND_SECTORS: u64 = 1 << 16;
 
 /// Where the data of a sector is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explained {
-    /// First sector of what is so, in the volume; as far as was looked.
+    /// First sector of the range with the same answer, in the volume; as far as was looked.
     pub start: u64,
-    /// Behind its last one.
+    /// End of that range (exclusive).
     pub end: u64,
-    /// Where that is.
+    /// Where its data is.
     pub whereabouts: Whereabouts,
-    /// What goes on there.
+    /// Operations in progress there.
     pub claims: Claims,
     /// The sector on the backing device, if there is one.
     pub backing_sector: Option<u64>,
@@ -30,33 +31,35 @@ pub struct Explained {
 /// Where data is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whereabouts {
-    /// The volume is served without the cache: on the backing device.
+    /// On the backing device: the volume is served without the cache.
     Uncached,
-    /// Behind the last whole block, or the volume is off the block grid: never cached, on the backing device.
+    /// On the backing device, never cached: behind the last whole block, or the volume is off the
+    /// block grid.
     OffGrid,
-    /// Not in the cache: on the backing device, or all zeroes of a volume without one.
+    /// Not in the cache: on the backing device, or all zeroes in a flash-only volume.
     NotCached,
-    /// In the cache and on the backing device, which has yet to be flushed: reads find it, and a crash forgets it.
+    /// In the cache and on the backing device, which has yet to be flushed. Reads find it in the
+    /// cache; after a crash it is not there any more.
     Parked(InCache),
     /// In the cache and on the backing device.
     Clean(InCache),
-    /// In the cache alone.
+    /// Only in the cache.
     Dirty(InCache),
 }
 
-/// A place on the cache device.
+/// A location on the cache device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InCache {
-    /// The sector that was asked for, on the cache device.
+    /// The requested sector, on the cache device.
     pub sector: u64,
     /// Its bucket.
     pub bucket: u64,
-    /// The generation of the bucket that the data is of.
+    /// The generation of the bucket that the data belongs to.
     pub generation: u8,
 }
 
 impl CacheSet {
-    /// Where the data of a sector of a volume is.
+    /// Returns where the data of a sector of a volume is.
     ///
     /// # Errors
     /// There is no such volume, or it has no such sector; the index cannot be read there.
@@ -110,7 +113,7 @@ impl CacheSet {
                 .await?;
             for (start, end, content) in found {
                 match pieces.last_mut() {
-                    // A leaf ends in the middle of what is not cached.
+                    // A leaf ends in the middle of a range that is not cached.
                     Some((_, last, Content::Hole)) if content == Content::Hole && *last == start => {
                         *last = end;
                     }

@@ -1,44 +1,45 @@
-//! How long requests take, from when the engine takes them to the answer, by the way that they went.
+//! Latency of requests, from admission by the engine to the answer, by the path that they took.
 //!
-//! A histogram has fixed places: each power of two of microseconds is cut into eight, so that what it says is at most an
-//! eighth too long, from a microsecond to two minutes. A request costs a few instructions and no memory. The memory comes
-//! with the volume: [`Latencies`] is the same size for ever, about 18 KiB.
+//! A histogram has fixed buckets: each power of two of microseconds is divided into eight, from one
+//! microsecond to two minutes. So a reported latency is at most an eighth too long. Recording a
+//! request costs a few instructions and no memory. The memory is allocated with the volume:
+//! [`Latencies`] has a constant size of about 18 KiB.
 
 use alloc::boxed::Box;
 use core::time::Duration;
 
-/// The way that a request went.
+/// The path that a request took.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Path {
-    /// A read that found everything in the cache.
+    /// A read fully served from the cache.
     ReadHit,
-    /// A read that did not.
+    /// A read not fully served from the cache.
     ReadMiss,
-    /// A bypassed read that found everything in the cache all the same.
+    /// A bypassed read that was fully served from the cache nevertheless.
     ReadBypassHit,
-    /// A bypassed read that did not.
+    /// A bypassed read not fully served from the cache.
     ReadBypassMiss,
-    /// A read of a volume that is not in a cache.
+    /// A read of a volume without a cache.
     ReadUncached,
-    /// A write to the cache alone.
+    /// A write to the cache only.
     WriteBack,
-    /// A write to the backing device, and to the cache.
+    /// A write to the backing device and to the cache.
     WriteThrough,
-    /// A write to the backing device alone, because of the cache mode, because it was bypassed, or because the cache had no
-    /// room.
+    /// A write to the backing device only: because of the cache mode, because it was bypassed, or
+    /// because the cache had no space.
     WriteAround,
-    /// A write to a volume that is not in a cache.
+    /// A write to a volume without a cache.
     WriteUncached,
     /// A flush.
     Flush,
     /// A discard.
     Discard,
-    /// A zeroing, wherever it went.
+    /// A write of zeroes, on whichever path.
     WriteZeroes,
 }
 
 impl Path {
-    /// All of them.
+    /// All paths.
     pub const ALL: [Self; 12] = [
         Self::ReadHit,
         Self::ReadMiss,
@@ -54,7 +55,7 @@ impl Path {
         Self::WriteZeroes,
     ];
 
-    /// In a word.
+    /// The name of the path, one word.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -74,21 +75,22 @@ impl Path {
     }
 }
 
-/// Places for each power of two: eight, and three bits to tell them apart.
+/// Binary logarithm of the number of places per power of two (eight).
 const PART_BITS: u32 = 3;
-/// Places: up to 2^27 us; what takes longer stands in the last.
+/// Number of places, up to 2^27 µs; longer latencies are in the last.
 const PLACES: usize = (27 - PART_BITS as usize + 1) << PART_BITS;
 
-/// How many requests took how long.
+/// Number of requests by latency.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histogram {
-    /// Of place `p` those that took at most [`end_us`] and more than the place before.
+    /// Entry `p` counts the requests that took at most [`end_us`] of `p` and more than that of the
+    /// place before.
     requests: [u64; PLACES],
     total_ns: u128,
     max_ns: u64,
 }
 
-/// A latency belongs to the place whose end is the first that is not shorter.
+/// Returns the place of a latency: the first whose end is not shorter.
 fn place(nanoseconds: u64) -> usize {
     let us = nanoseconds.saturating_sub(1) / 1000;
     let bits = us.checked_ilog2();
@@ -101,7 +103,8 @@ fn place(nanoseconds: u64) -> usize {
     usize::try_from(place).unwrap_or(PLACES).min(PLACES - 1)
 }
 
-/// The longest latency of a place, in microseconds; the last one has no end, and this is where that would be.
+/// The longest latency of a place, in microseconds. The last place is unbounded; for it, this is
+/// where it would end.
 const fn end_us(place: usize) -> u64 {
     let (power, part) = (place >> PART_BITS, (place & ((1 << PART_BITS) - 1)) as u64);
     match power {
@@ -124,25 +127,25 @@ impl Histogram {
         self.max_ns = self.max_ns.max(nanoseconds);
     }
 
-    /// How many.
+    /// Number of requests.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests.iter().sum()
     }
 
-    /// How long all of them took together, in nanoseconds.
+    /// Total latency of all requests, in nanoseconds.
     #[must_use]
     pub const fn total_ns(&self) -> u128 {
         self.total_ns
     }
 
-    /// The longest. `None`: there were no requests.
+    /// The longest latency. `None`: there were no requests.
     #[must_use]
     pub fn longest(&self) -> Option<Duration> {
         (self.requests() > 0).then(|| Duration::from_nanos(self.max_ns))
     }
 
-    /// How many took at most 2^`power` microseconds; exact for powers up to 26.
+    /// Number of requests that took at most 2^`power` microseconds; exact for powers up to 26.
     #[must_use]
     pub fn within_power_us(&self, power: u32) -> u64 {
         let limit = 1_u64.checked_shl(power).unwrap_or(u64::MAX);
@@ -150,8 +153,8 @@ impl Histogram {
         (0..PLACES).take_while(within).map(|place| self.requests[place]).sum()
     }
 
-    /// How long the request took that `permille` of all took at most as long as: at most an eighth too long, and never
-    /// longer than the longest. `None`: there were no requests.
+    /// The latency that `permille` of all requests did not exceed. The result is at most an eighth
+    /// too long and never longer than the longest latency. `None`: there were no requests.
     #[must_use]
     pub fn permille(&self, permille: u16) -> Option<Duration> {
         let requests = self.requests();
@@ -167,7 +170,7 @@ impl Histogram {
     }
 }
 
-/// How long the requests of a volume took since it is served, those that failed not among them.
+/// Latencies of a volume's requests since it has been served, failed requests excluded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Latencies {
     by_path: Box<[Histogram; Path::ALL.len()]>,
@@ -180,7 +183,7 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Of the requests that went this way.
+    /// The histogram of the requests that took this path.
     #[must_use]
     pub const fn of(&self, path: Path) -> &Histogram {
         &self.by_path[path as usize]
@@ -202,7 +205,8 @@ mod tests {
         histogram
     }
 
-    /// Every place begins where the one before ends, and is at most an eighth of its end long.
+    /// Every place begins where the previous one ends, and its length is at most an eighth of its
+    /// end.
     #[test]
     fn places_lie_side_by_side() {
         let mut before = 0;

@@ -1,21 +1,23 @@
 //! The cache set: a fast device in front of slow ones, in the on-disk format of Linux bcache.
 //!
-//! One state with one owner (`state`); transitions are synchronous and complete or change nothing; flows are short
-//! async functions that ask the state, wait for a disk, and tell the state. The world is a driver behind
-//! `bcached-env`: the same code runs on io_uring and in the simulator.
+//! One state with one owner (`state`). Transitions are synchronous, and either complete or change
+//! nothing. Flows are short async functions that query the state, wait for a disk, and update the
+//! state. The world is a driver behind `bcached-env`: the same code runs on io_uring and in the
+//! simulator.
 //!
-//! | folder | noun |
+//! | module | contents |
 //! |---|---|
-//! | `open`, `opening`, `set`, `state` | start-up and how far it is, the handle, what transitions change |
-//! | `work`, `phases` | what a transition costs, what a crash may come in the middle of |
-//! | `request/` | what a client asks for: reads, writes, flush, discard; who waits for whom |
-//! | `volume/` | backing devices and flash-only volumes, their durable record, what a flush covers |
+//! | `open`, `open_progress` | start-up and its progress |
+//! | `set`, `state` | the handle; the state that transitions change |
+//! | `cpu_cost`, `phases` | cost of a transition; phases that a crash may interrupt |
+//! | `request/` | client requests: reads, writes, flush, discard; which request waits for which |
+//! | `volume/` | backing devices and flash-only volumes, their records, what a flush covers |
 //! | `btree/` | the index: attempts, nodes in memory, loads, writes, splits, the walk at start |
 //! | `journal/` | the ring, the writer, finding entries, replay |
-//! | `space/` | buckets, where data goes, how buckets become free, stored generations |
-//! | `gc/` | dropping what is stale in the tree, moving live data together |
-//! | `writeback/` | dirty data to the backing device |
-//! | `policy/` | which bucket to give up next, who streams, whether the cache device is congested |
+//! | `space/` | buckets, where new data is written, how buckets are freed, stored generations |
+//! | `gc/` | removal of stale keys from the tree, compaction of live data |
+//! | `writeback/` | writing dirty data to the backing device |
+//! | `policy/` | eviction order, sequential streams, congestion and wear of the cache device |
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,8 @@
-//! Writes that were acknowledged and are void, because the cache device may have lost them: what they were, for who asks where.
+//! Acknowledged writes that are void because the cache device may have lost them, by volume and
+//! range.
 //!
-//! The note holds all of them: what it holds no more is in a journal entry, before which the device was flushed.
+//! The note holds all of them: any write that it no longer holds is in a journal entry, before
+//! which the device was flushed.
 
 use crate::journal::replay::key_of_note;
 use crate::uuids::UuidTable;
@@ -10,38 +12,40 @@ use alloc::vec::Vec;
 use bcached_env::NoteRecord;
 use bcached_format::{Inode, Label, Uuid};
 
-/// What was given up of a volume, at most: of what was moved to another place meanwhile the former one counts again.
+/// The writes of a volume that were given up: an upper bound. Where data had been moved, the former
+/// copy is valid again.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GivenUp {
     /// UUID of the volume.
     pub uuid: Uuid,
-    /// Its label when it was first attached.
+    /// The label it had when it was first attached.
     pub label: Label,
-    /// Sectors, each counted once.
+    /// Number of sectors, each counted once.
     pub sectors: u64,
-    /// How many ranges they are.
+    /// Number of separate ranges.
     pub ranges: usize,
-    /// Where the first begins, in sectors of the backing device, if there is one.
+    /// Start of the first range, in sectors of the backing device, if there is one.
     pub start: u64,
-    /// Where the last ends.
+    /// End of the last range.
     pub end: u64,
 }
 
-/// All that was given up, and when.
+/// All writes that were given up.
 #[derive(Default)]
 pub struct Losses {
-    /// Before the set was opened.
+    /// Those given up before the set was opened.
     pub before: Arc<[GivenUp]>,
-    /// Since then.
+    /// Those given up since then.
     pub here: Arc<[GivenUp]>,
 }
 
-/// What these records were of, by volume. Those of a volume that is no more, and what is on a backing device, nobody misses.
+/// Returns the writes that these records describe, by volume. Omits those of deleted volumes, and
+/// those whose data is on a backing device: neither is lost.
 pub fn by_volume(records: &[NoteRecord], uuids: &UuidTable) -> Arc<[GivenUp]> {
     let mut ranges: BTreeMap<Inode, Vec<(u64, u64)>> = BTreeMap::new();
     for key in records.iter().filter_map(key_of_note) {
         let slot = uuids.slot(key.inode).filter(|slot| slot.is_used());
-        // Zeroes of a volume that lives in the cache alone are a hole there.
+        // Zeroes in a flash-only volume are a hole there.
         let is_write = |is_flash_only| key.dirty || is_flash_only && key.pointers.as_slice().is_empty();
         if slot.is_some_and(|slot| is_write(slot.is_flash_only())) {
             ranges.entry(key.inode).or_default().push((key.start(), key.end));
@@ -55,7 +59,8 @@ pub fn by_volume(records: &[NoteRecord], uuids: &UuidTable) -> Arc<[GivenUp]> {
     ranges.into_iter().filter_map(of_volume).collect()
 }
 
-/// Where they begin and end, how many sectors they have, and how many ranges they are when those that meet are one.
+/// Returns where the ranges begin and end, their number of sectors, and their number after adjacent
+/// ranges are merged.
 fn count(mut ranges: Vec<(u64, u64)>) -> Option<(u64, u64, u64, usize)> {
     ranges.sort_unstable();
     let first = ranges.first()?.0;

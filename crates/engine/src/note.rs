@@ -1,12 +1,12 @@
-//! A note whose file somebody has removed.
+//! Handling of a note whose file has been removed.
 
 use crate::error::Error;
 use crate::journal::writer;
 use crate::set::CacheSet;
 
 impl CacheSet {
-    /// Where the note's file is gone and another one has been made, that takes its place. Whether what the
-    /// note holds outlives the process. Also of a set that has failed.
+    /// Switches the note to the new file, if its file is gone and another one has been made.
+    /// Returns whether the contents of the note outlive the process. Works on a failed set too.
     #[must_use]
     pub fn renew_note(&self) -> bool {
         self.with(|s| {
@@ -15,12 +15,13 @@ impl CacheSet {
         })
     }
 
-    /// To be called when the note's file is gone, and again when another one has been made. What was
-    /// answered before outlives the process from here on: another file holds it, or the journal does.
+    /// To be called when the note's file is gone, and again when another one has been made.
+    /// Everything acknowledged before outlives the process from then on: another file holds it, or
+    /// the journal does.
     ///
     /// # Errors
-    /// The journal cannot be written, and no other file is in place: what was answered and not flushed
-    /// goes with the process.
+    /// The journal cannot be written, and no other file is in place. Writes that were acknowledged
+    /// and not flushed are lost if the process ends.
     pub async fn keep_note(&self) -> Result<(), Error> {
         if self.renew_note() { Ok(()) } else { writer::commit(self).await }
     }

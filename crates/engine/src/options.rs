@@ -1,4 +1,4 @@
-//! The knobs, under the kernel's names where the kernel has them.
+//! Options of a set and its volumes, under the kernel's names where the kernel has them.
 
 use crate::error::Error;
 use crate::open_progress::Opening;
@@ -9,65 +9,79 @@ use alloc::sync::Arc;
 use bcached_format::{CacheMode, Replacement};
 use core::time::Duration;
 
-/// Options of a cache set. What says so is taken once, when the set is opened; all others can be changed while it runs.
+/// Options of a cache set. Those marked *fixed at open* are read once, when the set is opened. All
+/// others can be changed while it runs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Memory for B-tree nodes, in bytes: a hard limit. Less than [`crate::node_budget_min`] is refused. To change it
-    /// later: [`crate::CacheSet::set_node_budget`].
+    /// Memory for B-tree nodes, in bytes: a hard limit. Less than [`crate::node_budget_min`] is
+    /// refused. To change it later, use [`crate::CacheSet::set_node_budget`].
     pub node_budget_bytes: usize,
-    /// Buckets kept free for the next start, so that it need not wait for the walk of the tree; 0: none. `None`: as many as fit the
-    /// size of the device. Taken once.
+    /// Buckets kept free for the next start, so that it need not wait for the walk of the tree; 0:
+    /// none. `None`: a number that suits the size of the device. Fixed at open.
     pub reserve: Option<u64>,
-    /// A bucket that was filled with dirty data ends in a summary of it, by which it is emptied sooner one day, where that takes no
-    /// more than one sector in so many; 0: nowhere. Taken once.
+    /// A bucket filled with dirty data ends in a summary of it, with which it can be emptied faster
+    /// later, if the summary takes at most one sector in so many; 0: no bucket has a summary. Fixed
+    /// at open.
     pub summary_share: u64,
-    /// How long keys wait in the open journal entry when nobody asks for durability (`journal_delay_ms`).
+    /// How long keys wait in the open journal entry when no client asks for durability
+    /// (`journal_delay_ms`).
     pub journal_delay: Duration,
-    /// How long keys wait in a leaf before it is written for no other reason.
+    /// How long keys wait in a leaf before it is written, if nothing else causes it to be written.
     pub leaf_delay: Duration,
-    /// Most keys of the journal that a start puts in the order of their places at once; at least one. Each takes about 120 bytes meanwhile.
+    /// Maximum number of journal keys that a start sorts by position at once; at least one. Each
+    /// takes about 120 bytes during the sort.
     pub replay_keys: usize,
-    /// With at least so many keys in its journal a start serves requests before the last stretch of them is in the tree.
+    /// With at least so many keys in its journal, a start serves requests before the last batch of
+    /// them is in the tree.
     pub replay_beside: usize,
-    /// How long the task that puts these there rests before it reads the next leaves, if there is room in the journal and nobody stops the
-    /// set.
+    /// Pause of the task that puts these keys into the tree before it reads the next leaves, as
+    /// long as there is room in the journal and the set is not being stopped.
     pub replay_rest: Duration,
-    /// Nothing is added to the cache while this share of its buckets, in percent, or more cannot be had without writing
-    /// dirty data back.
+    /// Nothing is added to the cache while this percentage of its buckets, or more, is not
+    /// available without writing dirty data back.
     pub cutoff_cache_add: u64,
-    /// The same of writes that are to stay in the cache, dirty: from here on they go to both devices.
+    /// The same for writes that would stay in the cache as dirty data: from this percentage on they
+    /// go to both devices.
     pub cutoff_writeback: u64,
-    /// The same of durable writes, which are slow anywhere else; less than the one before means as much as that.
+    /// The same for durable writes, which are slow anywhere else. If less than `cutoff_writeback`,
+    /// that applies.
     pub cutoff_writeback_sync: u64,
-    /// Reads of cached data that take longer make the cache device look congested; zero: none do.
+    /// Reads of cached data that take longer make the cache device count as congested; zero: reads
+    /// do not count.
     pub congested_read_threshold: Duration,
-    /// The same of writes.
+    /// The same for writes.
     pub congested_write_threshold: Duration,
-    /// Once so many operations on the cache device have failed, nothing is added to the cache any more, and what is dirty is
-    /// written back as fast as it goes; 0 means the first one.
+    /// Once so many operations on the cache device have failed, nothing is added to the cache any
+    /// more, and dirty data is written back as fast as possible; 0 has the same effect as 1.
     pub io_error_limit: u64,
-    /// Operations on the cache device in which half of the counted failures are forgotten; 0: none are.
+    /// Number of operations on the cache device in which half of the counted failures are
+    /// forgotten; 0: none are.
     pub io_error_halflife: u64,
-    /// How long clean data may wait for the backing device's flush before we flush it ourselves.
+    /// How long clean data may wait for a flush of the backing device before the engine flushes it
+    /// itself.
     pub parked_delay: Duration,
-    /// Parked pieces of one volume beyond which its backing device is flushed at once.
+    /// Number of parked pieces of one volume above which its backing device is flushed at once.
     pub parked_max: usize,
-    /// Most sectors of dirty data of one volume read at once by write-back.
+    /// Maximum number of sectors of dirty data of one volume that write-back reads at once.
     pub writeback_batch_sectors: u64,
-    /// Most sectors of a backing device that are made zero at once, where that takes no transfer; where zeroes are written it is a
-    /// 32nd of that. Other requests of the range have their turn in between.
+    /// Maximum number of sectors of a backing device zeroed at once, where that needs no data
+    /// transfer. Where zeroes are written, it is 1/32 of that. Other requests for the range are
+    /// served in between.
     pub zero_batch_sectors: u64,
-    /// Buckets are discarded on the cache device when they hold nothing any more; `None`: if its superblock says so.
+    /// Whether empty buckets are discarded on the cache device; `None`: as its superblock says.
     pub discard: Option<bool>,
-    /// Which clean bucket is given up first; `None`: what the superblock says.
+    /// Which clean bucket is evicted first; `None`: as the superblock says.
     pub replacement: Option<Replacement>,
-    /// When nobody has asked for anything for 30 s, dirty data is written back as fast as the devices go.
+    /// When no request has arrived for 30 s, dirty data is written back as fast as the devices
+    /// allow.
     pub idle_max_writeback_rate: bool,
-    /// What a volume begins with.
+    /// The initial options of a volume.
     pub volume: VolumeOptions,
-    /// Where an opening counts how far it is. Clones of these options share it: one opening each. Taken once.
+    /// Counters of the progress of an opening. Clones of these options share them: use them for one
+    /// opening only. Fixed at open.
     pub opening: Arc<Opening>,
-    /// Where the set counts what it is in the middle of. Clones of these options share it. Taken once.
+    /// Counters of the phases that the set is in. Clones of these options share them. Fixed at
+    /// open.
     pub phases: Arc<Phases>,
 }
 
@@ -109,74 +123,83 @@ impl Options {
     }
 }
 
-/// Options of a volume, for as long as it is served. All of them can be changed while it is; whoever wants a value kept over a
-/// restart keeps it.
+/// Options of a volume, for as long as it is served. All can be changed while it is served. The
+/// program that sets them must store values that are to survive a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeOptions {
-    /// Streams of at least so many bytes, and the requests of who makes such, are not added to the cache; 0 adds any.
+    /// Streams of at least so many bytes, and requests of clients that produce such streams, are
+    /// not added to the cache; 0: no limit.
     pub sequential_cutoff: u64,
-    /// Write-back runs at all.
+    /// Whether write-back runs at all.
     pub writeback_running: bool,
-    /// Share of the cache that may be dirty, in percent, of all volumes together; 0 writes back without a limit of rate.
+    /// Percentage of the cache that may be dirty, for all volumes together; 0: write back without a
+    /// rate limit.
     pub writeback_percent: u64,
-    /// How long write-back rests after it has come past the whole volume.
+    /// How long write-back rests after it has passed through the whole volume.
     pub writeback_delay: Duration,
-    /// How often the rate is set anew.
+    /// Interval at which the rate is recomputed.
     pub writeback_rate_update: Duration,
-    /// The rate, in sectors a second, grows by one for so many sectors above the target.
+    /// Proportional term: so many sectors above the target increase the rate by one sector per
+    /// second.
     pub writeback_rate_p_term_inverse: u64,
-    /// The same of what has added up over time, in sector seconds.
+    /// Integral term: the same for the error accumulated over time, in sector seconds.
     pub writeback_rate_i_term_inverse: u64,
-    /// Sectors a second for each percent of used buckets above 50, where dirty data lies scattered.
+    /// Sectors per second for each percent of used buckets above 50, if dirty data is fragmented.
     pub writeback_rate_fp_term_low: u64,
-    /// The same above 57.
+    /// The same above 57 percent.
     pub writeback_rate_fp_term_mid: u64,
-    /// The same above 64.
+    /// The same above 64 percent.
     pub writeback_rate_fp_term_high: u64,
-    /// Whether scattered dirty data is written back faster when the cache fills.
+    /// Whether fragmented dirty data is written back faster when the cache fills.
     pub writeback_consider_fragment: bool,
-    /// The least rate, in sectors a second.
+    /// The minimum rate, in sectors per second.
     pub writeback_rate_minimum: u64,
-    /// The greatest rate that is gone to, in sectors a second; `None`: what the devices allow. Not of the kernel.
+    /// The maximum rate, in sectors per second; `None`: what the devices allow. Not in the kernel.
     pub writeback_rate_maximum: Option<u64>,
-    /// Data that has been dirty for longer is written back whatever the rate. Not of the kernel.
-    pub max_dirty_age: Option<Duration>,
-    /// Nothing is written back now that need not be: it is one of the quiet hours. Not of the kernel.
-    pub writeback_quiet: bool,
-    /// Write-back slows down while its writes to the backing device, or what clients ask of it, take longer than this. Not of the
+    /// Data that has been dirty for longer is written back regardless of the rate. Not in the
     /// kernel.
+    pub max_dirty_age: Option<Duration>,
+    /// Quiet hours: only data that must be is written back now. Not in the kernel.
+    pub writeback_quiet: bool,
+    /// Write-back slows down while its writes to the backing device, or requests of clients to it,
+    /// take longer than this. Not in the kernel.
     pub writeback_latency: Option<Duration>,
-    /// Write-back wakes no disk that no client has used for so long, unless it must. Not of the kernel.
+    /// Write-back does not wake a disk that no client has used for so long, unless it must. Not in
+    /// the kernel.
     pub spindown_after: Option<Duration>,
-    /// Length of the backing device's stripes, in bytes; 0: it has none; `None`: what it says. The kernel's can only be read.
+    /// Stripe size of the backing device, in bytes; 0: it has no stripes; `None`: as the device
+    /// reports. Read-only in the kernel.
     pub stripe_size: Option<u64>,
-    /// Writes of parts of them are expensive, as on RAID 5 and 6; `None`: if the device says so. The kernel's can only be read.
+    /// Whether partial-stripe writes are expensive, as on RAID 5 and 6; `None`: as the device
+    /// reports. Read-only in the kernel.
     pub partial_stripes_expensive: Option<bool>,
-    /// What becomes of requests that need the cache, because of dirty data, and cannot have it. The set only keeps this for whoever
-    /// serves its volumes. Not of the kernel.
+    /// What happens to requests that need the cache, because of dirty data, while it is not
+    /// available. The set only stores this for the program that serves its volumes. Not in the
+    /// kernel.
     pub on_cache_error: OnError,
-    /// The same of requests that need the backing device while that is gone. Not of the kernel.
+    /// The same for requests that need the backing device while it is gone. Not in the kernel.
     pub on_backing_error: OnError,
-    /// How long they wait at most, for either. Not of the kernel.
+    /// How long such requests wait at most, in either case. Not in the kernel.
     pub freeze_timeout: Duration,
 }
 
-/// What becomes of requests while a device that they need fails: the cache that has dirty data, or the backing device.
+/// What happens to requests while a device that they need has failed: the cache that has dirty
+/// data, or the backing device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnError {
-    /// They wait for the device, so many and so long.
+    /// They wait for the device, up to a limit in number and time.
     Freeze,
-    /// Changes are refused as if the volume could be read only; what can be read is.
+    /// Changes are refused as on a read-only volume. What can be read still is.
     ReadOnly,
     /// They fail.
     Fail,
 }
 
 impl OnError {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Freeze, Self::ReadOnly, Self::Fail];
 
-    /// What it is called.
+    /// The name of the variant.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -223,13 +246,13 @@ impl CacheSet {
         self.with(|s| s.options.clone())
     }
 
-    /// Changes options of the set; those that are taken once stay as they were taken.
+    /// Changes options of the set. Those fixed at open keep the values they had then.
     pub fn change_options(&self, change: impl FnOnce(&mut Options)) {
         self.with(|s| {
             let discard = s.options.discard;
             change(&mut s.options);
             if s.options.discard != discard {
-                // Who says so anew wants it to be tried again.
+                // The option was set again, so try again.
                 s.discards.refusal = None;
             }
         });
@@ -243,7 +266,7 @@ impl CacheSet {
         self.with(|s| s.volumes.get(id).map(|volume| volume.options))
     }
 
-    /// Changes options of a volume; what is under way ends under the old ones.
+    /// Changes options of a volume. Operations in progress end under the old ones.
     ///
     /// # Errors
     /// [`Error::NoVolume`].
@@ -258,8 +281,9 @@ impl CacheSet {
         Ok(())
     }
 
-    /// Says how fast, in sectors a second, dirty data of a volume leaves until its controller says it anew. Who may hurry does, and a
-    /// ceiling holds.
+    /// Sets the rate at which dirty data of a volume is written back, in sectors per second, until
+    /// its controller next recomputes it. Write-back that is exempt from the rate limit stays so,
+    /// and the maximum rate still applies.
     ///
     /// # Errors
     /// [`Error::NoVolume`].
@@ -274,9 +298,9 @@ impl CacheSet {
         Ok(())
     }
 
-    /// Changes a volume's cache mode until it is served anew: the superblock keeps the other. Requests in flight end under
-    /// the old one. What the kernel finds is what a change of mode leaves behind anyway: a state and a mode, each of which
-    /// it takes as it stands.
+    /// Changes a volume's cache mode until it is next served: the superblock keeps the old mode.
+    /// Requests in flight end under the old mode. The kernel may later find the same on-disk state
+    /// as after any change of mode: a state and a mode, each of which it accepts as it is.
     ///
     /// # Errors
     /// [`Error::NoVolume`].

@@ -1,56 +1,59 @@
-//! What a set is in the middle of: the stretches of work whose steps a crash may separate. The engine only says where they
-//! begin and end; who judges a crash learns from this what it came in the middle of, and whether it ever came there.
+//! The phases that a set is in: operations whose steps a crash may separate. The engine only
+//! records where they begin and end. A crash test learns from this which phases a crash
+//! interrupted, and whether it ever hit each of them.
 
 use alloc::sync::Arc;
 use core::array;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A stretch of work of several steps.
+/// An operation of several steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// A node is written anew without what is dead in it, and its parent is told.
+    /// A node is rewritten without its dead keys, and its parent is updated.
     Rewrite,
-    /// A leaf becomes two, and the parent is told.
+    /// A leaf is split in two, and the parent is updated.
     LeafSplit,
-    /// A node above the leaves becomes two, and the parent is told.
+    /// An interior node is split in two, and the parent is updated.
     InteriorSplit,
-    /// The root becomes two under a new one.
+    /// The root is split in two under a new root.
     RootSplit,
-    /// Two sparse nodes become one, and the parent is told.
+    /// Two sparse nodes are merged into one, and the parent is updated.
     Coalesce,
     /// Keys are appended to a leaf.
     LeafWrite,
-    /// Any of the rewrites and splits while the journal is replayed.
+    /// Any of the rewrites and splits during a replay of the journal.
     ReplaySplit,
     /// Keys of journal entries are put into the tree at a start.
     Replay,
-    /// The tree is walked beside requests.
+    /// The tree is walked in the background, while requests are served.
     Walk,
-    /// Keys of journal entries are put into the tree beside requests.
+    /// Keys of journal entries are put into the tree in the background, while requests are served.
     ReplayBeside,
     /// A journal entry is written to the first bucket again.
     JournalWrap,
-    /// A journal entry is written that lets older ones go.
+    /// A journal entry is written that releases older ones.
     JournalReclaim,
     /// Generations and priorities are written.
     PriorityChain,
-    /// They are written, and the journal entry that names them is not durable.
+    /// They are written, but the journal entry that names them is not durable yet.
     PriorityEntry,
     /// The table of volumes is written, and the entry that names it.
     UuidTable,
     /// Dirty data is copied to another bucket, and its key replaced.
     Move,
-    /// Buckets are being taken from their data while a read of another that would have been next is in flight.
+    /// Buckets are invalidated while a bucket that would have been next is pinned by a read in
+    /// flight.
     EvictionBesideRead,
-    /// A backing device is being told that it belongs to this set.
+    /// A backing device's superblock is written to attach it to this set.
     BackingAttached,
     /// A backing device is being marked dirty.
     BackingDirty,
     /// A backing device is being marked clean.
     BackingClean,
-    /// A backing device is being told that the cache's copies are not to be used any more.
+    /// A backing device's superblock is written to say that the cache's copies must not be used any
+    /// more.
     BackingStale,
-    /// A backing device is being told that it has no cache any more.
+    /// A backing device's superblock is written to say that it has no cache any more.
     BackingDetached,
     /// The superblock of a backing device is written for another reason, such as a new mode.
     BackingRecord,
@@ -58,16 +61,17 @@ pub enum Phase {
     CacheFirstStart,
     /// The superblock of the cache is written at a later start.
     CacheStart,
-    /// The superblock of the cache is written because a setting that it keeps has changed.
+    /// The superblock of the cache is written because a setting stored in it has changed.
     CacheRecord,
-    /// A range of a backing device is made zero, and what the cache holds of it gives way.
+    /// A range of a backing device is zeroed, and the cached data of that range is removed.
     Zeroing,
-    /// A range with dirty data is written to its backing device, and what the cache holds of it gives way.
+    /// A range with dirty data is written to its backing device, and the cached data of that range
+    /// is removed.
     WriteOut,
 }
 
 impl Phase {
-    /// All of them.
+    /// All phases.
     pub const ALL: [Self; 28] = [
         Self::Rewrite,
         Self::LeafSplit,
@@ -99,13 +103,13 @@ impl Phase {
         Self::WriteOut,
     ];
 
-    /// Its bit in a set of phases.
+    /// The phase's bit in a bit set of phases.
     #[must_use]
     pub const fn bit(self) -> u32 {
         1 << self as u32
     }
 
-    /// In words, for tables.
+    /// The name of the phase, for tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -147,7 +151,8 @@ struct Count {
     ended: AtomicU64,
 }
 
-/// Counts of the phases of a set. Atomics that nobody waits on and that order nothing, as in [`crate::Opening`].
+/// Counts of the phases of a set. Atomics that nothing waits on and that impose no ordering, as in
+/// [`crate::Opening`].
 #[derive(Debug)]
 pub struct Phases([Count; Phase::ALL.len()]);
 
@@ -158,19 +163,19 @@ impl Default for Phases {
 }
 
 impl Phases {
-    /// How often it began.
+    /// Number of times that the phase began.
     #[must_use]
     pub fn begun(&self, phase: Phase) -> u64 {
         self.0[phase as usize].begun.load(Ordering::Relaxed)
     }
 
-    /// Whether the set is in the middle of it.
+    /// Returns whether the set is in the phase.
     #[must_use]
     pub fn is_inside(&self, phase: Phase) -> bool {
         self.begun(phase) > self.0[phase as usize].ended.load(Ordering::Relaxed)
     }
 
-    /// Those that the set is in the middle of, a [bit](Phase::bit) for each.
+    /// The phases that the set is in, as a set of [bits](Phase::bit).
     #[must_use]
     pub fn inside(&self) -> u32 {
         Phase::ALL
@@ -179,14 +184,14 @@ impl Phases {
             .fold(0, |bits, phase| bits | phase.bit())
     }
 
-    /// It begins; it ends with what is returned.
+    /// Begins the phase; it ends when the returned guard is dropped.
     pub(crate) fn begin(self: &Arc<Self>, phase: Phase) -> Inside {
         self.0[phase as usize].begun.fetch_add(1, Ordering::Relaxed);
         Inside { phases: Arc::clone(self), phase }
     }
 }
 
-/// A phase that goes on until this is dropped.
+/// Guard of a phase, which ends when this is dropped.
 #[must_use]
 pub(crate) struct Inside {
     phases: Arc<Phases>,

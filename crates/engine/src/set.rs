@@ -1,40 +1,61 @@
 //! The cache set: one state with one owner, the tasks that serve it, and the ways to wait.
 //!
-//! Every wait is on one of [`Signals`], on a disk, on a timer, on a permit or on an answer, and has somebody who is bound to ring:
+//! Every wait is on one of [`Signals`], a disk, a timer, a permit or an answer, and some task is
+//! bound to end it:
 //!
-//! | who waits | on | until | rung by |
+//! | waiter | waits on | until | notified by |
 //! |---|---|---|---|
-//! | journal writer | `journal_work`, or the age of the open entry | an entry is wanted | whoever wants one; an attempt that put the first key into the entry |
-//! | journal writer without a place | `journal_progress` | the oldest keys are in leaves | leaf writer, a rewrite's end, replay |
-//! | who wants an entry durable, or room for one | `journal_progress` | it is, or there is | journal writer, leaf writer |
-//! | leaf writer | `leaf_work`, or the age of the oldest leaf | a leaf is due | who needs journal room or node memory; journal writer; the first key in a leaf |
-//! | attempts at a full or closed leaf, rewrites, the last writes | `node_progress` | a leaf takes keys, or is not being written or replaced | leaf writer, a rewrite's beginning and end |
-//! | loads, rewrites | `node_memory` | memory, or another's load | a pin's end, a load's end, a node's removal, leaf writer |
-//! | allocator | `allocator_work`; a pause when nothing can be had | few buckets are free | who takes buckets, who finds none |
-//! | rewrites, uuid table, writes | `space` | free buckets, or two failed passes of GC | allocator, after every try; a discard's end |
-//! | summaries | `summary_work` | a bucket has been closed | who takes space or closes one, a stop |
-//! | discards | `discard_work` | more buckets are free than are kept ready | whoever stores generations, a change of options, a stop |
-//! | a write past older dirty data | `ranges` | reads of the backing device from before have ended | the end of each |
-//! | overlapping writes, stop | `ranges` | a range is free, a request has ended | the end of each |
-//! | who wants dirty data in a cache that the volume is about to leave | `ranges` | it has left, or stays | who makes it leave |
-//! | an attach, for the requests of before; a stop, for both | `ranges` | the last has ended | the end of each; a detach's or attach's |
-//! | a detach, beside writes or after trouble | `ranges`, `writeback_work`, with a timer | it is time to try again | the end of a write, a stop |
-//! | a flush of dirty data, beside writes or after trouble | `writeback_work`, with a timer | it is time to try again | a stop, a cancel |
-//! | who gives a volume up | `ranges` | its requests, tasks and fills have ended | the end of each |
-//! | who wants a backing device flushed | `flushed` | the flush that is running has ended | who runs it |
-//! | who wants the cache device flushed, or has read what a flush is about | `cache_flushed` | the flush that is running has ended | who runs it |
-//! | workers | `gc_work`, `parked_work`, `writeback_work`, always with a timer | there is work | who makes some |
-//! | who needs every bucket known, every dirty sector counted | `walked` | the tree has been walked and the journal put, or that cannot be for now | the walk, the drain, a stop |
-//! | whoever looks after the set from outside | a bell of its own ([`CacheSet::rings`]) | it has failed | the failure |
-//! | who waits for the answer to a request | a bell of its own | it is answered | the end of its operation, or of the task for its rest |
-//! | stop | `task_ended` | no task of a kind runs | each task's end |
+//! | journal writer | `journal_work` | an entry is needed | tasks that need one |
+//! | | age of the open entry | the entry is due | the first key in it |
+//! | journal writer, no room | `journal_progress` | the oldest keys are in leaves | leaf writer |
+//! | | | | the end of a rewrite, replay |
+//! | tasks that need an entry | `journal_progress` | it is durable | journal writer |
+//! | | | there is room for one | journal writer, leaf writer |
+//! | leaf writer | `leaf_work` | a leaf is due | journal writer |
+//! | | | | tasks that need journal room or node memory |
+//! | | age of the oldest leaf | it is due | the first key in a leaf |
+//! | attempts at a full or closed leaf | `node_progress` | it takes keys | leaf writer |
+//! | | | | the start and end of a rewrite |
+//! | rewrites, the last writes | `node_progress` | the leaf is not in use | the same |
+//! | loads, rewrites | `node_memory` | there is memory | leaf writer, unpin, removal |
+//! | | | another load has ended | the end of the load |
+//! | allocator | `allocator_work` | few buckets are free | tasks that take some or find none |
+//! | | a timer | retry, if none can be freed | |
+//! | rewrites, uuid table, writes | `space` | buckets are free | allocator, after every try |
+//! | | | two passes of GC have failed | the end of a discard |
+//! | summaries | `summary_work` | a bucket is closed | tasks that take space or close one |
+//! | | | | a stop |
+//! | discards | `discard_work` | many buckets are free | the store of generations |
+//! | | | | a change of options, a stop |
+//! | writes past older dirty data | `ranges` | earlier backing reads end | the end of each |
+//! | overlapping writes, stop | `ranges` | a range is free | the end of each request |
+//! | reads of dirty data in a detach | `ranges` | the volume has left, or stays | the detach |
+//! | an attach | `ranges` | earlier requests have ended | the end of each |
+//! | a stop | `ranges` | requests, attaches, detaches have ended | the end of each |
+//! | a detach, beside writes | `ranges` | retry | the end of a write, a stop |
+//! | a detach, after trouble | `writeback_work`, a timer | retry | the same |
+//! | a flush of dirty data, the same | `writeback_work`, a timer | retry | a stop, a cancel |
+//! | the release of a volume | `ranges` | its work has ended | requests, tasks and fills |
+//! | flushes of a backing device | `flushed` | the flush in flight ends | its task |
+//! | flushes of the cache device | `cache_flushed` | the flush in flight ends | its task |
+//! | reads of data that it covers | `cache_flushed` | the same | the same |
+//! | workers | `gc_work`, `parked_work` | there is work, or a timer | its producer |
+//! | | `writeback_work` | the same | the same |
+//! | tasks that need all counted | `walked` | the tree is walked, the journal put | walk |
+//! | | | or cannot be for now | the drain, a stop |
+//! | an outside observer | own signal ([`CacheSet::rings`]) | the set has failed | the failure |
+//! | the client of a request | own signal | it is answered | the end of its operation or task |
+//! | stop | `task_ended` | no task of a kind runs | the end of each task |
 //!
-//! A rewrite is a task that begins for who waits: that there is a place for it, `request::REQUESTS_MAX` counts.
+//! A rewrite is a task that is started on behalf of a waiter; `request::REQUESTS_MAX` accounts for
+//! its place.
 //!
-//! A failure rings everything. What a wait needs must not need what the waiter holds: writing leaves and entries needs
-//! neither buckets nor permits; the allocator needs both and the permit for metadata, and where buckets are kept by the
-//! age of the pointers to them it needs GC, which rewrites nodes. So nobody waits for a bucket with a permit or a node in
-//! hand; rewrites need all of these, and close a leaf only when they have their buckets and memory.
+//! A failure notifies every signal. What a wait needs must not need what the waiter holds. Writing
+//! leaves and entries needs neither buckets nor permits. The allocator needs both of these writers
+//! and the permit for metadata. Where buckets are kept because of the age of the pointers to them,
+//! it also needs GC, which rewrites nodes. So no task waits for a bucket while it holds a permit or
+//! a node. Rewrites need all of these, and close a leaf only when they have their buckets and
+//! memory.
 
 use crate::btree::budget::{Shares, attempt_tickets};
 use crate::btree::cache::Pin;
@@ -53,24 +74,24 @@ use bcached_env::{Disk, Env, IoErrorKind, Stock};
 use bcached_format::Position;
 use core::cell::{Cell, OnceCell, RefCell};
 
-/// Who waits for what. A waiter re-checks its condition after every wake-up.
+/// The signals that tasks wait on. A waiter re-checks its condition after every wake-up.
 #[derive(Default)]
 pub struct Signals {
-    /// The journal's writer has something to do.
+    /// The journal writer has work.
     pub journal_work: Notify,
     /// A journal entry became durable, or leaves were written: there may be room.
     pub journal_progress: Notify,
-    /// The leaf writer has something to do.
+    /// The leaf writer has work.
     pub leaf_work: Notify,
     /// A node is no longer being written, or has been closed or opened.
     pub node_progress: Notify,
-    /// A node came, was unpinned, written or removed: there may be memory.
+    /// A node was loaded, unpinned, written or removed: there may be memory.
     pub node_memory: Rc<Notify>,
-    /// The allocator has something to do, or something it waited for may have changed.
+    /// The allocator has work, or something it waits for may have changed.
     pub allocator_work: Notify,
-    /// Free buckets came.
+    /// Buckets became free.
     pub space: Notify,
-    /// Buckets have been closed, and want a summary.
+    /// Closed buckets need a summary.
     pub summary_work: Notify,
     /// Buckets may be discarded.
     pub discard_work: Notify,
@@ -82,24 +103,24 @@ pub struct Signals {
     pub gc_work: Notify,
     /// A flush of the cache device has ended.
     pub cache_flushed: Notify,
-    /// Parked data has come.
+    /// Data was parked.
     pub parked_work: Notify,
-    /// Write-back has something to do.
+    /// Write-back has work.
     pub writeback_work: Notify,
-    /// The walk, or a replay beside requests, has come to its end.
+    /// The walk or a background replay has ended.
     pub walked: Notify,
-    /// Of whoever looks after the set from outside, and does not keep it: it has failed, perhaps.
+    /// Signal of an outside observer, which does not keep the set alive: the set may have failed.
     pub outside: OnceCell<Rc<Notify>>,
     /// A background task ended.
     pub task_ended: Notify,
 }
 
-/// A request that has to wait asks for no memory where so many wait at once for the same thing. The list of each is as long ever after as it
-/// once was.
+/// Up to this many requests can wait for the same thing without an allocation. A list of waiters
+/// that was once longer keeps its memory.
 const WAIT_AT_ONCE: usize = 64;
 
 impl Signals {
-    /// What a set has.
+    /// Creates the signals of a set, with room for waiting requests.
     pub fn of_a_set() -> Self {
         let signals = Self::default();
         let Self {
@@ -119,42 +140,46 @@ pub(crate) struct Inner {
     pub(crate) cache: Disk,
     pub(crate) state: RefCell<State>,
     pub(crate) signals: Signals,
-    /// Nodes that may be held across waits, see `btree::budget`.
+    /// Tickets for nodes that may be held across waits, see `btree::budget`.
     pub(crate) tickets: Semaphore,
-    /// How the memory for nodes is shared.
+    /// How the memory for nodes is divided.
     pub(crate) shares: Cell<Shares>,
-    /// One change of that at a time.
+    /// Permits one change of that at a time.
     pub(crate) resizing: Semaphore,
-    /// One change of the tree's shape at a time.
+    /// Permits one change of the tree's shape at a time.
     pub(crate) structure: Semaphore,
-    /// One write of the priorities or the uuid table at a time.
+    /// Permits one write of the priorities or the uuid table at a time.
     pub(crate) metadata: Semaphore,
-    /// One who makes void what is left of volumes that are no more at a time.
+    /// Permits one task at a time that invalidates the remains of deleted volumes.
     pub(crate) orphans: Semaphore,
-    /// What the set is in the middle of.
+    /// The phases that the set is in.
     pub(crate) phases: Arc<Phases>,
-    /// Memory for what was read and goes into the cache, to be used again.
+    /// Reusable memory for data that was read and is to be cached.
     pub(crate) stock: RefCell<Stock>,
-    /// What devices do something for, that no task waits for.
+    /// Device operations in flight that no task waits for.
     pub(crate) under_way: RefCell<UnderWay>,
-    /// Background tasks running, by what they do.
+    /// Number of background tasks running, by duty.
     pub(crate) running: [Cell<usize>; 4],
 }
 
-/// What a background task does. A task waits only for tasks of later kinds, so a stop ends them in this order.
+/// What a background task does. A task waits only for tasks of later kinds, so a stop ends them in
+/// this order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Duty {
-    /// Makes changes of its own: write-back, GC, parked data. Ends at [`State::stopping`], but for a replay, which comes to its end if it can.
+    /// Makes changes on its own initiative: write-back, GC, parked data. Ends at
+    /// [`State::stopping`], except for a replay, which completes if it can.
     Changing,
     /// Keeps buckets free, for requests and for workers. Ends at [`State::settled`].
     Allocating,
-    /// Rewrites a leaf, and ends then. Requests and tasks of the kinds above ask for it, so none begins when those have ended.
+    /// Rewrites one leaf and ends then. Only requests and tasks of the kinds above start one, so
+    /// none begins after those have ended.
     Rewriting,
-    /// Writes the journal and the leaves, for everybody. Ends at [`State::stopped`].
+    /// Writes the journal and the leaves, for all others. Ends at [`State::stopped`].
     Writing,
 }
 
-/// What an attempt keeps between its tries: the nodes that it named, and tickets for a path of the tree.
+/// What an attempt keeps between its tries: pins of the nodes that it needed, and tickets for a
+/// path of the tree.
 #[derive(Default)]
 struct Held {
     pins: Vec<Pin>,
@@ -163,8 +188,8 @@ struct Held {
 }
 
 impl Held {
-    /// Takes tickets for a path, if there are none yet. If the tree has changed so much meanwhile that more nodes have
-    /// been named than there are tickets for, all are let go first.
+    /// Takes tickets for a path, if it has none yet. If the tree has changed so much since then
+    /// that more nodes are pinned than there are tickets for, it releases all of them first.
     async fn take_ticket(&mut self, set: &CacheSet) {
         let wanted = set.with(|s| attempt_tickets(s.root.level));
         if self.ticket.is_some() && self.pins.len() < self.count {
@@ -176,7 +201,7 @@ impl Held {
     }
 }
 
-/// Something in a transition that changed the tree is to be told to others.
+/// What a transition that changed the tree must report to other tasks.
 #[derive(Clone, Copy)]
 struct Told {
     /// The set has failed.
@@ -186,7 +211,8 @@ struct Told {
 }
 
 impl State {
-    /// What a transition has done that others are to be told of, before which the set had failed or not.
+    /// Returns what the transition has done that other tasks must be notified of. `had_failed`: the
+    /// set had failed before it.
     #[inline]
     fn is_to_be_told(&mut self, had_failed: bool) -> Option<Told> {
         let fails = !had_failed && self.failed.is_some();
@@ -203,7 +229,7 @@ pub struct CacheSet {
 }
 
 impl CacheSet {
-    /// A transition: sees and changes the state, cannot wait.
+    /// Runs a transition: it sees and changes the state and cannot wait.
     #[inline]
     pub(crate) fn with<R>(&self, transition: impl FnOnce(&mut State) -> R) -> R {
         let now = self.inner.env.now();
@@ -228,20 +254,21 @@ impl CacheSet {
         &self.inner.signals
     }
 
-    /// The set is in the middle of `phase` until what is returned is dropped.
+    /// Enters `phase`; the set is in it until the returned guard is dropped.
     pub(crate) fn begin(&self, phase: Phase) -> Inside {
         self.inner.phases.begin(phase)
     }
 
-    /// True when background tasks that change things end ([`Duty::Changing`]).
+    /// Returns true if background tasks that make changes must end ([`Duty::Changing`]).
     pub(crate) fn is_ending(&self) -> bool {
         self.with(|s| s.stopping || s.failed.is_some())
     }
 
-    /// Waits until the tree has been walked, and everything in it and in the journal counted; but not for a node that cannot be read.
+    /// Waits until the tree has been walked, and everything in it and in the journal is counted.
+    /// Does not wait for nodes that cannot be read.
     ///
     /// # Errors
-    /// What the walk has met a few times in a row, [`Error::Stopping`], and a set's failure.
+    /// What the walk has met a few times in a row, [`Error::Stopping`], and a failure of the set.
     pub async fn walked(&self) -> Result<(), Error> {
         while !self.has_walked()? {
             self.signals().walked.wait().await;
@@ -249,7 +276,7 @@ impl CacheSet {
         Ok(())
     }
 
-    /// Whether all has been counted; an error if it will not be for now.
+    /// Returns whether everything has been counted; an error if it will not be for now.
     pub(crate) fn has_walked(&self) -> Result<bool, Error> {
         if self.with(|s| s.is_counted()) {
             return Ok(true);
@@ -262,14 +289,15 @@ impl CacheSet {
         }
     }
 
-    /// Waits until all has been counted, however long that takes, or the set is ending. For tasks.
+    /// Waits until everything has been counted, however long that takes, or the set is ending. For
+    /// tasks.
     pub(crate) async fn walk_ends(&self) {
         while !self.with(|s| s.is_counted()) && !self.is_ending() {
             self.signals().walked.wait().await;
         }
     }
 
-    /// Refuses when the set has failed.
+    /// Returns an error if the set has failed.
     pub(crate) fn check_alive(&self) -> Result<(), Error> {
         match self.with(|s| s.failed.clone()) {
             None => Ok(()),
@@ -277,14 +305,15 @@ impl CacheSet {
         }
     }
 
-    /// Latches the first failure, or one that weighs more: that does not pass. Everybody who waits finds out.
+    /// Latches the first failure, or a later one that outweighs it because it is not transient.
+    /// Wakes all waiters.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let is_gone = matches!(&error, Error::Io { source, .. } if source.kind == IoErrorKind::Gone);
         let is_volatile = self.cache().info().volatile_cache;
         let first = self.with(|s| {
             let is_proven = s.note_held && s.buckets.flushes().have_succeeded();
             if is_gone && is_volatile && !is_proven {
-                // With its power.
+                // Its volatile write cache is lost with it.
                 s.give_up();
             }
             let first = s.failed.get_or_insert_with(|| error.clone());
@@ -324,8 +353,8 @@ impl CacheSet {
         }
     }
 
-    /// Runs an attempt until it completes: loads the nodes it names, which stay pinned until it succeeds, splits a
-    /// full leaf, waits for the journal.
+    /// Runs an attempt until it completes: loads the nodes that it needs, which stay pinned until
+    /// it succeeds, splits a full leaf, waits for the journal.
     pub(crate) async fn attempt<T>(
         &self,
         transition: impl FnMut(&mut State) -> Attempt<T>,
@@ -333,8 +362,8 @@ impl CacheSet {
         self.run_attempt(true, transition).await
     }
 
-    /// An attempt that changes nothing in the tree: a set that has failed still answers it, because what is in memory
-    /// is right and what was written stays readable.
+    /// Runs an attempt that changes nothing in the tree. It also works on a failed set: what is in
+    /// memory is right, and what was written stays readable.
     pub(crate) async fn attempt_reading<T>(
         &self,
         transition: impl FnMut(&mut State) -> Attempt<T>,
@@ -342,7 +371,8 @@ impl CacheSet {
         self.run_attempt(false, transition).await
     }
 
-    /// What nearly all attempts need is there: they end without a wait, and take no memory.
+    /// Runs an attempt. Fast path: nearly all attempts have what they need in memory and complete
+    /// without a wait or an allocation.
     #[inline]
     async fn run_attempt<T>(
         &self,
@@ -350,7 +380,7 @@ impl CacheSet {
         mut transition: impl FnMut(&mut State) -> Attempt<T>,
     ) -> Result<T, Error> {
         let mut need = None;
-        // Many attempts may follow each other without anything to wait for.
+        // Many attempts may follow each other without a wait, so check the CPU budget first.
         if self.env().has_breath() {
             match self.try_once(changes, None, &mut transition)? {
                 Attempt::Done(Some(result)) => return Ok(result),
@@ -361,7 +391,7 @@ impl CacheSet {
         Box::pin(self.keep_trying(changes, transition, need)).await
     }
 
-    /// Tries until it completes, after seeing to what it `need`s.
+    /// Retries until the attempt completes, after providing what it `need`s.
     async fn keep_trying<T>(
         &self,
         changes: bool,
@@ -369,7 +399,7 @@ impl CacheSet {
         mut need: Option<Need>,
     ) -> Result<T, Error> {
         let mut held = Held::default();
-        // The key that must be put first.
+        // End of the pending key that must be put into the tree first.
         let mut pending: Option<Position> = None;
         loop {
             match need {
@@ -389,7 +419,8 @@ impl CacheSet {
         }
     }
 
-    /// One try, or the key that ends at `pending` is put, which comes to nothing else. Whoever is to know of it is told.
+    /// Runs one try. If `pending` is set, puts the key that ends there instead, without a result.
+    /// Notifies the tasks concerned.
     #[inline]
     fn try_once<T>(
         &self,
@@ -397,7 +428,7 @@ impl CacheSet {
         pending: Option<Position>,
         transition: &mut impl FnMut(&mut State) -> Attempt<T>,
     ) -> Result<Attempt<Option<T>>, Error> {
-        // Asked in the transition itself: what fails while others run is known here.
+        // Checked inside the transition, so that a failure of a concurrent task is seen here.
         self.with_telling(|s| {
             if let Some(error) = s.failed.as_ref().filter(|_| changes || pending.is_some()) {
                 return Err(Error::Failed(Box::new(error.clone())));
@@ -409,7 +440,7 @@ impl CacheSet {
         })
     }
 
-    /// A transition that may have changed the tree: whoever is to know of what it has done is told.
+    /// Runs a transition that may have changed the tree, and notifies the tasks concerned.
     #[inline]
     pub(crate) fn with_telling<R>(&self, transition: impl FnOnce(&mut State) -> R) -> R {
         let (result, told) = self.with(|s| {
@@ -428,7 +459,8 @@ impl CacheSet {
         let (untold, crowded) =
             self.with(|s| (core::mem::take(&mut s.untold), core::mem::take(&mut s.crowded)));
         if fails {
-            // What it found contradicts itself: whoever waits for the set waits in vain.
+            // The transition found contradictory metadata: all waiters must learn that the set has
+            // failed.
             self.wake_all();
         }
         crowded.into_iter().for_each(|at| background_rewrite::begin(self, at));
@@ -440,26 +472,28 @@ impl CacheSet {
         }
     }
 
-    /// Sees to what an attempt is missing.
+    /// Provides what an attempt is missing.
     async fn see_to(&self, need: Need, held: &mut Held) -> Result<(), Error> {
         match need {
             Need::Node(child) => {
                 held.take_ticket(self).await;
                 match load::load(self, child).await {
                     Ok(pin) => held.pins.push(pin),
-                    // It has been replaced while its turn came: the tree names another by now.
+                    // The node was replaced while this load waited for its turn: the tree refers to
+                    // another one by now.
                     Err(_) if self.with(|s| s.buckets.is_stale(child.pointer())) => {}
                     Err(error) => return Err(error),
                 }
             }
             Need::Memory if held.ticket.is_none() => held.take_ticket(self).await,
             Need::Memory => {
-                // There is a ticket for what the leaf may take: others, who hold none, are written and evicted.
+                // The ticket covers what the leaf may take. Nodes of others, without a ticket, are
+                // written and evicted.
                 write::relieve(self);
                 self.signals().node_memory.wait().await;
             }
             Need::Split { at, words } => {
-                // A rewrite takes tickets of its own: nothing is held while waiting for it.
+                // A rewrite takes its own tickets: hold nothing while waiting for it.
                 *held = Held::default();
                 background_rewrite::make_room(self, at, words).await?;
             }
@@ -472,13 +506,14 @@ impl CacheSet {
                 *held = Held::default();
                 writer::wait_for_room(self).await?;
             }
-            // That is another attempt, of which the first knows nothing.
+            // Handled by a separate attempt, of which this one knows nothing.
             Need::Replay(_) => {}
         }
         Ok(())
     }
 
-    /// Keys that stand somewhere for the first time begin to age: whoever writes them looks at the clock from now on.
+    /// Notifies the writers of keys that are the first in an entry or a leaf: the keys age from now
+    /// on.
     fn tell_writers(&self) {
         self.signals().journal_work.notify_all();
         self.signals().leaf_work.notify_all();

@@ -1,8 +1,10 @@
-//! What the superblock of the cache keeps of the options, as the kernel does: whether freed buckets are discarded, and which clean
-//! bucket is given up first. Both can be changed while the set runs, in the superblock or until the set is opened anew.
+//! Options stored in the superblock of the cache, as in the kernel: whether free buckets are
+//! discarded, and which clean bucket is evicted first. Both can be changed while the set runs,
+//! either in the superblock or until the set is reopened.
 //!
-//! A change of them is no new session ([`bcached_format::CacheSuperblock::session`]): whoever is killed meanwhile finds
-//! what it has noted, whichever of the two superblocks has reached the device.
+//! Changing them does not start a new session ([`bcached_format::CacheSuperblock::session`]). If
+//! the process is killed during the change, the next start accepts its note, whichever of the two
+//! superblocks has reached the device.
 
 use crate::btree::write;
 use crate::cache_writes::Cause;
@@ -13,17 +15,17 @@ use crate::state::State;
 use crate::volume::record;
 use bcached_format::Replacement;
 
-/// What is to stand in the superblock; `None`: what stands there.
+/// Settings to store in the superblock; `None`: keep the stored value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Buckets are discarded when they hold nothing any more.
+    /// Whether empty buckets are discarded.
     pub discard: Option<bool>,
-    /// Which clean bucket is given up first.
+    /// Which clean bucket is evicted first.
     pub replacement: Option<Replacement>,
 }
 
 impl Settings {
-    /// The same, and what `before` says where this says nothing.
+    /// Returns these settings, with those of `before` where a value is `None`.
     #[must_use]
     pub fn or(self, before: Self) -> Self {
         Self {
@@ -34,7 +36,7 @@ impl Settings {
 }
 
 impl State {
-    /// The policy in force: what was said, or else what the superblock says.
+    /// The policy in force: that of the options if set, else that of the superblock.
     #[must_use]
     pub fn replacement(&self) -> Replacement {
         self.options.replacement.unwrap_or(self.superblock.replacement())
@@ -42,11 +44,12 @@ impl State {
 }
 
 impl CacheSet {
-    /// Writes `settings` into the superblock of the cache; durable when this returns. In force is what the options say, where they say
-    /// anything.
+    /// Writes `settings` into the superblock of the cache; durable when this returns. Options that
+    /// are set override the superblock.
     ///
     /// # Errors
-    /// The set has failed, or does because the superblock cannot be written: what stands there then is the former or the new one.
+    /// The set has failed, or fails because the superblock cannot be written: then it holds either
+    /// the former or the new settings.
     pub async fn keep_settings(&self, settings: Settings) -> Result<(), Error> {
         self.with(State::begin_work)?;
         let kept = self.write_settings(settings).await;
@@ -55,7 +58,7 @@ impl CacheSet {
     }
 
     async fn write_settings(&self, settings: Settings) -> Result<(), Error> {
-        // One writer of it at a time; whoever starts a set is alone.
+        // There is one writer of the superblock at a time. A start of the set has it to itself.
         let _alone = self.inner.metadata.acquire(1).await;
         self.check_alive()?;
         let changed = self.with(|s| {
@@ -75,7 +78,7 @@ impl CacheSet {
         Ok(())
     }
 
-    /// What is in force may be something else from now on.
+    /// Applies the settings in force, which may have changed.
     pub(crate) fn settings_change(&self) {
         let seed = self.env().random();
         self.with(|s| s.buckets.set_replacement(s.replacement(), seed));

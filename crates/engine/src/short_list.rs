@@ -1,8 +1,8 @@
-//! A list of what is one as a rule: the first takes no memory of its own.
+//! A list optimised for one element: the first is stored inline, without an allocation.
 
 use alloc::vec::Vec;
 
-/// See the file's head.
+/// A list that usually has one element.
 #[derive(Clone, Debug)]
 pub struct Few<T> {
     first: Option<T>,
@@ -16,7 +16,7 @@ impl<T> Default for Few<T> {
 }
 
 impl<T> Few<T> {
-    /// Adds one at the end.
+    /// Appends an element.
     #[inline]
     pub fn push(&mut self, one: T) {
         match self.first {
@@ -25,7 +25,7 @@ impl<T> Few<T> {
         }
     }
 
-    /// The only one, or all of them if there are more, or none.
+    /// Returns the only element, or the list if it has more than one element or none.
     #[inline]
     pub fn only(mut self) -> Result<T, Self> {
         if !self.rest.is_empty() {
@@ -34,18 +34,18 @@ impl<T> Few<T> {
         self.first.take().ok_or_else(Self::default)
     }
 
-    /// The last one.
+    /// The last element.
     #[must_use]
     pub fn last(&self) -> Option<&T> {
         self.rest.last().or(self.first.as_ref())
     }
 
-    /// All of them, in order.
+    /// Iterates over all elements, in order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.first.iter().chain(&self.rest)
     }
 
-    /// All of them, in order, to change.
+    /// Iterates over all elements, in order, mutably.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.first.iter_mut().chain(&mut self.rest)
     }

@@ -1,9 +1,9 @@
-//! A map of little. A sorted list, which keeps its memory: what is in it is found and moved faster than the nodes
-//! of a tree would be, and no request asks for memory.
+//! A map for few elements: a sorted list that keeps its memory. With few elements, searching and
+//! moving is faster than with the nodes of a tree, and no request allocates.
 
 use alloc::vec::Vec;
 
-/// See the file's head.
+/// A map for few elements.
 pub struct Sorted<K, V>(Vec<(K, V)>);
 
 impl<K, V> Default for Sorted<K, V> {
@@ -13,53 +13,53 @@ impl<K, V> Default for Sorted<K, V> {
 }
 
 impl<K: Copy + Ord, V> Sorted<K, V> {
-    /// An empty one that asks for no memory before it holds more than so many.
+    /// Creates an empty map that does not allocate until it holds more than `count` elements.
     pub fn with_room_for(count: usize) -> Self {
         Self(Vec::with_capacity(count))
     }
 
-    /// Where that of `key` is, or would be.
+    /// The index of `key`, or the index where it would be inserted.
     #[inline]
     pub fn place(&self, key: K) -> Result<usize, usize> {
         self.0.binary_search_by_key(&key, |(key, _)| *key)
     }
 
-    /// That of `key`.
+    /// The value of `key`.
     #[inline]
     pub fn get(&self, key: K) -> Option<&V> {
         self.place(key).ok().map(|place| &self.0[place].1)
     }
 
-    /// That of `key`, to change.
+    /// The value of `key`, mutable.
     #[inline]
     pub fn get_mut(&mut self, key: K) -> Option<&mut V> {
         let place = self.place(key).ok()?;
         Some(self.at_mut(place))
     }
 
-    /// That at a [place](Self::place).
+    /// The value at an [index](Self::place), mutable.
     #[inline]
     pub fn at_mut(&mut self, place: usize) -> &mut V {
         &mut self.0[place].1
     }
 
-    /// Takes that of `key` out.
+    /// Removes `key` and returns its value.
     pub fn remove(&mut self, key: K) -> Option<V> {
         let place = self.place(key).ok()?;
         Some(self.0.remove(place).1)
     }
 
-    /// Puts it in; its place.
+    /// Inserts a value and returns its index.
     ///
     /// # Panics
-    /// If there is one of that key.
+    /// If the map has that key already.
     pub fn insert(&mut self, key: K, value: V) -> usize {
         let place = self.place(key).expect_err("the caller has looked");
         self.0.insert(place, (key, value));
         place
     }
 
-    /// Puts it in; what was there before.
+    /// Inserts a value and returns the one that `key` had before.
     pub fn replace(&mut self, key: K, value: V) -> Option<V> {
         match self.place(key) {
             Ok(place) => Some(core::mem::replace(&mut self.0[place].1, value)),
@@ -70,12 +70,12 @@ impl<K: Copy + Ord, V> Sorted<K, V> {
         }
     }
 
-    /// All of them, in order.
+    /// Iterates over all elements, in order.
     pub fn iter(&self) -> impl Iterator<Item = &(K, V)> {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.0.len()
     }

@@ -1,19 +1,22 @@
-//! The last five minutes, hour and day, as Linux bcache weighs them, but exactly.
+//! Statistics of the last five minutes, hour and day, weighted as in Linux bcache, but computed
+//! exactly.
 //!
-//! Time is cut into ticks of 300 s / 22, about 13.6 s, by the engine's own clock. When a tick ends what it counted goes into
-//! every window, and a window keeps 31/32 of what is in it: that of five minutes at every tick, that of an hour at every
-//! 12th, that of a day at every 288th. So half of what a window held is forgotten in as long as its name says.
+//! Time is divided into ticks of 300 s / 22, about 13.6 s, of the engine's own clock. At the end of
+//! a tick, its counts are added to every window. Each window decays to 31/32 of its value: the
+//! five-minute one at every tick, the hour at every 12th, the day at every 288th. So half of a
+//! window's value decays within the time in its name.
 //!
 //! | | the kernel | here |
 //! |---|---|---|
-//! | what the present tick has counted | seen when it ends, up to 13.6 s late | seen at once |
-//! | what a tick may count | 65535 events or sectors; beyond, it wraps | 64 bits |
-//! | a window | 16 bits behind the point, within 32 | 64 bits behind the point, before it 64 |
+//! | counts of the current tick | visible when it ends, up to 13.6 s late | visible at once |
+//! | maximum count per tick | 65535 events or sectors; beyond, it wraps | 64 bits |
+//! | a window | 16 fractional bits in a 32-bit number | 64 integer and 64 fractional bits |
 //! | bypassed | sectors | bytes |
 //!
-//! Nothing runs at a tick. Whoever counts or looks first says what time it is, and the ticks that have ended since, however
-//! many, cost a few multiplications; between ticks one comparison. Ticks are the same for a set and its volumes, so that they
-//! agree in every window as they do in total.
+//! Nothing runs at a tick. Code that counts or reads passes the current time first. The ticks that
+//! have ended since, however many, cost a few multiplications; between ticks the cost is one
+//! comparison. A set and its volumes have the same ticks, so their numbers agree in every window as
+//! they do in total.
 
 use bcached_env::Time;
 
@@ -22,7 +25,7 @@ const TICKS: u128 = 22;
 /// Five minutes, in nanoseconds.
 const FIVE_MINUTES_NS: u128 = 300_000_000_000;
 
-/// A window of time that looks back from now.
+/// A window of time that ends now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Window {
     /// `stats_five_minute`.
@@ -34,10 +37,10 @@ pub enum Window {
 }
 
 impl Window {
-    /// All of them, the shortest first.
+    /// All windows, shortest first.
     pub const ALL: [Self; 3] = [Self::FiveMinutes, Self::Hour, Self::Day];
 
-    /// In the kernel's word.
+    /// The kernel's name of the window.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -47,7 +50,7 @@ impl Window {
         }
     }
 
-    /// It forgets a part when the number of a tick is a multiple of this.
+    /// The window decays when the number of a tick is a multiple of this.
     const fn ticks(self) -> u64 {
         match self {
             Self::FiveMinutes => 1,
@@ -57,7 +60,7 @@ impl Window {
     }
 }
 
-/// What the kernel counts of requests, of a set or a volume: in total or in a window.
+/// The kernel's request counters for a set or a volume, in total or in a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// `cache_hits`.
@@ -74,12 +77,12 @@ pub struct Counted {
     pub bypassed_bytes: u64,
 }
 
-/// How many numbers [`Counted`] has.
+/// Number of fields of [`Counted`].
 const NUMBERS: usize = 6;
 
 impl Counted {
-    /// Reads that found everything in the cache, of those that were not bypassed, in percent, rounded down
-    /// (`cache_hit_ratio`). `None`: there were none.
+    /// Percentage of unbypassed reads that found everything in the cache, rounded down
+    /// (`cache_hit_ratio`). `None`: there were no such reads.
     #[must_use]
     pub fn hit_percent(&self) -> Option<u64> {
         let asked = u128::from(self.hits) + u128::from(self.misses);
@@ -98,11 +101,11 @@ impl Counted {
     }
 }
 
-/// What is remembered of the ticks that have ended. What the present one counts stands in the totals, which belong to
-/// whoever keeps this.
+/// The decayed counts of the ticks that have ended. The counts of the current tick are in the
+/// totals, which the owner of this keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Windows {
-    /// The present tick.
+    /// Number of the current tick.
     tick: u64,
     /// When it ends.
     end: Time,
@@ -112,7 +115,8 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// It is `now`, and nothing has been counted since the totals were so. Before anything is counted, and before a look.
+    /// Advances to `now`. Nothing may have been counted since the totals had these values. Call it
+    /// before counting and before reading.
     pub fn turn(&mut self, now: Time, totals: impl FnOnce() -> Counted) {
         if now < self.end {
             return;
@@ -128,7 +132,7 @@ impl Windows {
         (self.tick, self.end, self.begun_with) = (tick, end_of(tick), totals);
     }
 
-    /// What `window` holds, if the totals are `totals` now; fractions are left out.
+    /// The value of `window` if the totals are now `totals`; fractions are dropped.
     #[must_use]
     pub fn of(&self, window: Window, totals: Counted) -> Counted {
         let kept = &self.kept[window as usize];
@@ -140,18 +144,18 @@ impl Windows {
     }
 }
 
-/// The tick that `now` is in.
+/// The tick that contains `now`.
 fn tick_of(now: Time) -> u64 {
     u64::try_from(u128::from(now.0) * TICKS / FIVE_MINUTES_NS).expect("fewer ticks than nanoseconds")
 }
 
-/// The first moment of the tick behind `tick`.
+/// The first moment after `tick`.
 fn end_of(tick: u64) -> Time {
     let end = ((u128::from(tick) + 1) * FIVE_MINUTES_NS).div_ceil(TICKS);
     Time(u64::try_from(end).unwrap_or(u64::MAX))
 }
 
-/// A number with 64 bits before the point and 64 behind it.
+/// A fixed-point number with 64 integer bits and 64 fractional bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Kept(u128);
 
@@ -172,7 +176,7 @@ impl Kept {
         self.0 = self.0.saturating_add((number as u128) << 64);
     }
 
-    /// Keeps 31/32, so many times.
+    /// Decays the number to 31/32, so many times.
     fn forget(&mut self, times: u64) {
         if times >> FACTORS.len() > 0 {
             self.0 = 0;
@@ -194,7 +198,8 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// Counts like the kernel, tick by tick, without rounding: 128 bits behind the point are more than enough.
+    /// Counts like the kernel, tick by tick, without rounding: 128 fractional bits are more than
+    /// enough.
     fn slowly(events: &[(u64, u64)], until: u64, period: u64) -> f64 {
         let mut kept = 0.0;
         for tick in 0..until {
@@ -232,7 +237,8 @@ mod tests {
         }
     }
 
-    /// Seen on a kernel: 300 hits, and then at each tick (behaviour of `stats_five_minute`).
+    /// Observed on a kernel: 300 hits, then the value at each tick (behaviour of
+    /// `stats_five_minute`).
     #[test]
     fn five_minutes_forget_as_the_kernel_does() {
         let mut counter = Counter::new();
@@ -252,7 +258,8 @@ mod tests {
         }
     }
 
-    /// However long nobody looked, the ticks are all there; and what came in a tick is forgotten from its end on.
+    /// Ticks are accounted for after any pause between calls, and the counts of a tick decay from
+    /// its end on.
     #[test]
     fn many_ticks_at_once_are_as_many_as_one_by_one() {
         let events = [(0, 1 << 40), (1, 77), (5, 12_345_678_901), (30, 1), (1000, 5_000_000_000), (1001, 3)];
@@ -269,7 +276,7 @@ mod tests {
         }
     }
 
-    /// The kernel takes what it counts in a tick modulo 65536.
+    /// The kernel counts modulo 65536 within a tick.
     #[test]
     fn nothing_wraps() {
         let mut counter = Counter::new();

@@ -1,5 +1,5 @@
-//! Everything a transition may change. It lives in one place, is reached only inside `CacheSet::with`, and no future
-//! holds a part of it across a wait.
+//! The state of a cache set: everything that a transition may change. It lives in one place, is
+//! reached only inside `CacheSet::with`, and no future holds a part of it across a wait.
 
 use crate::btree::Child;
 use crate::btree::cache::{NodeCache, Pin};
@@ -29,16 +29,17 @@ use bcached_format::{
 };
 use core::time::Duration;
 
-/// Free buckets kept for B-tree nodes and the uuid table: a split of every level at once, and one table.
+/// Free buckets kept for B-tree nodes and the uuid table: enough for a split on every level at
+/// once, and one table.
 pub const BTREE_RESERVE: usize = 12;
-/// Free buckets kept for moving live data, which is how more are freed.
+/// Free buckets kept for moving live data, by which more are freed.
 pub const MOVING_RESERVE: usize = 2;
 
-/// Dirty sectors a volume.
+/// Dirty sectors per volume.
 #[derive(Default)]
 pub struct DirtyCounts {
     by_inode: BTreeMap<Inode, u64>,
-    /// Of those volumes whose stripes matter.
+    /// Dirty sectors by stripe, for the volumes whose stripes matter.
     stripes: BTreeMap<Inode, Stripes>,
 }
 
@@ -49,7 +50,7 @@ impl DirtyCounts {
         self.by_inode.get(&inode).copied().unwrap_or(0)
     }
 
-    /// The volumes that have some.
+    /// The volumes that have dirty sectors.
     pub fn inodes(&self) -> impl Iterator<Item = Inode> {
         self.by_inode.iter().filter(|(_, sectors)| **sectors > 0).map(|(inode, _)| *inode)
     }
@@ -60,12 +61,14 @@ impl DirtyCounts {
         self.by_inode.values().sum()
     }
 
-    /// More, which the walk has found. It counts no stripes: who wants these looks at the tree.
+    /// Adds dirty sectors that the walk has found. Stripes are not counted here: a caller that
+    /// needs them reads the tree.
     pub fn add(&mut self, inode: Inode, sectors: u64) {
         *self.by_inode.entry(inode).or_insert(0) += sectors;
     }
 
-    /// A dirty key has come into the tree; `counted` sectors of it lie where the tree has been walked.
+    /// Records that a dirty key has entered the tree; `counted` sectors of it lie where the tree
+    /// has been walked.
     pub fn add_key(&mut self, key: &Key, counted: u32) {
         self.add(key.inode, u64::from(counted));
         if let Some(stripes) = self.stripes.get_mut(&key.inode) {
@@ -73,7 +76,7 @@ impl DirtyCounts {
         }
     }
 
-    /// One has gone from it.
+    /// Records that a dirty key has left the tree.
     pub fn remove_key(&mut self, key: &Key, counted: u32) {
         if counted > 0 {
             let count = self.by_inode.get_mut(&key.inode).expect("dirty sectors were added before");
@@ -91,12 +94,12 @@ impl DirtyCounts {
         self.stripes.get(&inode)
     }
 
-    /// The same, for who counts them.
+    /// Like [`DirtyCounts::stripes`], for the code that counts them.
     pub fn stripes_mut(&mut self, inode: Inode) -> Option<&mut Stripes> {
         self.stripes.get_mut(&inode)
     }
 
-    /// From now on they are counted, or not.
+    /// Begins to count the stripes of a volume, or stops counting them.
     pub fn set_stripes(&mut self, inode: Inode, stripes: Option<Stripes>) {
         match stripes {
             Some(stripes) => drop(self.stripes.insert(inode, stripes)),
@@ -104,33 +107,34 @@ impl DirtyCounts {
         }
     }
 
-    /// Those of such volumes are not counted any more.
+    /// Stops counting the stripes of the volumes for which `is_gone` holds.
     pub fn forget_stripes(&mut self, is_gone: impl Fn(Inode) -> bool) {
         self.stripes.retain(|inode, _| !is_gone(*inode));
     }
 }
 
-/// The chain of priority buckets in force, and the one that is written next. They alternate, so that storing
-/// generations never needs a free bucket.
+/// The current chain of priority buckets, and the one that is written next. They alternate, so
+/// storing generations never needs a free bucket.
 #[derive(Default)]
 pub struct PrioChains {
-    /// The current chain marks the reserve: this process has stored it, or has found it so and started from it.
+    /// The current chain marks the reserve: this process has stored it, or has found it so and
+    /// started from it.
     pub marks_reserve: bool,
-    /// Named by the newest journal entry.
+    /// The chain that the newest journal entry names.
     pub current: Vec<BucketId>,
-    /// Written next; nothing points to it.
+    /// The chain that is written next; nothing points to it.
     pub spare: Vec<BucketId>,
-    /// Sequence of the current chain.
+    /// Sequence number of the current chain.
     pub sequence: u64,
 }
 
 /// The state of a cache set.
 pub struct State {
-    /// Sizes; never change.
+    /// Sizes; they never change.
     pub geometry: Geometry,
-    /// The knobs.
+    /// The options.
     pub options: Options,
-    /// The clock at the start of this transition.
+    /// The time at the start of this transition.
     pub now: Time,
     /// Nodes in memory.
     pub nodes: NodeCache,
@@ -138,125 +142,133 @@ pub struct State {
     pub root: Child,
     /// Nodes that could not be read.
     pub unreadable: Unreadable,
-    /// Damaged ones that nobody comes to any more.
+    /// Key ranges of damaged nodes, which are not accessed any more.
     pub frozen: Frozen,
     /// Keeps the root in memory.
     pub root_pin: Option<Pin>,
     /// The journal.
     pub journal: Journal,
-    /// What it says that is not in the tree yet.
+    /// Keys of the journal that are not in the tree yet.
     pub overlay: Overlay,
-    /// What outlives the process.
+    /// The note: records of acknowledged writes that outlive the process.
     pub note: Box<dyn Note>,
     /// Buckets.
     pub buckets: Buckets,
-    /// Where data goes next.
+    /// The open buckets, where new data is written.
     pub open: OpenBuckets,
-    /// What the cache device has been told of.
+    /// Counters of discards on the cache device.
     pub discards: Discards,
     /// Where generations are stored.
     pub prios: PrioChains,
     /// The table of volumes.
     pub uuids: UuidTable,
-    /// The newest journal entry when the set was opened; 0: it had never been started.
+    /// The newest journal entry when the set was opened; 0: the set had never been started.
     pub opened_at: u64,
-    /// The volumes of which the journal said then that something is dirty.
+    /// The volumes for which the journal held dirty keys when the set was opened.
     pub replayed_dirty: BTreeSet<Inode>,
     /// Where the table is stored, as the next journal entry will name it.
     pub uuid_key: Key,
-    /// What that entry says of the stored table: nothing until this version of bcached has stored it.
+    /// What that entry says of the stored table. `None` until this version of bcached has stored
+    /// it.
     pub uuid_seal: Option<TableSeal>,
-    /// Backing devices that are being taken up.
+    /// Backing devices that are being attached or registered.
     pub coming: Vec<Uuid>,
-    /// Volumes of the table that nobody may serve now: they are being forgotten, or made.
+    /// Volumes of the table that cannot be served now: they are being forgotten or created.
     pub forgetting: BTreeSet<Inode>,
     /// Dirty sectors, as far as the tree has been walked.
     pub dirty: DirtyCounts,
-    /// Those behind the ends of volumes in the cache alone, as last counted.
+    /// Dirty sectors beyond the ends of flash-only volumes, as last counted.
     pub dirty_behind_ends: BTreeMap<Inode, u64>,
-    /// How far that is.
+    /// How far the tree has been walked.
     pub frontier: Frontier,
-    /// How many buckets are to be kept for the next start.
+    /// Number of buckets to keep in reserve for the next start.
     pub reserve_wanted: u64,
     /// The volumes being served.
     pub volumes: Volumes,
     /// The cache device's superblock, as last written.
     pub superblock: CacheSuperblock,
-    /// Leaves that hold keys of journal entries up to this one must be written: the journal needs their space.
+    /// Leaves that hold keys of journal entries up to this one must be written: the journal needs
+    /// their space.
     pub reclaim_to: u64,
-    /// Somebody waits for node memory: leaves with unwritten keys must be written.
+    /// A task waits for node memory: leaves with unwritten keys must be written.
     pub node_pressure: bool,
-    /// The open journal entry has its first key, or a leaf its first unwritten one, and their writers have not been
-    /// told: from now on the key ages.
+    /// The open journal entry has its first key, or a leaf its first unwritten one, and their
+    /// writers have not been notified yet. The key ages from now on.
     pub untold: bool,
-    /// Something starts there in leaves that are nearly full, and for which nobody has begun a rewrite yet.
+    /// Positions in leaves that are nearly full and for which no rewrite has begun yet.
     pub crowded: Vec<Position>,
     /// Whether buckets will become free.
     pub starvation: Starvation,
-    /// What moving comes to.
+    /// Rounds of moving live data.
     pub moving: Rounds,
-    /// The first failed write of metadata, or one after it that does not pass. Nothing is written after it.
+    /// The first failed write of metadata, or a later one that is not transient. Nothing is written
+    /// after it.
     pub failed: Option<Error>,
-    /// What failures of the cache device have made void.
+    /// Acknowledged writes that failures of the cache device have made void.
     pub losses: Losses,
-    /// The note still holds what a former process left: nothing is added to it or forgotten until that is durable.
+    /// The note still holds what an earlier process left. Nothing is added to it or forgotten until
+    /// that is durable.
     pub note_held: bool,
-    /// Fills and the like in flight behind requests that have been answered.
+    /// Operations such as fills that are in flight for requests already answered.
     pub background: u64,
     /// The fills among them.
     pub fills: usize,
-    /// Bytes of these.
+    /// Bytes of these fills.
     pub fill_bytes: u64,
-    /// The set is being stopped: nothing new is taken, but the journal, the leaf writer and the allocator go on.
+    /// The set is being stopped: no new work is admitted, but the journal, the leaf writer and the
+    /// allocator continue.
     pub stopping: bool,
-    /// Everything that was taken has ended: no more buckets are needed, and the allocator ends.
+    /// All admitted work has ended: no more buckets are needed, and the allocator ends.
     pub settled: bool,
-    /// Everything has been written: the journal and the leaf writer end.
+    /// Everything has been written: the journal writer and the leaf writer end.
     pub stopped: bool,
-    /// When the last request came, or ended.
+    /// When the last request arrived or ended.
     pub last_request: Time,
-    /// The allocator has found nothing but what somebody uses: what is parked uses buckets.
+    /// The allocator has found only pinned buckets: parked data pins some of them.
     pub parked_is_in_the_way: bool,
-    /// How fast clients may make data dirty when the cache is nearly full of it.
+    /// How fast clients may make data dirty when the cache is nearly full of dirty data.
     pub room: Room,
     /// How slow the cache device is.
     pub congestion: Congestion,
-    /// How often the cache device has failed of late.
+    /// How often the cache device has failed recently.
     pub wear: Wear,
-    /// What this transition has cost so far.
+    /// The cost of this transition so far.
     pub work: Work,
     /// Counters.
     pub stats: Stats,
 }
 
 impl State {
-    /// Nothing of volume `inode` is dirty: it has been counted, or its superblock says so, which is durably unsaid before anything is.
-    /// (Not by a kernel that dies at that moment; if such data was never counted since, it counts as lost then.)
+    /// Returns true if volume `inode` has no dirty data: it has been counted, or its superblock
+    /// says so. The superblock is durably changed before any data becomes dirty. (A kernel that
+    /// dies at that moment does not ensure this. If such data was never counted since, it counts as
+    /// lost then.)
     #[must_use]
     pub fn is_clean(&self, inode: Inode) -> bool {
         let says_so = |(_, volume): (VolumeId, &Volume)| {
             volume.inode == Some(inode) && volume.state() == Some(BackingState::Clean)
         };
-        // What is to be put yet and is clean, or a hole, makes nothing dirty.
+        // Keys still to be put into the tree that are clean, or holes, make nothing dirty.
         self.dirty.of(inode) == 0
             && !self.overlay.has_dirty_of(inode)
             && (self.has_passed(inode) || self.volumes.iter().any(says_so))
     }
 
-    /// Why it will never be known whether something of volume `inode` is dirty, if so: nothing else is.
+    /// Returns why it can never be known whether volume `inode` has dirty data, if so: damaged
+    /// nodes hide it. All other nodes have been counted, and hold no dirty data of it.
     #[must_use]
     pub fn hidden(&self, inode: Inode) -> Option<Error> {
         let is_all = self.is_counted() && self.dirty.of(inode) == 0 && !self.is_clean(inode);
         self.frozen.hides(inode).filter(|_| is_all)
     }
 
-    /// Takes space for data, which begins at `of` if it may have to be moved one day. Pinned until its key is in the tree or
-    /// [`State::unpin`].
+    /// Takes space for data. `of`: where the data begins in its volume, if it may have to be moved
+    /// later. The space is pinned until its key is in the tree or until [`State::unpin`].
     pub fn take_space(&mut self, class: Class, of: Option<Position>, wanted: u64) -> Option<Space> {
         let keep = match class {
-            // Until the tree has been walked there is little, and no more can be had.
+            // Until the tree has been walked there is little space, and no more can be freed.
             Class::Clean if !self.frontier.is_complete() => return None,
-            // New ones take entries, and the replay needs those.
+            // New keys take journal entries, which the replay needs.
             _ if self.is_replay_pressed() => return None,
             Class::Moved => BTREE_RESERVE,
             Class::Dirty(_) | Class::Clean => BTREE_RESERVE + MOVING_RESERVE,
@@ -264,40 +276,44 @@ impl State {
         self.open.take(&mut self.buckets, class, of, wanted, keep)
     }
 
-    /// Closes the open buckets of volumes that have left the cache or are served no more: nothing comes to them, and nobody else would
-    /// have what they hold.
+    /// Closes the open buckets of volumes that have left the cache or are no longer served. Nothing
+    /// more is written to them, and until they are closed their space cannot be used for anything
+    /// else.
     pub fn close_left(&mut self) {
         let Self { open, buckets, volumes, .. } = self;
-        // As a rule there is one a volume, beside those of clean and of moved data.
+        // Normally there is one per volume, plus those of clean and of moved data.
         if open.count() > volumes.iter().count() {
             let is_there = |inode| volumes.iter().any(|(_, volume)| volume.inode == Some(inode));
             open.close_those(|class| matches!(class, Class::Dirty(inode) if !is_there(inode)), buckets);
         }
     }
 
-    /// The key for the space is in the tree, or will never be: the bucket may be reused when its time comes.
+    /// Unpins space whose key is in the tree, or will never be: its bucket may be reused when its
+    /// turn comes.
     pub fn unpin(&mut self, pointers: &bcached_format::Pointers) {
         for pointer in pointers.as_slice() {
             self.buckets.unpin(*pointer);
         }
     }
 
-    /// An extent is being read or is not in the tree yet: its bucket must not be reused.
+    /// Pins an extent that is being read or is not in the tree yet: its bucket must not be reused.
     pub fn pin(&mut self, pointers: &bcached_format::Pointers) {
         for pointer in pointers.as_slice() {
             self.buckets.pin(*pointer);
         }
     }
 
-    /// Why no bucket will become free, if so: GC must come to its end first, and cannot. For who can do without one.
+    /// Returns why no bucket will become free: GC would have to complete first, and cannot. For
+    /// callers that can do without a bucket.
     #[must_use]
     pub fn starved(&self) -> Option<Error> {
         self.starvation.refusal()
     }
 
-    /// The flush of the cache device that was running has ended. After a failure what it covered may be gone.
+    /// Records the end of the flush of the cache device that was in flight. If it failed, the
+    /// writes it covered may be lost.
     pub fn cache_flush_ends(&mut self, result: Result<(), IoError>) {
-        // What the former process noted is older than the first flush of a start.
+        // The note of the earlier process is older than the first flush of this start.
         let is_proven = self.note_held && self.buckets.flushes().have_succeeded();
         self.buckets.flushes().ends(result);
         if result.is_err() && !is_proven {
@@ -305,7 +321,8 @@ impl State {
         }
     }
 
-    /// The data of keys that only the note holds may be gone: whoever starts next must not bring them back, and is told.
+    /// Makes void the keys that only the note holds, because their data may be lost. The next start
+    /// must not bring them back, and is told of them.
     pub fn give_up(&mut self) {
         let records = self.note.give_up();
         if !records.is_empty() {
@@ -313,21 +330,21 @@ impl State {
         }
     }
 
-    /// Fewer free buckets than these make the allocator work: the reserves, and what is used while a batch becomes
-    /// free. Buckets that hold nothing cost nothing to have ready.
+    /// Number of free buckets below which the allocator works: the reserves, and what is used while
+    /// a batch becomes free. Keeping empty buckets ready costs nothing.
     #[must_use]
     pub fn free_low(&self) -> usize {
         BTREE_RESERVE + MOVING_RESERVE + self.free_batch()
     }
 
-    /// Buckets invalidated for one write of the priorities.
+    /// Number of buckets invalidated per write of the priorities.
     #[must_use]
     pub fn free_batch(&self) -> usize {
         self.kept_ready().max(self.empty_batch())
     }
 
-    /// Buckets invalidated for one write of the priorities while a replay has little room in the journal: it may not be
-    /// able to do that again.
+    /// Number of buckets invalidated per write of the priorities while a replay has little room in
+    /// the journal. It may be unable to do that again.
     #[must_use]
     pub fn replay_batch(&self) -> usize {
         if self.is_replay_pressed() {
@@ -337,31 +354,31 @@ impl State {
         }
     }
 
-    /// Empty buckets that one write of the priorities makes ready.
+    /// Number of empty buckets that one write of the priorities makes ready.
     fn empty_batch(&self) -> usize {
         let share = usize::try_from(self.geometry.buckets / 8).unwrap_or(usize::MAX).min(8192);
         self.buckets.empty_count().min(share)
     }
 
-    /// Buckets that cannot be had without writing dirty data back.
+    /// Number of buckets that are not available without writing dirty data back.
     #[must_use]
     pub fn used_buckets(&self) -> u64 {
         if !self.frontier.is_complete() {
-            // Nobody knows. What there is for data now is taken as long as it lasts.
+            // Unknown. Whatever space there is for data now is used as long as it lasts.
             return 0;
         }
         let had = self.buckets.available() + self.buckets.count_of(Usage::Reserve);
         self.buckets.count().saturating_sub(had)
     }
 
-    /// Used buckets in percent: those that cannot be had without writing dirty data back.
+    /// Percentage of buckets that are not available without writing dirty data back.
     #[must_use]
     pub fn in_use_percent(&self) -> u64 {
         let count = self.buckets.count();
         self.used_buckets() * 100 / count
     }
 
-    /// A fill of a volume is dropped, because somebody wrote to its range.
+    /// Counts a fill of a volume that was dropped because its range was written to.
     pub fn fill_has_collided(&mut self, id: VolumeId) {
         let (stats, volume) = self.stats_of(id);
         stats.fill_races += 1;
@@ -370,7 +387,7 @@ impl State {
         }
     }
 
-    /// The counters of the set and of a volume, for who counts something now that has a window.
+    /// Returns the counters of the set and of a volume, for counting something that has a window.
     pub fn stats_of(&mut self, id: VolumeId) -> (&mut Stats, Option<&mut VolumeStats>) {
         self.stats.turn(self.now);
         let mut volume = self.volumes.get_mut(id).map(|volume| &mut volume.stats);
@@ -380,36 +397,39 @@ impl State {
         (&mut self.stats, volume)
     }
 
-    /// What [`Congestion::limit_max`] is now; 0 if the cache device is not congested, or nobody looks.
+    /// Returns the current [`Congestion::limit_max`]; 0 if the cache device is not congested, or
+    /// congestion is not tracked.
     #[must_use]
     pub fn congested_sectors(&self) -> u64 {
         let limit = self.options.tracks_congestion().then(|| self.congestion.limit_max(self.now));
         limit.flatten().unwrap_or(0)
     }
 
-    /// An operation on `bytes` from `sector` on of the cache device has ended, and `worked` or not.
+    /// Records that an operation on `bytes` of the cache device, from `sector` on, has ended;
+    /// `worked`: it succeeded.
     pub fn cache_has_done(&mut self, sector: u64, bytes: usize, worked: bool) {
         let range = sector..sector + bytes as u64 / 512;
         self.wear.take_in(&range, !worked, self.options.io_error_halflife);
     }
 
-    /// The cache device has failed so often that nothing is added any more, and what is dirty leaves.
+    /// Returns true if the cache device has failed so often that nothing is added any more, and
+    /// dirty data is written back.
     #[must_use]
     pub const fn is_worn(&self) -> bool {
         self.wear.has_reached(self.options.io_error_limit)
     }
 
-    /// Data has been read from the cache device, in so long a time.
+    /// Records how long a read of data from the cache device took.
     pub fn cache_has_read(&mut self, latency: Duration) {
         self.congestion.take_in(self.now, latency, self.options.congested_read_threshold);
     }
 
-    /// Data has been written to the cache device, in so long a time.
+    /// Records how long a write of data to the cache device took.
     pub fn cache_has_written(&mut self, latency: Duration) {
         self.congestion.take_in(self.now, latency, self.options.congested_write_threshold);
     }
 
-    /// Asserts what must always hold; the simulator calls it where a process begins and ends.
+    /// Asserts the invariants of the state. The simulator calls it where a process begins and ends.
     pub fn check_invariants(&self) {
         let total: u64 = self.buckets.iter().map(|(_, bucket)| u64::from(bucket.dirty)).sum();
         assert_eq!(total, self.dirty.total(), "dirty sectors by bucket and by volume agree");

@@ -20,67 +20,68 @@ pub struct Stats {
     pub miss_bytes: u64,
     /// Bytes written by requests.
     pub write_bytes: u64,
-    /// Written to the cache device, by cause.
+    /// Bytes written to the cache device, by cause.
     pub written: Written,
     /// Live data moved within the cache, in bytes.
     pub moved_bytes: u64,
     /// Journal entries written.
     pub journal_entries: u64,
-    /// Times an insert waited for journal space.
+    /// Number of times that an insert waited for journal space.
     pub journal_waits: u64,
     /// Nodes compacted or split.
     pub btree_rewrites: u64,
-    /// Times that two sparse nodes became one.
+    /// Number of times that two sparse nodes were merged.
     pub btree_coalesces: u64,
     /// Complete passes of GC.
     pub gc_passes: u64,
     /// Dirty data written back, in bytes.
     pub written_back_bytes: u64,
-    /// Fills dropped because somebody wrote to the range meanwhile.
+    /// Fills dropped because the range was written to while they were in flight.
     pub fill_races: u64,
-    /// Times that a B-tree node could not be read or was damaged.
+    /// Number of times that a B-tree node could not be read or was damaged.
     pub node_read_failures: u64,
     /// Reads of clean cached data that failed and were answered by the backing device.
     pub read_retries: u64,
     /// Extents of dirty data that were written back (`writeback_keys_done`).
     pub writeback_keys_done: u64,
-    /// Those of which nothing turned clean, because all of it had been written anew or moved meanwhile (`writeback_keys_failed`).
+    /// Extents written back of which nothing became clean, because all of it had been overwritten
+    /// or moved in the meantime (`writeback_keys_failed`).
     pub writeback_keys_failed: u64,
-    /// Times that an extent of dirty data could not be written back. The kernel does not count them.
+    /// Number of times that write-back of an extent failed. The kernel does not count them.
     pub writeback_errors: u64,
     /// Complete passes of GC (`btree_gc`).
     pub gc: Times,
-    /// Rewrites of a node that make one or two of it (`btree_split`).
+    /// Rewrites of a node into one or two nodes (`btree_split`).
     pub splits: Times,
     /// Reads of nodes (`btree_read`).
     pub node_reads: Times,
-    /// What the last complete pass of GC has found, or the start if there was none.
+    /// What the last complete pass of GC found, or the start if there was none.
     pub found: Found,
-    /// The reads, what was bypassed and the fills dropped, of late.
+    /// The reads, bypassed requests and dropped fills of recent windows.
     pub windows: Windows,
 }
 
 impl Stats {
-    /// What the kernel counts, in total.
+    /// The kernel's counters, in total.
     #[must_use]
     pub fn totals(&self) -> Counted {
         Counted { miss_collisions: self.fill_races, ..counted(&self.reads, &self.bypassed) }
     }
 
-    /// The same of late, as of the status that this comes with.
+    /// The same in a recent window, as of the time of the status that contains this.
     #[must_use]
     pub fn of_late(&self, window: Window) -> Counted {
         self.windows.of(window, self.totals())
     }
 
-    /// It is `now`: before anything is counted that has a window.
+    /// Advances the windows to `now`; call it before counting anything that has a window.
     pub(crate) fn turn(&mut self, now: Time) {
         let Self { reads, bypassed, fill_races, .. } = self;
         let totals = || Counted { miss_collisions: *fill_races, ..counted(reads, bypassed) };
         self.windows.turn(now, totals);
     }
 
-    /// As they are `now`.
+    /// Returns the counters as of `now`.
     pub(crate) fn as_of(mut self, now: Time) -> Self {
         self.turn(now);
         self
@@ -90,37 +91,38 @@ impl Stats {
 /// Counters of a volume for as long as it is served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeStats {
-    /// Its reads.
+    /// Reads of the volume.
     pub reads: Reads,
-    /// Its requests that added nothing to the cache, by reason.
+    /// Requests that added nothing to the cache, by reason.
     pub bypassed: Bypassed,
-    /// Fills dropped because somebody wrote to the range meanwhile (`cache_miss_collisions`).
+    /// Fills dropped because the range was written to while they were in flight
+    /// (`cache_miss_collisions`).
     pub miss_collisions: u64,
-    /// All of it of late.
+    /// All of these in recent windows.
     pub windows: Windows,
 }
 
 impl VolumeStats {
-    /// All of it in total.
+    /// All of these in total.
     #[must_use]
     pub fn totals(&self) -> Counted {
         Counted { miss_collisions: self.miss_collisions, ..counted(&self.reads, &self.bypassed) }
     }
 
-    /// The same of late, as of the moment that this comes from.
+    /// The same in a recent window, as of the time of the snapshot.
     #[must_use]
     pub fn of_late(&self, window: Window) -> Counted {
         self.windows.of(window, self.totals())
     }
 
-    /// It is `now`: before anything is counted.
+    /// Advances the windows to `now`; call it before counting anything.
     pub(crate) fn turn(&mut self, now: Time) {
         let Self { reads, bypassed, miss_collisions, .. } = self;
         let totals = || Counted { miss_collisions: *miss_collisions, ..counted(reads, bypassed) };
         self.windows.turn(now, totals);
     }
 
-    /// As they are `now`.
+    /// Returns the counters as of `now`.
     pub(crate) fn as_of(mut self, now: Time) -> Self {
         self.turn(now);
         self
@@ -138,16 +140,17 @@ fn counted(reads: &Reads, bypassed: &Bypassed) -> Counted {
     }
 }
 
-/// Read requests, each counted once when it has been answered, as one whole: a hit is one that found all in the cache.
+/// Read requests, each counted as a whole, once, when it is answered. A hit is one that found
+/// everything in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
-    /// Answered wholly from the cache (`cache_hits`).
+    /// Answered fully from the cache (`cache_hits`).
     pub hits: u64,
     /// Answered at least in part from elsewhere (`cache_misses`).
     pub misses: u64,
-    /// Of those that were bypassed, answered wholly from the cache (`cache_bypass_hits`).
+    /// Bypassed reads answered fully from the cache (`cache_bypass_hits`).
     pub bypass_hits: u64,
-    /// Of those that were bypassed, the others (`cache_bypass_misses`).
+    /// Other bypassed reads (`cache_bypass_misses`).
     pub bypass_misses: u64,
 }
 
@@ -163,30 +166,30 @@ impl Reads {
     }
 }
 
-/// Requests, and the bytes that they asked for.
+/// A number of requests, and the bytes that they asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// How many.
+    /// Number of requests.
     pub requests: u64,
-    /// In bytes.
+    /// Bytes requested.
     pub bytes: u64,
 }
 
-/// Reads and writes that added nothing to the cache, also if the cache then had the
-/// data or had to take it over dirty data.
+/// Reads and writes that added nothing to the cache, even if the cache had the data afterwards or
+/// had to accept it over dirty data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bypassed {
     by_reason: [Traffic; Bypass::ALL.len()],
 }
 
 impl Bypassed {
-    /// For one reason.
+    /// The traffic for one reason.
     #[must_use]
     pub const fn of(&self, reason: Bypass) -> Traffic {
         self.by_reason[reason as usize]
     }
 
-    /// For all reasons.
+    /// The traffic for all reasons.
     #[must_use]
     pub fn total(&self) -> Traffic {
         self.by_reason.iter().fold(Traffic::default(), |sum, one| Traffic {

@@ -1,4 +1,4 @@
-//! A snapshot of a running set, for those who look: cheap, consistent, no I/O.
+//! The status of a running set: a snapshot that is cheap, consistent and needs no I/O.
 
 use crate::btree::unreadable::UnreadableNode;
 use crate::error::Error;
@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use bcached_env::{DiskHealth, Time};
 use bcached_format::{Inode, Label, Replacement, Uuid, UuidSlot};
 
-/// What a set is doing.
+/// Status of a set.
 #[derive(Clone, Debug)]
 pub struct Status {
     /// UUID of the set.
@@ -28,13 +28,13 @@ pub struct Status {
     pub bucket_sectors: u64,
     /// Size of a B-tree node in sectors.
     pub node_sectors: u64,
-    /// Which clean bucket is given up first.
+    /// Which clean bucket is evicted first.
     pub replacement: Replacement,
-    /// What the superblock says of that, and of discards.
+    /// What the superblock says of eviction and of discards.
     pub kept: Settings,
-    /// Whether freed buckets are discarded.
+    /// Whether free buckets are discarded.
     pub discard: DiscardState,
-    /// What has become of discards.
+    /// Counters of discards.
     pub discards: Discards,
     /// Buckets on the cache device.
     pub buckets: u64,
@@ -50,127 +50,133 @@ pub struct Status {
     pub buckets_reserved: u64,
     /// Buckets that hold nothing and are not being filled.
     pub buckets_unused: u64,
-    /// Buckets that hold clean data, and nothing else.
+    /// Buckets that hold clean data only.
     pub buckets_clean: u64,
     /// Buckets that hold dirty data and are not being filled.
     pub buckets_dirty: u64,
-    /// The volumes of the table that are not served.
+    /// The volumes of the table that are not being served.
     pub unserved: Vec<Unserved>,
     /// The table of volumes is not the one that was written: volumes may be missing from it.
     pub table_is_damaged: bool,
-    /// Slots of the table that may not be what was written, as they were read. Their volumes are not served.
+    /// Slots of the table whose contents may not be what was written, as they were read. Their
+    /// volumes are not served.
     pub doubted: Vec<Doubted>,
-    /// Dirty data under numbers that are no volume's as far as is known, in sectors. It is kept, and written nowhere.
+    /// Dirty data under numbers that belong to no known volume, in sectors. It is kept, and not
+    /// written back anywhere.
     pub ownerless_dirty_sectors: u64,
-    /// The largest volume in the cache alone that can be made now, in sectors.
+    /// The largest flash-only volume that can be created now, in sectors.
     pub flash_room_sectors: u64,
     /// Dirty data of all volumes, in sectors.
     pub dirty_sectors: u64,
-    /// That is all; if not, the tree has not been walked to its end, or has damaged nodes that hide some.
+    /// Whether that is all. If not, the tree has not been fully walked, or damaged nodes hide some.
     pub is_counted: bool,
     /// Levels of the tree above its leaves.
     pub tree_depth: u8,
-    /// How full the root is with live keys, in percent (`root_usage_percent`).
+    /// Percentage of the root that live keys fill (`root_usage_percent`).
     pub root_usage_percent: u64,
     /// Nodes in memory.
     pub nodes: u64,
-    /// Memory that they take, and what is set aside for those on their way, in bytes.
+    /// Memory that the nodes take, including memory reserved for nodes being loaded, in bytes.
     pub node_bytes: u64,
-    /// The most that was ever so, in bytes.
+    /// The maximum of that so far, in bytes.
     pub node_bytes_max: u64,
     /// The hard limit of that, in bytes.
     pub node_budget_bytes: u64,
     /// Memory that the table of buckets takes, in bytes.
     pub bucket_table_bytes: u64,
-    /// How much of the tree has been walked since the set was opened, in percent, as far as its shape tells; less than 100, too, while
-    /// there are [`Status::replay_keys`]. Before it is 100 what is said of buckets and dirty data is only what has been counted so far.
+    /// Percentage of the tree walked since the set was opened, as far as its shape is known. Below
+    /// 100 also while there are [`Status::replay_keys`]. Until it is 100, buckets and dirty data
+    /// are only what has been counted so far.
     pub walked_percent: u64,
     /// Keys of the journal that are not in the tree yet.
     pub replay_keys: u64,
     /// The newest durable journal entry.
     pub journal_sequence: u64,
-    /// Journal entries that a crash would replay, and the open one (`active_journal_entries`).
+    /// Journal entries that a crash would replay, including the open one
+    /// (`active_journal_entries`).
     pub journal_active: u64,
-    /// When this was so, by the engine's clock.
+    /// The time of this snapshot, by the engine's clock.
     pub now: Time,
-    /// Streams of so many sectors and more go past the cache device because it is slow, give or take a random number; 0: it is not
-    /// congested (`congested`).
+    /// Streams of so many sectors or more bypass the cache device because it is slow, minus a
+    /// random number; 0: it is not congested (`congested`).
     pub congested_sectors: u64,
-    /// Failed operations on the cache device that count, and have not faded (`io_errors`).
+    /// Failed operations on the cache device, less those that have decayed (`io_errors`).
     pub io_errors: u64,
-    /// They have reached [`crate::Options::io_error_limit`]: nothing is added to the cache, and what is dirty leaves it.
+    /// They have reached [`crate::Options::io_error_limit`]: nothing is added to the cache, and its
+    /// dirty data is written back.
     pub is_failing: bool,
-    /// How the cache device has fared.
+    /// Health of the cache device.
     pub cache_health: DiskHealth,
-    /// Why nothing is written any more, if so.
+    /// Why nothing is written any more; `None` if the set has not failed.
     pub failed: Option<Error>,
-    /// What that has made void because the device may have lost it: acknowledged writes that were not flushed, which the next opening does
-    /// not bring back.
+    /// Acknowledged, unflushed writes that this failure has made void because the device may have
+    /// lost them. The next opening does not restore them.
     pub given_up: Arc<[GivenUp]>,
-    /// What had been made void so before the set was opened, and is not there. Each opening has one of its own.
+    /// Such writes that were void before the set was opened and were not restored. Each opening has
+    /// its own list.
     pub given_up_before: Arc<[GivenUp]>,
-    /// B-tree nodes that could not be read when they were last tried: the first few.
+    /// B-tree nodes that could not be read when last tried: the first few.
     pub unreadable: Vec<UnreadableNode>,
-    /// Volumes whose requests have waited for a device as long as they may, and fail now. Whoever holds them back fills this in:
-    /// the set itself holds none back.
+    /// Volumes whose requests have waited for a device for the maximum time and now fail. The
+    /// program that holds them back fills this in: the set itself holds none back.
     pub waited_out: Vec<WaitedOut>,
-    /// Volumes of which a request has met a backing device that is gone, until another one takes its place.
+    /// Volumes of which a request has met a missing backing device, until another one replaces it.
     pub without_backing: Vec<VolumeId>,
     /// Counters.
     pub stats: Stats,
     /// The volumes.
     pub volumes: Vec<VolumeInfo>,
-    /// How long the requests of each of them took.
+    /// Latencies of each volume's requests.
     pub latencies: Vec<Latencies>,
 }
 
-/// A device that requests of a volume have waited for as long as they may (`freeze_timeout`).
+/// A volume whose requests have waited for a device for the maximum time (`freeze_timeout`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitedOut {
     /// The volume.
     pub volume: VolumeId,
-    /// It is the cache.
+    /// Whether they have waited for the cache.
     pub cache: bool,
-    /// It is the backing device.
+    /// Whether they have waited for the backing device.
     pub backing: bool,
 }
 
-/// A volume that the set knows and nobody serves.
+/// A volume that the set knows but that is not being served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unserved {
     /// UUID of the volume.
     pub uuid: Uuid,
-    /// Its label when it was first attached.
+    /// The label it had when it was first attached.
     pub label: Label,
-    /// It lives in the cache alone, and this is its size in sectors.
+    /// Size in sectors of a flash-only volume; `None` for a volume with a backing device.
     pub flash_sectors: Option<u64>,
     /// Dirty data, in sectors.
     pub dirty_sectors: u64,
-    /// That is all of it.
+    /// Whether that is all of it.
     pub is_counted: bool,
 }
 
-/// A slot of the table of volumes that may not be what was written.
+/// A slot of the table of volumes whose contents may not be what was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Doubted {
-    /// Its number.
+    /// Its number (inode).
     pub inode: Inode,
-    /// The UUID that stands there.
+    /// The UUID in the slot.
     pub uuid: Uuid,
-    /// The label that stands there.
+    /// The label in the slot.
     pub label: Label,
     /// Dirty data under that number, in sectors.
     pub dirty_sectors: u64,
 }
 
-/// What a set has counted of one bucket.
+/// The counts of one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketCount {
     /// Sectors that keys of the tree point to.
     pub live: u32,
     /// Of these, dirty.
     pub dirty: u32,
-    /// It holds nothing, and may be handed out now or as soon as its generation is durable.
+    /// The bucket is empty, and can be handed out now or as soon as its generation is durable.
     pub free: bool,
 }
 
@@ -179,7 +185,7 @@ fn unused(s: &State) -> u64 {
     (free + s.buckets.pending().len() + s.buckets.empty_count()) as u64
 }
 
-/// How full the root is, in percent.
+/// Percentage of the root that is filled.
 fn root_usage_percent(s: &State) -> u64 {
     let words = s.root_pin.as_ref().map_or(0, |pin| s.nodes.get(pin.slot()).node().words_in_view());
     words as u64 * 8 * 100 / (s.root.key.sectors() * 512).max(1)
@@ -214,7 +220,7 @@ fn ownerless_dirty(s: &State) -> u64 {
 }
 
 impl CacheSet {
-    /// A snapshot.
+    /// Takes a snapshot of the status.
     #[must_use]
     pub fn status(&self) -> Status {
         let volumes = self.volumes();
@@ -281,8 +287,9 @@ impl CacheSet {
         })
     }
 
-    /// What has been counted of each bucket, in their order, as keys came and went; for whoever counts the tree again. `None`
-    /// while the walk that counts them is under way, or a replay.
+    /// Returns the counts of each bucket, in bucket order, as kept while keys were added and
+    /// removed. For a caller that counts the tree again. `None` during the walk that counts them,
+    /// or a replay.
     #[must_use]
     pub fn counted(&self) -> Option<Vec<BucketCount>> {
         let count = |bucket: &Bucket| BucketCount {
@@ -293,10 +300,11 @@ impl CacheSet {
         self.with(|s| s.is_counted().then(|| s.buckets.iter().map(|(_, bucket)| count(&bucket)).collect()))
     }
 
-    /// Asserts what must always hold, in memory; the simulator calls it where a process begins and ends.
+    /// Asserts the invariants of the state in memory. The simulator calls it where a process begins
+    /// and ends.
     ///
     /// # Panics
-    /// If something does not hold.
+    /// If an invariant does not hold.
     pub fn assert_invariants(&self) {
         self.with(|s| {
             s.check_invariants();

@@ -1,5 +1,5 @@
-//! The orderly end: nothing new is taken, what is in flight ends, every leaf is written, and a last journal entry
-//! says that nothing needs replay. Dirty data stays in the cache.
+//! Orderly stop: no new work is admitted, operations in flight end, every leaf is written, and a
+//! last journal entry says that nothing needs replay. Dirty data stays in the cache.
 
 use crate::btree::write;
 use crate::error::Error;
@@ -10,8 +10,9 @@ use crate::space::{prios, summaries};
 use crate::writeback::task;
 
 impl CacheSet {
-    /// Stops the set. Afterwards nothing is written any more, whatever is returned; the devices may be given to somebody
-    /// else. An error if something that was acknowledged may not have been made durable.
+    /// Stops the set. After it returns, whatever the result, nothing is written any more, and the
+    /// devices can be handed over. Returns an error if acknowledged writes may not have been made
+    /// durable.
     pub async fn stop(&self) -> Result<(), Error> {
         self.with(|s| s.stopping = true);
         self.wake_all();
@@ -25,23 +26,26 @@ impl CacheSet {
         finished.and(settled)
     }
 
-    /// Until no request is being carried out, nor what goes on behind answered ones. Whoever waits for it lets nobody ask any more.
+    /// Waits until no request is in progress, nor any background work for answered ones. The caller
+    /// must ensure that no new requests arrive.
     pub async fn drained(&self) {
         while self.with(|s| s.background > 0 || s.volumes.iter().any(|(_, volume)| volume.requests > 0)) {
             self.signals().ranges.wait().await;
         }
     }
 
-    /// Flushes the backing devices, and waits for what goes on behind answered requests, which may need buckets; then for
-    /// the allocator, which may be storing generations and need the journal for it. Ends all that also after a failure;
-    /// the first one is returned, as that of a flush that nobody was told of is.
+    /// Flushes the backing devices. Then waits for background work of answered requests, which may
+    /// need buckets, and for the allocator, which may be storing generations and need the journal
+    /// for it. All of these end even after a failure. Returns the first failure, which may be that
+    /// of a flush that no client was told of.
     async fn settle(&self) -> Result<(), Error> {
         let mut settled = Ok(());
         let volumes: alloc::vec::Vec<_> = self.with(|s| s.volumes.iter().map(|(id, _)| id).collect());
         for id in volumes {
             if let Some(target) = self.target(id) {
                 settled = settled.and(flush::last_flush(self, &target).await);
-                // It stays *dirty* if it cannot be marked: that costs nothing but the freedom to go without the cache.
+                // If it cannot be marked clean it stays *dirty*: the only cost is that it cannot be
+                // used without the cache.
                 if self.with(|s| task::stays_marked(s, id)) {
                     let _ = task::mark_clean(self, id).await;
                 }
@@ -67,11 +71,11 @@ impl CacheSet {
         });
         self.check_alive()?;
         summaries::write_all(self).await;
-        // The keys that wait for an entry first: the last one is to have none. Fills are not journalled, and a replay would lay a
-        // hole over those made since.
+        // First commit the keys that wait for an entry: the last entry must have none. Fills are
+        // not journalled, and a replay of such keys would lay a hole over fills made since.
         writer::commit(self).await?;
         write::write_all(self).await?;
-        // The next start is to know a write to a node that was lost.
+        // The next start must be able to detect a lost write to a node.
         if self.with(|s| s.buckets.has_longer_nodes()) {
             return prios::store(self).await;
         }

@@ -1,28 +1,28 @@
-//! How long work of the set's own takes, and how often there is some: the kernel's time statistics.
+//! Durations and frequency of the set's internal operations: the kernel's time statistics.
 
 use bcached_env::Time;
 use core::time::Duration;
 
-/// Of a moving average each new value is one part in so many, as in the kernel.
+/// Weight of a new value in a moving average: one in so many, as in the kernel.
 const SHARE: u32 = 8;
 
-/// How long work of one kind took since the set was opened.
+/// Durations of one kind of operation since the set was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// How often it was done.
+    /// Number of times that it was done.
     pub count: u64,
-    /// How long it takes of late: an average that each new value moves by an eighth.
+    /// Moving average of its duration; each new value has a weight of an eighth.
     pub average: Duration,
-    /// How long it is of late from one end to the next, in the same way. Zero before the second.
+    /// Moving average of the time from one end to the next. Zero before the second.
     pub between: Duration,
-    /// The longest that it took.
+    /// The longest duration.
     pub longest: Duration,
     /// When it last ended.
     last: Option<Time>,
 }
 
 impl Times {
-    /// It began at `begun`, and has ended `now`.
+    /// Records that the operation began at `begun` and has ended `now`.
     pub(crate) fn add(&mut self, begun: Time, now: Time) {
         let taken = now.since(begun);
         self.average = if self.count == 0 { taken } else { moved(self.average, taken) };
@@ -35,7 +35,7 @@ impl Times {
         self.count += 1;
     }
 
-    /// How long ago it last ended. `None`: never.
+    /// Time since it last ended. `None`: never.
     #[must_use]
     pub fn since_last(&self, now: Time) -> Option<Duration> {
         self.last.map(|last| now.since(last))

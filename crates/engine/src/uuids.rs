@@ -1,5 +1,5 @@
-//! The table of volumes: who owns which number (format 11). Every change is written to a new bucket and takes effect
-//! with the next journal entry; the former bucket is let go only then.
+//! The table of volumes: which volume owns which number (format 11). Every change is written to a
+//! new bucket and takes effect with the next journal entry. Only then is the former bucket freed.
 
 use crate::cache_writes::Cause;
 use crate::cpu_cost::sum_ns;
@@ -16,34 +16,37 @@ use bcached_format::{
     BucketId, Geometry, Inode, JsetHeader, Key, Pointer, Pointers, TableSeal, Uuid, UuidSlot, uuid,
 };
 
-/// So much of a table is summed before others are let run.
+/// Bytes of the table checksummed before other tasks run.
 const SUM_PIECE_BYTES: usize = 32 << 10;
 
-/// The table in memory: slot number is the volume's inode.
+/// The table in memory: the slot number is the volume's inode.
 ///
-/// A slot whose content may not be what was written is *doubted*: nobody is served, given or deprived of anything because of it. It
-/// stays as it was read, and doubted, until its number becomes somebody's who can prove it ([`UuidTable::assign`]).
+/// A slot whose contents may not be what was written is *doubted*: it is no reason to serve a
+/// volume, to assign a number or to delete anything. It stays as it was read, and doubted, until
+/// its number is assigned to a volume that can prove its ownership ([`UuidTable::assign`]).
 pub struct UuidTable {
-    /// Of the set.
+    /// UUID of the set.
     set: Uuid,
     slots: Vec<UuidSlot>,
     doubted: BTreeSet<Inode>,
-    /// Free ones that were doubted: a device that is not here yet may say that the number is its own.
+    /// Free slots that were doubted: a device that is not present yet may claim the number.
     once_doubted: BTreeSet<Inode>,
-    /// Numbers that were looked for in the tree, and whether no key stands under them.
+    /// Numbers that were looked up in the tree, and whether there are no keys under them.
     looked_at: BTreeMap<Inode, bool>,
-    /// Given up, and of no volume that has been served since the table was read: nothing is under way under such a number.
+    /// Slots that were given up and whose volume has not been served since the table was read:
+    /// nothing is in flight under these numbers.
     long_gone: BTreeSet<Inode>,
-    /// Of volumes that have been.
+    /// Numbers of volumes that have been served since.
     lived: BTreeSet<Inode>,
-    /// The newest journal entry was bcached's: a slot that is not doubted is as it was written last.
+    /// bcached wrote the newest journal entry: a slot that is not doubted is as it was last
+    /// written.
     is_ours: bool,
-    /// It is not the table that was written.
+    /// The table is not the one that was written.
     is_damaged: bool,
 }
 
 impl UuidTable {
-    /// A table of `count` free slots, of set `set`.
+    /// Creates a table of `count` free slots for set `set`.
     #[must_use]
     pub fn empty(set: Uuid, count: usize) -> Self {
         Self {
@@ -59,7 +62,8 @@ impl UuidTable {
         }
     }
 
-    /// The table with these slots, as they were read, and what the journal entry that names it says of it. `sum`: of what was read.
+    /// Builds the table from the slots as read, and the seal in the journal entry that names it.
+    /// `sum`: checksum of what was read.
     fn read(set: Uuid, slots: Vec<UuidSlot>, seal: Option<TableSeal>, sum: u64) -> Self {
         let is_damaged = seal.is_some_and(|seal| seal.sum != sum);
         let doubted = uuid::doubted(set, &slots, seal).into_keys().collect();
@@ -86,12 +90,13 @@ impl UuidTable {
         self.slots.get(inode.0 as usize).filter(|_| !self.doubted.contains(&inode))
     }
 
-    /// The same, to change.
+    /// Like [`UuidTable::slot`], mutable.
     pub fn slot_mut(&mut self, inode: Inode) -> Option<&mut UuidSlot> {
         self.slots.get_mut(inode.0 as usize).filter(|_| !self.doubted.contains(&inode))
     }
 
-    /// The number becomes a volume's: nothing of anybody else stands under it, or what stands there is provably this volume's.
+    /// Assigns the number to a volume. No data of another volume may exist under it, or it provably
+    /// belongs to this volume.
     pub fn assign(&mut self, inode: Inode, slot: UuidSlot) {
         self.doubted.remove(&inode);
         self.once_doubted.remove(&inode);
@@ -99,7 +104,7 @@ impl UuidTable {
         self.slots[inode.0 as usize] = slot;
     }
 
-    /// A doubted slot is free: its number has no keys, and what it names is elsewhere.
+    /// Frees a doubted slot: its number has no keys, and the volume that it names is elsewhere.
     pub fn forget_doubted(&mut self, inode: Inode) {
         if self.doubted.remove(&inode) {
             self.slots[inode.0 as usize] = UuidSlot::FREE;
@@ -107,50 +112,55 @@ impl UuidTable {
         }
     }
 
-    /// The number is nobody's as far as the table tells: its slot is free, or doubted.
+    /// Returns true if the number belongs to no volume as far as the table tells: its slot is free
+    /// or doubted.
     #[must_use]
     pub fn is_unowned(&self, inode: Inode) -> bool {
         let slot = self.slots.get(inode.0 as usize);
         slot.is_some_and(|slot| slot.is_free() || self.doubted.contains(&inode))
     }
 
-    /// The volume with this UUID.
+    /// Finds the volume with this UUID.
     #[must_use]
     pub fn find(&self, uuid: Uuid) -> Option<Inode> {
         self.used().find(|(_, slot)| slot.uuid == uuid).map(|(inode, _)| inode)
     }
 
-    /// The volumes that exist.
+    /// Iterates over the existing volumes.
     pub fn used(&self) -> impl Iterator<Item = (Inode, &UuidSlot)> {
         self.known().filter(|(_, slot)| slot.is_used())
     }
 
-    /// Slots that may not be what was written, as they were read.
+    /// Iterates over the slots that may not be what was written, as they were read.
     pub fn doubted(&self) -> impl Iterator<Item = (Inode, &UuidSlot)> {
         self.doubted.iter().filter_map(|inode| Some((*inode, self.slots.get(inode.0 as usize)?)))
     }
 
-    /// Nobody needs what the cache holds under this number: bcached gave it up, and nothing casts doubt on that.
+    /// Returns true if the cached data under this number is not needed: bcached gave it up, and the
+    /// slot is not doubted.
     #[must_use]
     pub fn is_released(&self, inode: Inode) -> bool {
         self.slot(inode).is_some_and(|slot| slot.is_invalidated() && slot.is_released())
     }
 
-    /// bcached used the set last: what a slot says that is not doubted is the newest that was said.
+    /// Returns true if bcached used the set last: the content of a slot that is not doubted is the
+    /// newest.
     #[must_use]
     pub const fn is_ours(&self) -> bool {
         self.is_ours
     }
 
-    /// The table that was read is not the one that was written: slots may have been lost.
+    /// Returns true if the table that was read is not the one that was written: slots may have been
+    /// lost.
     #[must_use]
     pub const fn is_damaged(&self) -> bool {
         self.is_damaged
     }
 
-    /// The number that a new volume gets: nobody's, and no key stands under it. A device that comes later may say that a number is its
-    /// own which a damaged table calls free. So one that was doubted comes last, and of a damaged table the highest, which
-    /// was hardly ever given, else the lowest.
+    /// The number for a new volume: one that is unowned and has no keys. A device that appears
+    /// later may claim a number that a damaged table calls free. So numbers that were doubted come
+    /// last. A damaged table yields the highest number, which was hardly ever assigned; otherwise
+    /// it is the lowest.
     #[must_use]
     pub fn vacant(&self) -> Option<Inode> {
         let looked_at = self.looked_at.iter().filter(|(_, is_vacant)| **is_vacant).map(|(inode, _)| *inode);
@@ -161,7 +171,8 @@ impl UuidTable {
         vacant.clone().find(is_sound).or_else(|| vacant.next().filter(|_| !has_others()))
     }
 
-    /// A number that might be vacant, and was not looked for in the tree: of a free slot first, then of a doubted one.
+    /// The next number to look up in the tree because it might be vacant: first those of free
+    /// slots, then of doubted ones.
     #[must_use]
     pub fn next_to_look_at(&self) -> Option<Inode> {
         let is_new = |inode: &Inode| !self.looked_at.contains_key(inode);
@@ -170,7 +181,7 @@ impl UuidTable {
         free.into_iter().chain(self.doubted.iter().copied()).find(is_new)
     }
 
-    /// Ascending numbers, in the order in which new volumes get them.
+    /// Returns the ascending `numbers` in the order in which new volumes get them.
     fn in_order_of_giving(&self, mut numbers: Vec<Inode>) -> Vec<Inode> {
         if self.is_damaged {
             numbers.reverse();
@@ -178,29 +189,30 @@ impl UuidTable {
         numbers
     }
 
-    /// It was looked for in the tree.
+    /// Returns whether the number was looked up in the tree.
     #[must_use]
     pub fn was_looked_at(&self, inode: Inode) -> bool {
         self.looked_at.contains_key(&inode)
     }
 
-    /// The tree has keys under a number that is nobody's, or none.
+    /// Records whether the tree has keys under an unowned number.
     pub fn looked_at(&mut self, inode: Inode, is_vacant: bool) {
         self.looked_at.insert(inode, is_vacant);
     }
 
-    /// A volume is served under the number.
+    /// Records that a volume is served under the number.
     pub fn comes_to_life(&mut self, inode: Inode) {
         self.lived.insert(inode);
     }
 
-    /// A volume has been served under the number since the table was read.
+    /// Returns whether a volume has been served under the number since the table was read.
     #[must_use]
     pub fn has_lived(&self, inode: Inode) -> bool {
         self.lived.contains(&inode)
     }
 
-    /// The slot of a volume that is no more, or gets another. Nobody needs its keys.
+    /// Gives up the slot of a volume that is deleted or gets another slot. Its keys are not needed
+    /// any more.
     pub fn give_up(&mut self, inode: Inode, seconds: u32) {
         let Some(slot) = self.slot_mut(inode).filter(|slot| slot.is_used()) else { return };
         slot.release(seconds);
@@ -209,19 +221,20 @@ impl UuidTable {
         }
     }
 
-    /// The slot that was given up first, of those that can be used again.
+    /// The slot that was given up first, of those that can be reused.
     #[must_use]
     pub fn longest_gone(&self) -> Option<Inode> {
         let gone = self.long_gone.iter().filter_map(|inode| Some((self.slot(*inode)?.invalidated, *inode)));
         gone.min().map(|(_, inode)| inode)
     }
 
-    /// The slot is not used again by this process.
+    /// Excludes the slot from reuse by this process.
     pub fn keep_gone(&mut self, inode: Inode) {
         self.long_gone.remove(&inode);
     }
 
-    /// A slot is as one that was never used. There must be no key of that number that a crash could bring back.
+    /// Makes a slot as one that was never used. There must be no key with that number that a crash
+    /// could bring back.
     pub fn free(&mut self, inode: Inode) {
         assert!(
             self.long_gone.remove(&inode) && self.slot(inode).is_some_and(UuidSlot::is_invalidated),
@@ -241,13 +254,14 @@ impl UuidTable {
         self.slots.iter().enumerate().map(|(index, slot)| (inode_of(index), slot))
     }
 
-    /// Those that are not doubted.
+    /// Iterates over the slots that are not doubted.
     fn known(&self) -> impl Iterator<Item = (Inode, &UuidSlot)> {
         self.numbered().filter(|(inode, _)| !self.doubted.contains(inode))
     }
 
-    /// The table as stored, each slot sealed for this writing of it but for the doubted ones, which stay as they were read. Of its slots,
-    /// thousands, few were ever used: the others are zeroes, and cost next to nothing.
+    /// Returns the table as stored. Each slot is sealed for this edition, except doubted ones,
+    /// which stay as they were read. Of the thousands of slots few were ever used: the others are
+    /// zeroes and cost almost nothing.
     #[must_use]
     pub fn seal(&mut self, edition: u64) -> Vec<u8> {
         let mut bytes = alloc::vec![0; self.slots.len() * uuid::SLOT_BYTES];
@@ -267,7 +281,7 @@ fn inode_of(index: usize) -> Inode {
     Inode(u32::try_from(index).expect("a bucket holds fewer than 2^32 slots"))
 }
 
-/// Reads the table that a journal entry names. `old`: it has the slots of 64 bytes of very old sets.
+/// Reads the table that a journal entry names. `old`: it has the 64-byte slots of very old sets.
 pub async fn read(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
@@ -293,12 +307,12 @@ pub async fn read(
     Ok(UuidTable::read(set, slots, seal, sum))
 }
 
-/// What journal entries say of a table with these bytes.
+/// Computes the seal that journal entries carry for a table with these bytes.
 pub async fn seal_of(env: &Env, bytes: &[u8], edition: u64) -> TableSeal {
     TableSeal { sum: sum_of(env, bytes).await, edition }
 }
 
-/// The checksum of a table, in pieces.
+/// Computes the checksum of a table, in pieces.
 async fn sum_of(env: &Env, bytes: &[u8]) -> u64 {
     let mut sum = Sum::default();
     for piece in bytes.chunks(SUM_PIECE_BYTES) {
@@ -309,7 +323,7 @@ async fn sum_of(env: &Env, bytes: &[u8]) -> u64 {
     sum.value()
 }
 
-/// The key of a table in `bucket`.
+/// The key of a table stored in `bucket`.
 #[must_use]
 pub fn table_key(geometry: &Geometry, buckets: &Buckets, bucket: BucketId) -> Key {
     let pointer = Pointer::new(bucket.device, buckets.sector(bucket), buckets.get(bucket).generation);
@@ -317,9 +331,10 @@ pub fn table_key(geometry: &Geometry, buckets: &Buckets, bucket: BucketId) -> Ke
     Key { size, pointers: Pointers::one(pointer), ..Key::default() }
 }
 
-/// Writes the table as it stands; durable when this returns.
+/// Writes the current table; durable when this returns.
 pub async fn store(set: &CacheSet) -> Result<(), Error> {
-    // The bucket comes first: the allocator, who may have to free one, stores generations under the same lock.
+    // Take the bucket before the lock: the allocator may have to free one, and stores generations
+    // under the same lock.
     let bucket = allocator::take_metadata(set, 1).await?.pop().expect("one was asked for");
     let _alone = set.inner.metadata.acquire(1).await;
     let entry = writer::claim_entry(set).await?;
@@ -344,7 +359,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     Ok(())
 }
 
-/// A random number that is not zero.
+/// Returns a random number that is not zero.
 pub fn new_stamp(set: &CacheSet) -> u64 {
     set.env().random() | 1
 }

@@ -1,13 +1,15 @@
-//! Memory that I/O is done with. The driver owns it from submission to completion.
+//! Memory for I/O. The driver owns it from submission to completion.
 //!
-//! [`Buffer`] is unique and can be written: reads land in it; it can be split into neighbouring pieces that are filled
-//! independently and joined again without a copy. [`Payload`] is shared and immutable: one payload can be on its way
-//! to two devices at once, and nobody can change it meanwhile (bytes that go to two places come from one
-//! stable copy, [`Payload::stable`]).
+//! [`Buffer`] is unique and writable: reads fill it. It can be split into adjacent pieces that are
+//! filled independently and joined again without a copy. [`Payload`] is shared and immutable: one
+//! payload can be in flight to two devices at once and cannot change meanwhile (bytes written to
+//! two places come from one stable copy, [`Payload::stable`]).
 //!
-//! Both are opaque, because memory is of two kinds: **our own**, and **lent** ([`Lent`]), pages of a request that the kernel keeps and has
-//! registered with the ring, which devices can be read into and written from and whose bytes are seen by a copy only. Who has to do with
-//! either takes [`Buffer::put`], [`Payload::stable`] and their like; `as_slice` is for who has made the memory and knows it to be our own.
+//! Both are opaque, because there are two kinds of memory: **our own**, and **lent** ([`Lent`]).
+//! Lent memory consists of pages of a request that the kernel keeps and has registered with the
+//! ring; devices can read into it and be written from it, but its bytes are accessible only by a
+//! copy. Code that handles either kind uses [`Buffer::put`], [`Payload::stable`] and their like;
+//! `as_slice` is for code that has allocated the memory and knows that it is our own.
 
 use crate::foreign_buffer::Lent;
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -19,7 +21,8 @@ pub const ALIGNMENT: usize = 4096;
 /// Why `as_slice` panics.
 const LENT: &str = "lent memory is seen by a copy only";
 
-/// Unique memory, aligned when fresh; pieces split at multiples of a block keep the block's alignment.
+/// Unique memory, aligned when fresh; pieces split at multiples of a block keep the block's
+/// alignment.
 #[derive(Debug)]
 pub struct Buffer(Kind<BytesMut>);
 
@@ -47,29 +50,31 @@ impl<Own> Kind<Own> {
     }
 }
 
-/// The bytes of lent memory cannot be had: whoever lent it has taken it back, or the kernel does not give them.
+/// The bytes of lent memory are not accessible: the lender has taken it back, or the kernel does
+/// not give access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the memory of a request is not to be had any more")]
 pub struct OutOfReach;
 
 impl Buffer {
-    /// `bytes` zero bytes, aligned to [`ALIGNMENT`].
+    /// Returns `bytes` zero bytes, aligned to [`ALIGNMENT`].
     #[must_use]
     pub fn zeroed(bytes: usize) -> Self {
         let mut memory = BytesMut::zeroed(bytes + ALIGNMENT);
         let skip = memory.as_ptr().align_offset(ALIGNMENT);
-        // Split off, and not passed over: so its users are counted from the start, and a payload made of it, which has several, need not ask
-        // for a counter each time that the memory is used again.
+        // Split off rather than skipped: so references are counted from the start, and a payload
+        // made of it, which has several, need not allocate a counter each time the memory is
+        // reused.
         drop(memory.split_to(skip));
         memory.truncate(bytes);
         Self(Kind::Own(memory))
     }
 
-    /// A fresh aligned buffer holding `bytes`.
+    /// Returns a fresh aligned buffer holding `bytes`.
     #[must_use]
     pub fn copied_from(bytes: &[u8]) -> Self {
         let mut memory = BytesMut::with_capacity(bytes.len() + ALIGNMENT);
-        // What lies before it is all that need be cleared.
+        // Only the bytes before it need be cleared.
         let skip = memory.as_ptr().align_offset(ALIGNMENT);
         memory.resize(skip, 0);
         memory.extend_from_slice(bytes);
@@ -86,13 +91,13 @@ impl Buffer {
         }
     }
 
-    /// True when there are no bytes.
+    /// Returns true if there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The lent memory that it is; `None`: it is our own.
+    /// Returns the lent memory; `None` if the memory is our own.
     #[must_use]
     pub const fn lent(&self) -> Option<&Lent> {
         self.0.lent()
@@ -117,7 +122,8 @@ impl Buffer {
         memory
     }
 
-    /// Lays `bytes` over its first ones. Lent memory that does not take them makes its request fail, which its lender sees to.
+    /// Copies `bytes` over its beginning. If lent memory does not accept them, its request fails,
+    /// which the lender handles.
     ///
     /// # Panics
     /// If there are more than it holds.
@@ -128,7 +134,7 @@ impl Buffer {
         }
     }
 
-    /// Makes all its bytes zero, as [`Buffer::put`] does.
+    /// Sets all its bytes to zero, like [`Buffer::put`].
     pub fn clear(&mut self) {
         match &mut self.0 {
             Kind::Own(memory) => memory.fill(0),
@@ -148,7 +154,7 @@ impl Buffer {
         })
     }
 
-    /// Puts `next` behind `self`; without a copy if it was split from there.
+    /// Appends `next` to `self`; without a copy if it was split from there.
     ///
     /// # Panics
     /// If one of them is lent and `next` was not split from there.
@@ -170,7 +176,7 @@ impl Buffer {
     }
 }
 
-/// Of memory that is our own, as [`Buffer::as_mut_slice`].
+/// For our own memory, like [`Buffer::as_mut_slice`].
 impl AsMut<[u8]> for Buffer {
     fn as_mut(&mut self) -> &mut [u8] {
         self.as_mut_slice()
@@ -193,13 +199,13 @@ impl Payload {
         }
     }
 
-    /// True when there are no bytes.
+    /// Returns true if there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The lent memory that it is; `None`: it is our own.
+    /// Returns the lent memory; `None` if the memory is our own.
     #[must_use]
     pub const fn lent(&self) -> Option<&Lent> {
         self.0.lent()
@@ -214,11 +220,12 @@ impl Payload {
         self.0.own()
     }
 
-    /// The same bytes in memory that nobody changes: itself if it is our own, else a copy. Whoever has lent memory may write to it while
-    /// it is read, so that what goes to two places must come from here.
+    /// Returns the same bytes in memory that cannot change: itself if it is our own, else a copy.
+    /// The owner of lent memory may write to it while it is read, so bytes written to two places
+    /// must come from here.
     ///
     /// # Errors
-    /// The lent memory cannot be read any more.
+    /// The lent memory can no longer be read.
     pub fn stable(&self) -> Result<Self, OutOfReach> {
         let Kind::Lent(lent) = &self.0 else { return Ok(self.clone()) };
         let mut copy = Buffer::zeroed(lent.len());
@@ -226,13 +233,13 @@ impl Payload {
         Ok(copy.freeze())
     }
 
-    /// To be written again, if nobody else has it or any part of it.
+    /// Returns the memory for reuse, if neither it nor any part of it is shared.
     pub(crate) fn into_buffer(self) -> Option<Buffer> {
         let Kind::Own(bytes) = self.0 else { return None };
         bytes.try_into_mut().ok().map(|memory| Buffer(Kind::Own(memory)))
     }
 
-    /// The part `range` (bytes) of the same memory.
+    /// Returns the part `range` (bytes) of the same memory.
     ///
     /// # Panics
     /// If the range is outside.
@@ -258,7 +265,7 @@ impl From<Buffer> for Payload {
 }
 
 impl From<Lent> for Buffer {
-    /// The request whose memory it is must be answered after this has been dropped.
+    /// The request that owns the memory must be completed after this has been dropped.
     fn from(lent: Lent) -> Self {
         Self(Kind::Lent(lent))
     }

@@ -1,10 +1,10 @@
-//! Memory for requests that is used again: a server that has been busy for a while asks the allocator for nothing.
+//! Reuses the memory of requests: a server that has been busy for a while makes no allocations.
 //!
-//! Fresh large memory costs more than what is done with it: the system clears it page by page as it is touched, takes it back when it is
-//! freed, and clears it again for the next request.
+//! Fresh large memory costs more than the work done with it: the system clears it page by page when
+//! it is touched, takes it back when it is freed, and clears it again for the next request.
 //!
-//! Only pieces of some sizes are kept, and each is lent as long as it is: of what comes back cut shorter nobody could tell how much memory is
-//! behind it.
+//! Only pieces of certain sizes are kept, and each is handed out at its full length: for a piece
+//! that was returned shortened, the memory behind it would be unknown.
 
 use crate::buffer::{ALIGNMENT, Buffer, Payload};
 use alloc::vec::Vec;
@@ -13,17 +13,17 @@ use alloc::vec::Vec;
 const SMALLEST: usize = 4096;
 /// The largest, in bytes.
 const LARGEST: usize = 2 << 20;
-/// Sizes of pieces: powers of two.
+/// Number of piece sizes: powers of two.
 const SIZES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
 
-/// See the module's page.
+/// A pool of buffers; see the module documentation.
 #[derive(Debug)]
 pub struct Stock {
     /// By size, smallest first.
     shelves: [Shelf; SIZES],
-    /// Counts pieces that are taken.
+    /// Number of pieces requested so far.
     taken: u64,
-    /// Bytes of all pieces that lie here, with what aligns them.
+    /// Bytes of all pieces in the pool, including their alignment space.
     bytes: usize,
     bytes_max: usize,
 }
@@ -32,25 +32,27 @@ pub struct Stock {
 #[derive(Debug, Default)]
 struct Shelf {
     pieces: Vec<Buffer>,
-    /// When one was asked for last.
+    /// When a piece was last requested.
     used: u64,
 }
 
 impl Stock {
-    /// An empty one that keeps at most so many bytes.
+    /// Creates an empty pool that keeps at most this many bytes.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         Self { shelves: core::array::from_fn(|_| Shelf::default()), taken: 0, bytes: 0, bytes_max }
     }
 
-    /// `bytes` bytes, aligned as fresh ones are. **They hold anything**, what others have read or written too: whoever takes
-    /// them gives none of them away before they have been overwritten.
+    /// Returns `bytes` bytes, aligned like fresh ones. **Their content is arbitrary**, including
+    /// data that others have read or written: the caller must overwrite them before it passes any
+    /// of them on.
     #[must_use]
     pub fn take(&mut self, bytes: usize) -> Buffer {
         self.find(bytes).unwrap_or_else(|| Buffer::zeroed(bytes))
     }
 
-    /// The same, if there are some: for who shares a stock, and makes fresh ones without keeping others out.
+    /// The same, if the pool has some: for callers that share a pool, and allocate fresh memory
+    /// without blocking others.
     #[must_use]
     pub fn find(&mut self, bytes: usize) -> Option<Buffer> {
         let shelf = shelf_of(bytes)?;
@@ -62,20 +64,21 @@ impl Stock {
         Some(piece)
     }
 
-    /// Whether pieces of this size are kept at all.
+    /// Returns whether pieces of this size are kept at all.
     #[must_use]
     pub fn keeps(bytes: usize) -> bool {
         shelf_of(bytes).is_some()
     }
 
-    /// Keeps memory that was taken for later, if there is room for it.
+    /// Keeps memory for later reuse, if there is room for it.
     pub fn put(&mut self, buffer: Buffer) {
         let size = buffer.len();
         let Some(own) = shelf_of(size) else { return };
         if buffer.lent().is_some() || buffer.as_slice().as_ptr().align_offset(ALIGNMENT) != 0 {
             return;
         }
-        // One size must not keep others out: those go that were not asked for for longest.
+        // One size must not displace others: the size that was not requested for the longest time
+        // is evicted.
         while self.bytes + cost(size) > self.bytes_max {
             let filled = self.shelves.iter().enumerate().filter(|(_, shelf)| !shelf.pieces.is_empty());
             let Some((longest, _)) = filled.min_by_key(|(_, shelf)| shelf.used) else { return };
@@ -89,7 +92,7 @@ impl Stock {
         self.shelves[own].pieces.push(buffer);
     }
 
-    /// The same for what was written, unless others still have it.
+    /// The same for a written payload, unless it is still shared.
     pub fn put_payload(&mut self, payload: Payload) {
         if let Some(buffer) = payload.into_buffer() {
             self.put(buffer);
@@ -97,13 +100,13 @@ impl Stock {
     }
 }
 
-/// Where pieces of this size lie, if they are kept.
+/// Returns the shelf of this size, if it is kept.
 fn shelf_of(bytes: usize) -> Option<usize> {
     let is_size = bytes.is_power_of_two() && (SMALLEST..=LARGEST).contains(&bytes);
     is_size.then(|| (bytes / SMALLEST).ilog2() as usize)
 }
 
-/// Bytes of memory that a piece takes.
+/// Bytes of memory that a piece occupies.
 const fn cost(size: usize) -> usize {
     size + ALIGNMENT
 }
@@ -122,7 +125,7 @@ mod tests {
         let part = payload.slice(512..1024);
         stock.put_payload(payload);
         assert_ne!(stock.take(4096).as_slice().as_ptr(), place, "a part of it is somebody's");
-        // Not on a page's edge, so of no use.
+        // Not page-aligned, so it is not kept.
         stock.put_payload(part);
         let mut whole = stock.take(8192);
         let mut half = whole.split_to(4096);
@@ -133,14 +136,15 @@ mod tests {
         assert_eq!((again.as_slice().as_ptr(), again.len()), (place, 8192));
     }
 
-    /// A reader of odd sizes made each piece seem smaller every time it came back, until thousands of large ones were counted as small ones.
+    /// Regression: a reader of odd sizes made each piece seem smaller every time it was returned,
+    /// until thousands of large pieces were counted as small ones.
     #[test]
     fn what_is_kept_is_as_large_as_it_is_counted() {
         let mut stock = Stock::new(1 << 20);
         for round in 0..2000 {
             let bytes =
                 [LARGEST, (1 << 20) + 4096, (64 << 10) + 512, 8192 + 4096, 4096, 512, 32 << 20][round % 7];
-            // As the engine reads: in pieces, of which nothing is left over.
+            // As the engine reads: in pieces, with nothing left over.
             let mut rest = stock.take(bytes);
             let mut read = rest.split_to(bytes / 2);
             let second = rest.split_to(rest.len());

@@ -1,4 +1,5 @@
-//! A device as flows use it: `disk.read(sector, buffer).await`. Concrete futures, without a state of their own beside the operation.
+//! A device as flows use it: `disk.read(sector, buffer).await`. The futures are concrete types, and
+//! hold no state but the operation.
 
 use crate::buffer::{Buffer, Payload};
 use crate::driver::{Completion, DiskId, DiskInfo, IoError, IoErrorKind, Op, Token};
@@ -18,13 +19,13 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// The device's number.
+    /// Returns the device's number.
     #[must_use]
     pub const fn id(&self) -> DiskId {
         self.id
     }
 
-    /// How the device has fared until now.
+    /// Returns the device's error history and its operations in flight.
     #[must_use]
     pub fn health(&self) -> DiskHealth {
         let core = &self.env.core;
@@ -48,14 +49,14 @@ impl Disk {
         health
     }
 
-    /// What the device is.
+    /// Returns the properties of the device.
     #[must_use]
     pub fn info(&self) -> DiskInfo {
         self.env.disk_info(self.id)
     }
 
-    /// Fills `buffer` (whole sectors) from `sector` on. The buffer comes back with the result, also on failure. As all operations it is
-    /// under way from this call on.
+    /// Fills `buffer` (whole sectors) from `sector` on. The buffer is returned with the result,
+    /// also on failure. Like all operations, it is in flight from this call on.
     pub fn read(&self, sector: u64, buffer: Buffer) -> Reading {
         Reading(self.env.submit(self.id, Op::Read { sector, buffer }))
     }
@@ -65,33 +66,34 @@ impl Disk {
         self.change(Op::Write { sector, payload, fua: false })
     }
 
-    /// Writes `payload` at `sector`; durable when it has ended.
+    /// Writes `payload` at `sector`; durable when it has completed.
     pub fn write_fua(&self, sector: u64, payload: Payload) -> Changing {
         self.change(Op::Write { sector, payload, fua: true })
     }
 
-    /// Makes every write completed before this call durable.
+    /// Makes every write that completed before this call durable.
     pub fn flush(&self) -> Changing {
         self.change(Op::Flush)
     }
 
-    /// Gives up the content of a range.
+    /// Discards the content of a range.
     pub fn discard(&self, sector: u64, sectors: u64) -> Changing {
         self.change(Op::Discard { sector, sectors })
     }
 
-    /// Makes a range read as zeroes, without a transfer; with `unmap` the space below may be given up.
+    /// Makes a range read as zeroes, without a transfer; with `unmap` the space below may be given
+    /// up.
     pub fn zero(&self, sector: u64, sectors: u64, unmap: bool) -> Changing {
         self.change(Op::Zero { sector, sectors, unmap })
     }
 
-    /// As [`Disk::read`]; `listener` is told of the end, under that number.
+    /// Like [`Disk::read`], but `listener` is notified of the completion, under that number.
     #[inline]
     pub fn read_for(&self, sector: u64, buffer: Buffer, listener: Rc<dyn Listener>, number: usize) {
         self.env.begin_for(self.id, Op::Read { sector, buffer }, listener, number);
     }
 
-    /// As [`Disk::write`], likewise.
+    /// Like [`Disk::write`], with a listener.
     #[inline]
     pub fn write_for(&self, sector: u64, payload: Payload, listener: Rc<dyn Listener>, number: usize) {
         self.env.begin_for(self.id, Op::Write { sector, payload, fua: false }, listener, number);
@@ -102,10 +104,11 @@ impl Disk {
     }
 }
 
-/// Who is told of the end of an operation, instead of a task that waits for it.
+/// Is notified of the completion of an operation, instead of a task that waits for it.
 pub trait Listener {
-    /// The operation with that number, the listener's own, has ended so. A read's memory comes back. What is done here cannot wait; it is charged as
-    /// what a task does between two waits.
+    /// The operation with that number, which the listener has chosen, has completed with this
+    /// result. A read's memory is returned. This call cannot wait; it is charged like what a task
+    /// does between two waits.
     fn ended(self: Rc<Self>, number: usize, result: Result<(), IoError>, buffer: Option<Buffer>);
 }
 
@@ -122,7 +125,7 @@ impl Future for Reading {
     }
 }
 
-/// The future of an operation that brings nothing back.
+/// The future of an operation that returns no data.
 pub struct Changing(Pending);
 
 impl Future for Changing {
@@ -134,16 +137,16 @@ impl Future for Changing {
     }
 }
 
-/// How a device has fared, for those who look.
+/// The state of a device, for monitoring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DiskHealth {
-    /// Operations that have not been answered yet.
+    /// Operations that have not completed yet.
     pub waiting: u64,
-    /// How long the oldest of them has waited.
+    /// How long the oldest of them has been waiting.
     pub longest_wait: Duration,
     /// Operations that failed since the device was opened.
     pub errors: u64,
-    /// The last of them.
+    /// The last failure.
     pub last_error: Option<IoError>,
     /// How long ago that was.
     pub since_error: Duration,
@@ -160,10 +163,10 @@ pub(crate) struct Errors {
 }
 
 impl Errors {
-    /// An operation has ended.
+    /// Records the result of an operation.
     #[inline]
     fn note(core: &Core, what: &What, result: Result<(), IoErrorKind>) {
-        // As a rule no device has ever failed.
+        // Usually, no device has ever failed.
         if result.is_err() || !core.errors.borrow().is_empty() {
             Self::note_down(core, what, result);
         }
@@ -172,7 +175,7 @@ impl Errors {
     fn note_down(core: &Core, what: &What, result: Result<(), IoErrorKind>) {
         let mut errors = core.errors.borrow_mut();
         match (result, errors.get_mut(&what.disk)) {
-            // What it does not know it has not failed at.
+            // An operation that the device does not support is not a failure of the device.
             (Ok(()), None) | (Err(IoErrorKind::Unsupported), _) => {}
             (Ok(()), Some(known)) => known.successes_since += 1,
             (Err(kind), known) => {
@@ -185,7 +188,7 @@ impl Errors {
     }
 }
 
-/// What an operation is about.
+/// What an operation concerns.
 #[derive(Clone, Copy)]
 pub(crate) struct What {
     pub disk: DiskId,
@@ -194,7 +197,7 @@ pub(crate) struct What {
     pub since: Time,
 }
 
-/// An operation in flight, or ended and not looked at yet.
+/// An operation in flight, or completed and not polled yet.
 pub(crate) struct Operation {
     pub slot: Slot,
     pub what: What,
@@ -211,17 +214,17 @@ pub(crate) enum Slot {
 /// An operation in flight that no future waits for.
 pub(crate) struct Listened {
     pub listener: Rc<dyn Listener>,
-    /// The listener's.
+    /// Chosen by the listener.
     pub number: usize,
     pub what: What,
 }
 
-/// Where an operation is kept, in its token.
+/// Where an operation is kept, as encoded in its token.
 #[derive(Clone, Copy)]
 pub(crate) enum Kept {
     /// Among those that futures wait for.
     Awaited(usize),
-    /// Among those that somebody listens for.
+    /// Among those that have a listener.
     Listened(usize),
 }
 
@@ -242,7 +245,7 @@ impl Kept {
 }
 
 impl Slot {
-    /// The operation there has ended.
+    /// Handles the completion of the operation at `place`.
     pub(crate) fn complete(core: &Core, place: usize, completion: Completion) {
         let mut operations = core.operations.borrow_mut();
         let operation = operations.get_mut(place).expect("a completion is for an operation in flight");
@@ -260,7 +263,7 @@ impl Slot {
 }
 
 impl Listened {
-    /// The operation there has ended.
+    /// Handles the completion of the operation at `place`.
     #[inline]
     pub(crate) fn complete(core: &Core, place: usize, completion: Completion) {
         let Self { listener, number, what } = core.listened.borrow_mut().remove(place);
@@ -315,7 +318,8 @@ impl Future for Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         let Some(index) = self.slot else { return };
-        // During the executor's own teardown the slab may be borrowed by nobody else; a busy one is going away.
+        // During the executor's own teardown nothing else may borrow the slab; if it is borrowed,
+        // it is being dropped.
         let Ok(mut operations) = self.env.core.operations.try_borrow_mut() else { return };
         match operations.get_mut(index).map(|operation| &mut operation.slot) {
             Some(slot @ Slot::Waiting(_)) => *slot = Slot::Abandoned,

@@ -1,35 +1,41 @@
-//! Memory of others that a device's driver reaches: pages of a request of a block device of ours, which the kernel keeps.
+//! Memory of others that a device's driver can reach: pages of a request to one of our block
+//! devices, which the kernel keeps.
 //!
-//! The lender answers his request after everything that refers to its memory is gone, or knows from the kernel that what is still on its way
-//! to a device holds the pages itself. So lent memory never outlives what it stands for, and who has some must not keep it longer than he
-//! takes to answer: a favour that is done afterwards takes a copy before.
+//! The lender completes its request after everything that refers to its memory is gone, or knows
+//! from the kernel that transfers still in flight to a device hold the pages themselves. So lent
+//! memory never outlives its request, and its holder must not keep it longer than it takes to
+//! answer. Work that continues after the answer must take a copy before.
 
 use crate::buffer::OutOfReach;
 use alloc::sync::Arc;
 use core::fmt::Debug;
 use core::ops::Range;
 
-/// Zeroes that are put at once.
+/// Zeroes that are written at once.
 static ZEROES: [u8; 4096] = [0; 4096];
 
 /// Where the memory of a request is registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slot {
-    /// With which ring, by a number that no other one of this process has or had. Who does I/O on another one cannot use it.
+    /// The ring, by a number that is unique among all rings this process has created. I/O on
+    /// another ring cannot use the slot.
     pub ring: u64,
     /// Its number among the buffers that are registered there.
     pub number: u16,
 }
 
-/// Who lends the memory of one request. What he is asked for may be refused at any time, and is then the request's failure, which he sees to.
+/// Lends the memory of one request. It may refuse an access at any time. That is then the request's
+/// failure, which the lender handles.
 pub trait Lender: Send + Sync + Debug {
-    /// Where it is registered.
+    /// Returns where the memory is registered.
     fn slot(&self) -> Slot;
 
-    /// Copies the bytes from `start` on out of the memory of a request that writes. False: they are not to be had.
+    /// Copies the bytes from `start` on out of the memory of a write request. Returns false if they
+    /// are not available.
     fn read(&self, start: usize, into: &mut [u8]) -> bool;
 
-    /// Copies bytes into the memory of a request that reads, from `start` on. False: that cannot be.
+    /// Copies bytes into the memory of a read request, from `start` on. Returns false if that is
+    /// impossible.
     fn write(&self, start: usize, from: &[u8]) -> bool;
 }
 
@@ -42,13 +48,13 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// The whole memory of a request, `length` bytes.
+    /// Creates the whole memory of a request, `length` bytes.
     #[must_use]
     pub fn new(lender: Arc<dyn Lender>, length: usize) -> Self {
         Self { lender, start: 0, length }
     }
 
-    /// Where its memory is registered, and where in that it begins, in bytes.
+    /// Returns where its memory is registered, and its offset in that, in bytes.
     #[must_use]
     pub fn place(&self) -> (Slot, usize) {
         (self.lender.slot(), self.start)
@@ -60,7 +66,7 @@ impl Lent {
         self.length
     }
 
-    /// True when there are no bytes.
+    /// Returns true if there are no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.length == 0
@@ -69,7 +75,7 @@ impl Lent {
     /// Copies its bytes.
     ///
     /// # Errors
-    /// They are not to be had.
+    /// They are not available.
     ///
     /// # Panics
     /// If `into` has another length.
@@ -78,7 +84,7 @@ impl Lent {
         if self.lender.read(self.start, into) { Ok(()) } else { Err(OutOfReach) }
     }
 
-    /// Lays `bytes` over its first ones. If its lender does not take them the request fails.
+    /// Copies `bytes` over its beginning. If the lender does not accept them, the request fails.
     ///
     /// # Panics
     /// If there are more than it holds.
@@ -106,7 +112,7 @@ impl Lent {
         self.length += next.length;
     }
 
-    /// The part `range` (bytes) of it.
+    /// Returns its part `range` (bytes).
     ///
     /// # Panics
     /// If the range is outside.

@@ -1,4 +1,4 @@
-//! Waiting for several futures of one kind.
+//! Waiting for several futures at once.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -6,8 +6,8 @@ use core::future::Future;
 use core::pin::Pin;
 use core::task::Poll;
 
-/// Runs all futures to their end and returns their results in order. Each wake-up polls those not yet done; meant for
-/// the few pieces of one request.
+/// Runs all futures to their end and returns their results in order. Each wake-up polls those not
+/// yet done; meant for the few pieces of one request.
 pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     enum Slot<F: Future> {
         Running(Pin<Box<F>>),

@@ -1,8 +1,9 @@
-//! What the engine asks of the world, and nothing else: owned I/O operations down, owned completions up, time,
-//! random numbers, tasks. `no_std`, so that files, threads, clocks and randomly ordered maps are not in scope.
+//! What the engine needs from the world, and nothing else: owned I/O operations down, owned
+//! completions up, time, random numbers, tasks. `no_std`, so that files, threads, clocks and
+//! randomly ordered maps are not in scope.
 //!
-//! Two drivers implement it: `bcached-uring` on real devices and `bcached-sim` on simulated ones. The same executor
-//! runs both; in simulation it picks by seed what is next.
+//! Two drivers implement it: `bcached-uring` on real devices and `bcached-sim` on simulated ones.
+//! The same executor runs both; in simulation it picks the next item by seed.
 #![no_std]
 #![forbid(unsafe_code)]
 

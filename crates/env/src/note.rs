@@ -1,59 +1,67 @@
-//! The note: what has been acknowledged but is not in a written journal entry yet, kept where a daemon's death does
-//! not reach it. A power cut wipes it; then only flushed writes are promised.
+//! The note: changes that are acknowledged but not yet in a written journal entry, kept where a
+//! daemon's death does not reach them. A power cut wipes it; then only flushed writes are promised.
 //!
-//! A note ends the history of one *session*, the time between two writes of the cache superblock. Whoever runs the set
-//! next (a kernel, a daemon with its note elsewhere) writes the superblock first thing: from then on the note's keys are
-//! older than what the set holds, and replaying them would put old data over new. The superblock's count of writes does not
-//! tell sessions apart: a set and its copy, or a set and its restored backup, come to the same number by different ways. Its sum
-//! does, which covers the time of the start as well.
+//! A note belongs to one *session*, the time between two writes of the cache superblock. The next
+//! one to run the set (a kernel, a daemon with its note elsewhere) first writes the superblock.
+//! From then on the note's keys are older than the set's content, and replaying them would put old
+//! data over new. The superblock's count of writes does not identify a session: a set and its copy,
+//! or a set and its restored backup, can reach the same count in different ways. Its checksum does,
+//! since it covers the start time as well.
 //!
-//! In production a small memory-mapped file with the boot id; in simulation a vector that process death leaves alone.
+//! In production, the note is a small memory-mapped file with the boot id; in simulation, a vector
+//! that survives process death.
 
 use alloc::vec::Vec;
 
 /// One key whose data is on a device and which has been (or is about to be) acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoteRecord {
-    /// Sequence number of the journal entry that will hold the key. Records up to a written entry's number are void.
+    /// Sequence number of the journal entry that will hold the key. Records up to a written entry's
+    /// number are void.
     pub sequence: u64,
     /// The key's words as stored: header, end, pointers.
     pub words: [u64; 4],
-    /// How many of `words` count, 2..=4.
+    /// How many of `words` are used, 2..=4.
     pub count: u8,
 }
 
-/// Where notes are kept. Appending is synchronous: it is part of the transition that inserts the key.
+/// Storage for notes. Appending is synchronous: it is part of the transition that inserts the key.
 pub trait Note {
-    /// How many more records fit.
+    /// Returns how many more records fit.
     fn room(&self) -> usize;
 
-    /// Whether what it holds outlives the process. False while somebody has taken its file away and no
-    /// other is in place: until then a change is answered only when the journal holds its keys.
+    /// Returns whether the content outlives the process. False while its file was removed and no
+    /// other is in place: until then, a change is acknowledged only when the journal holds its
+    /// keys.
     fn is_kept(&self) -> bool {
         true
     }
 
-    /// Puts the file that was made in the place of one that is gone, with all that the note holds. Nothing happens
-    /// if there is none.
+    /// Replaces a missing file with the new one that was made for it, with all that the note holds.
+    /// Does nothing if there is none.
     fn keep(&mut self) {}
 
     /// Adds a record; the caller has checked `room`.
     fn append(&mut self, record: NoteRecord);
 
-    /// Records up to and including `sequence` are in a written journal entry: their room is free again.
+    /// Forgets records up to and including `sequence`, which are in a written journal entry: their
+    /// room is free again.
     fn forget_through(&mut self, sequence: u64);
 
-    /// All that it holds is void, because its data may be gone; returns that, in order of appending. Whoever opens the note next is told
-    /// ([`Note::given_up`]), since nobody else can tell.
+    /// Makes all records void, because their data may be lost, and returns them in order of
+    /// appending. The next process that opens the note is told ([`Note::given_up`]), since it has
+    /// no other way to know.
     fn give_up(&mut self) -> Vec<NoteRecord>;
 
-    /// What a former process has given up, in order of appending, until somebody begins a session. Empty after a power cut.
+    /// Returns the records that a former process has given up, in order of appending, until a
+    /// session begins. Empty after a power cut.
     fn given_up(&self) -> Vec<NoteRecord>;
 
-    /// What a former process left in `session`, in order of appending; empty after a power cut, and if the note is of
-    /// another session.
+    /// Returns the records that a former process left in `session`, in order of appending. Empty
+    /// after a power cut, and if the note belongs to another session.
     fn recovered(&mut self, session: u64) -> Vec<NoteRecord>;
 
-    /// Forgets everything, also what was given up; what is appended from now on belongs to `session`, the sum of the superblock as written.
+    /// Forgets everything, including records given up. Records appended from now on belong to
+    /// `session`, the checksum of the superblock as written.
     fn begin(&mut self, session: u64);
 }

@@ -7,13 +7,13 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// A generator; the same seed gives the same numbers.
+    /// Creates a generator; the same seed gives the same numbers.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub const fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.state;
@@ -22,13 +22,14 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number in `0..bound`; `bound` must not be zero. The bias is below 2^-32 for bounds below 2^32.
+    /// Returns a number in `0..bound`; `bound` must not be zero. The bias is below 2^-32 for bounds
+    /// below 2^32.
     pub const fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "nothing is below zero");
         self.next() % bound
     }
 
-    /// A number that is not zero.
+    /// Returns a number that is not zero.
     pub const fn nonzero(&mut self) -> u64 {
         loop {
             let number = self.next();
@@ -38,12 +39,12 @@ impl Rng {
         }
     }
 
-    /// True once in `times`.
+    /// Returns true once in `times`, on average.
     pub const fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// An independent generator, so that one consumer's draws do not shift another's.
+    /// Returns an independent generator, so that one consumer's draws do not shift another's.
     #[must_use]
     pub const fn fork(&mut self) -> Self {
         Self::new(self.next())

@@ -1,4 +1,4 @@
-//! Waiting for each other on one thread: no locks, no atomics, no lost wake-ups.
+//! Synchronisation between tasks on one thread: no locks, no atomics, no lost wake-ups.
 
 use alloc::collections::VecDeque;
 use alloc::rc::Rc;
@@ -8,8 +8,8 @@ use core::future::Future;
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
 
-/// Wakes everybody who waits. Use it as `loop { if condition { break } notify.wait().await }`: on one thread nothing
-/// can happen between the check and the wait, so no wake-up is lost.
+/// Wakes all waiters. Use it as `loop { if condition { break } notify.wait().await }`: on one
+/// thread nothing can happen between the check and the wait, so no wake-up is lost.
 #[derive(Default)]
 pub struct Notify {
     epoch: Cell<u64>,
@@ -17,22 +17,22 @@ pub struct Notify {
 }
 
 impl Notify {
-    /// Nobody waits yet.
+    /// Creates one without waiters.
     #[must_use]
     pub const fn new() -> Self {
         Self { epoch: Cell::new(0), waiters: RefCell::new(Vec::new()) }
     }
 
-    /// So many may wait at once without that memory is asked for.
+    /// Reserves space for this many waiters, which then wait without an allocation.
     pub fn reserve(&self, waiters: usize) {
         self.waiters.borrow_mut().reserve(waiters);
     }
 
-    /// Wakes all who wait now.
+    /// Wakes all current waiters.
     #[inline]
     pub fn notify_all(&self) {
         self.epoch.set(self.epoch.get() + 1);
-        // As a rule nobody does.
+        // Usually there are none.
         if !self.waiters.borrow().is_empty() {
             self.wake();
         }
@@ -71,7 +71,7 @@ impl Future for Notified<'_> {
     }
 }
 
-/// Something that one brings, and one waits for.
+/// A value that one task delivers and another waits for.
 pub struct Coming<T> {
     value: Cell<Option<T>>,
     here: Notify,
@@ -84,13 +84,13 @@ impl<T> Default for Coming<T> {
 }
 
 impl<T> Coming<T> {
-    /// Brings it.
+    /// Delivers the value.
     pub fn bring(&self, value: T) {
         self.value.set(Some(value));
         self.here.notify_all();
     }
 
-    /// Waits for it.
+    /// Waits for the value.
     pub async fn comes(&self) -> T {
         loop {
             if let Some(value) = self.value.take() {
@@ -107,14 +107,14 @@ struct Inner {
     next: Cell<u64>,
 }
 
-/// Counted permits, granted strictly in the order of asking.
+/// Counted permits, granted strictly in order of request.
 #[derive(Clone)]
 pub struct Semaphore {
     inner: Rc<Inner>,
 }
 
 impl Semaphore {
-    /// A semaphore with `permits` free.
+    /// Creates a semaphore with `permits` free.
     #[must_use]
     pub fn new(permits: usize) -> Self {
         let inner =
@@ -122,7 +122,7 @@ impl Semaphore {
         Self { inner: Rc::new(inner) }
     }
 
-    /// Permits free now.
+    /// Returns the number of free permits.
     #[must_use]
     pub fn available(&self) -> usize {
         self.inner.free.get()
@@ -133,12 +133,12 @@ impl Semaphore {
         Acquire { inner: Rc::clone(&self.inner), count, ticket: None }
     }
 
-    /// From now on there are `count` permits more.
+    /// Adds `count` permits.
     pub fn add(&self, count: usize) {
         drop(Permit { inner: Rc::clone(&self.inner), count });
     }
 
-    /// Takes `count` permits if they are free and nobody waits.
+    /// Takes `count` permits if they are free and no task waits.
     #[must_use]
     pub fn try_acquire(&self, count: usize) -> Option<Permit> {
         if !self.inner.queue.borrow().is_empty() || self.inner.free.get() < count {
@@ -157,7 +157,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// From now on there are so many permits less.
+    /// Removes these permits permanently.
     pub fn retire(mut self) {
         self.count = 0;
     }
@@ -171,7 +171,7 @@ impl Drop for Permit {
 }
 
 impl Inner {
-    /// Wakes the first in line if it can be served; it wakes the next in turn.
+    /// Wakes the first waiter if it can be served; it wakes the next in turn.
     fn wake_first(&self) {
         if let Some((_, count, waker)) = self.queue.borrow_mut().front_mut()
             && *count <= self.free.get()

@@ -1,4 +1,4 @@
-//! Time as the driver tells it: nanoseconds since an arbitrary start. Virtual in simulation.
+//! Time as the driver reports it: nanoseconds since an arbitrary start. Virtual in simulation.
 
 use core::ops::{Add, Sub};
 use core::time::Duration;
@@ -11,7 +11,7 @@ impl Time {
     /// Later than any other.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// The time from `earlier` to here; zero if `earlier` is later.
+    /// Returns the time from `earlier` to here; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

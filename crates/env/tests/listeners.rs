@@ -1,4 +1,4 @@
-//! Ends of operations that no task waits for.
+//! Completions of operations that no task waits for.
 
 use bcached_env::{
     Buffer, Completion, DiskId, DiskInfo, Driver, Event, Executor, IoError, IoErrorKind, Listener, Op, Order,
@@ -8,10 +8,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 const DISK: DiskId = DiskId(3);
-/// More than may pass between two looks at the driver if all of it is charged so much.
+/// If every listener is charged this much, few fit between two checks of the driver.
 const MUCH_NS: u64 = 60_000;
 
-/// Ends all operations at the next wait; reads of sector 13 fail.
+/// Completes all operations at the next wait; reads of sector 13 fail.
 #[derive(Default)]
 struct Ending {
     asked: Vec<Completion>,
@@ -60,7 +60,8 @@ impl Driver for Ending {
     }
 }
 
-/// An end as it was told: number, result, length of the memory that came back, and waits of the driver before.
+/// A completion as reported: number, result, length of the returned memory, and number of driver
+/// waits before it.
 type Told = (usize, Result<(), IoError>, Option<usize>, u32);
 
 struct Notes {
@@ -77,7 +78,7 @@ impl Listener for Notes {
     }
 }
 
-/// An executor, and who listens, who takes `charge` nanoseconds each time.
+/// Creates an executor and a listener that is charged `charge` nanoseconds each time.
 fn world(order: Order, charge: u64) -> (Executor, Rc<Notes>) {
     let waits = Rc::<Cell<u32>>::default();
     let driver = Ending { asked: Vec::new(), waits: Rc::clone(&waits) };
@@ -108,7 +109,8 @@ fn who_listens_is_told_of_the_end() {
     assert_eq!(Rc::strong_count(&notes), 1, "nobody refers to who was told");
 }
 
-/// Many ends together must not keep others from the driver for longer than tasks may.
+/// Many simultaneous completions must not keep the driver from being checked for longer than tasks
+/// may.
 #[test]
 fn the_driver_is_looked_at_between_many_ends() {
     for order in [Order::Fifo, Order::Seeded(bcached_env::rng::Rng::new(5))] {
@@ -121,7 +123,7 @@ fn the_driver_is_looked_at_between_many_ends() {
         let told = notes.told.borrow();
         for look in 1..=notes.waits.get() {
             let together = told.iter().filter(|told| told.3 == look).count();
-            // The last begins when there is a bit of the time left.
+            // The last one begins when a little of the time is left.
             assert!(together <= 4, "{together} were told between two looks");
         }
         let mut numbers: Vec<usize> = told.iter().map(|told| told.0).collect();
@@ -130,7 +132,7 @@ fn the_driver_is_looked_at_between_many_ends() {
     }
 }
 
-/// Asks anew for each end that it is told of.
+/// Submits a new operation for each completion it is told of.
 struct Greedy {
     told: Cell<u32>,
     env: bcached_env::Env,
@@ -144,7 +146,7 @@ impl Listener for Greedy {
     }
 }
 
-/// However many ends there are, and though nothing is charged for them.
+/// However many completions there are, and although nothing is charged for them.
 #[test]
 fn tasks_go_on_beside_ends_without_an_end() {
     let (mut executor, notes) = world(Order::Fifo, 0);
@@ -167,14 +169,14 @@ fn tasks_go_on_beside_ends_without_an_end() {
     assert!(notes.waits.get() > 20_000 / 1000, "the driver was looked at {} times", notes.waits.get());
 }
 
-/// The simulator picks what comes next among ends and tasks.
+/// The simulator picks the next item among completions and tasks.
 #[test]
 fn a_seed_decides_on_the_order() {
     let order_of = |seed| {
         let (mut executor, notes) = world(Order::Seeded(bcached_env::rng::Rng::new(seed)), 0);
         let disk = executor.env().disk(DISK);
         (0..8).for_each(|number| disk.read_for(8, Buffer::zeroed(512), listener(&notes), number));
-        // A task that becomes ready with the ends.
+        // A task that becomes ready together with the completions.
         let (asks, notes_too) = (disk.read(8, Buffer::zeroed(512)), Rc::clone(&notes));
         executor.env().spawn(async move {
             let (result, buffer) = asks.await;

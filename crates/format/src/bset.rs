@@ -1,8 +1,9 @@
-//! One set of a B-tree node: a header and keys, appended to the node's log and never changed afterwards.
+//! One set of a B-tree node (bset): a header and keys, appended to the node's log and never changed
+//! afterwards.
 //!
-//! The sum of a set is seeded with the pointer to the *start of the node*, also for sets further inside it, so a node
-//! cannot be copied to another bucket, or survive in a reused one, without failing its check. Several sets make a
-//! node; `node_log` reads them.
+//! The checksum of a set is seeded with the pointer to the *start of the node*, also for sets
+//! further inside it. So a node that was copied to another bucket, or survives in a reused one,
+//! fails its check. Several sets make a node; `node_log` reads them.
 
 use crate::checksum::{CHECKSUM_BYTES, Sum};
 use crate::error::BsetError;
@@ -19,13 +20,14 @@ const SEQ: Field = Field::new(16, 8, "seq", "random, not zero; the same in all s
 const VERSION: Field = Field::new(24, 4, "version", "1; 0 is read, its sum is not seeded");
 const KEYS: Field = Field::new(28, 4, "keys", "words of keys");
 
-/// The table of a set.
+/// Layout table of a set.
 pub const STRUCTURE: Structure = Structure { name: "B-tree set", fields: &[CSUM, MAGIC, SEQ, VERSION, KEYS] };
 
 /// Bytes of a set before its keys.
 pub const BSET_HEADER_BYTES: usize = KEYS.end();
 
-/// Bytes of a set with so many words of keys, without the rest of its last block.
+/// Returns the length in bytes of a set with `words` words of keys, without the padding of its last
+/// block.
 #[must_use]
 pub const fn set_bytes(words: usize) -> usize {
     BSET_HEADER_BYTES + words * WORD_BYTES
@@ -33,7 +35,7 @@ pub const fn set_bytes(words: usize) -> usize {
 
 const VERSION_SEEDED: u32 = 1;
 
-/// What a set is checked against.
+/// The node to which a set must belong; checked when the set is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BsetPlace {
     /// Magic of the cache set.
@@ -42,29 +44,30 @@ pub struct BsetPlace {
     pub node: Pointer,
 }
 
-/// A checked set; its keys lie in the bytes it was parsed from.
+/// A checked set; its keys borrow from the bytes it was parsed from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bset<'a> {
     /// The node's random number.
     pub seq: u64,
-    /// 1, or 0 for an old set.
+    /// 1, or 0 for a set in the old format.
     pub version: u32,
-    /// The keys, readable but not yet judged (see `key_check`).
+    /// The keys. They are readable, but their meaning has not been checked yet (see `key_check`).
     pub keys: KeyList<'a>,
 }
 
-/// Sequence number that the header at the start of `bytes` would have; `None` if no header fits. Nothing is checked:
-/// this is how the end of a node's log is found.
+/// Returns the sequence number of a header at the start of `bytes`; `None` if no header fits.
+/// Nothing is checked: this is how the end of a node's log is found.
 #[must_use]
 pub fn seq_at(bytes: &[u8]) -> Option<u64> {
     (bytes.len() >= BSET_HEADER_BYTES).then(|| SEQ.u64(bytes))
 }
 
 impl<'a> Bset<'a> {
-    /// The set at the start of `bytes`, which reach to the end of the node.
+    /// Parses the set at the start of `bytes`, which extend to the end of the node.
     ///
     /// # Errors
-    /// The first check that fails: version, length, magic, checksum, keys. An empty set is not an error here.
+    /// The first check that fails: version, length, magic, checksum, keys. An empty set is not an
+    /// error here.
     pub fn parse(bytes: &'a [u8], place: BsetPlace) -> Result<Self, BsetError> {
         let mut reader = BsetReader::new(bytes, place)?;
         loop {
@@ -74,28 +77,29 @@ impl<'a> Bset<'a> {
         }
     }
 
-    /// Bytes of the set, without the rest of its last block.
+    /// Returns the length of the set in bytes, without the padding of its last block.
     #[must_use]
     pub const fn byte_len(&self) -> usize {
         BSET_HEADER_BYTES + self.keys.as_bytes().len()
     }
 }
 
-/// Checks a set in pieces: one may fill a node of a MiB.
+/// Checks a set in pieces, since one set may fill a node of 1 MiB.
 #[derive(Clone, Debug)]
 pub struct BsetReader<'a> {
-    /// The set and no more.
+    /// The bytes of the set, without what follows.
     bytes: &'a [u8],
     version: u32,
-    /// Up to here it is summed.
+    /// End of the part that is summed.
     end: usize,
     sum: Sum,
-    /// What comes when the sum is right.
+    /// The keys, checked once the sum is known to be right.
     keys: KeyListReader<'a>,
 }
 
 impl<'a> BsetReader<'a> {
-    /// The set at the start of `bytes`, which reach to the end of the node; its header is checked.
+    /// Starts with the set at the start of `bytes`, which extend to the end of the node, and checks
+    /// its header.
     ///
     /// # Errors
     /// Version, length, magic.
@@ -119,22 +123,23 @@ impl<'a> BsetReader<'a> {
         Ok(Self { bytes, version, end: CHECKSUM_BYTES, sum: start(version, place.node), keys })
     }
 
-    /// Bytes of the set, without the rest of its last block.
+    /// Returns the length of the set in bytes, without the padding of its last block.
     #[must_use]
     pub const fn byte_len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Bytes that have been summed, and those that have been looked through for keys.
+    /// Returns the number of bytes summed plus the number of bytes checked for keys.
     #[must_use]
     pub const fn found(&self) -> usize {
         self.end + self.keys.found()
     }
 
-    /// Goes on by the sum of so many bytes, or by the keys in about so many; the set, when it is checked.
+    /// Sums up to `bytes` further bytes, or checks the keys in about as many. Returns the set once
+    /// it is checked.
     ///
     /// # Errors
-    /// Checksum, keys. There is nothing to go on with afterwards.
+    /// Checksum, keys. After an error the reader must not be used any further.
     pub fn step(&mut self, bytes: usize) -> Result<Option<Bset<'a>>, BsetError> {
         if self.end == self.bytes.len() {
             let (seq, version) = (SEQ.u64(self.bytes), self.version);
@@ -154,15 +159,15 @@ impl<'a> BsetReader<'a> {
 /// Bytes of a usual key.
 const KEY_BYTES: usize = 3 * WORD_BYTES;
 
-/// What the sum of a set begins with.
+/// Returns the start value of a set's sum.
 fn start(version: u32, node: Pointer) -> Sum {
     if version == VERSION_SEEDED { Sum::seeded(node.word()) } else { Sum::default() }
 }
 
-/// A set with `keys`, sealed. The caller pads it to whole blocks.
+/// Builds a sealed set with `keys`. The caller pads it to whole blocks.
 ///
 /// # Panics
-/// If `seq` is zero (a node without sets looks like that), or there are 2^32 words of keys.
+/// If `seq` is zero (which marks a node without sets), or there are 2^32 words of keys.
 #[must_use]
 pub fn seal(place: BsetPlace, seq: u64, keys: &[Key]) -> Vec<u8> {
     let words = keys.iter().map(Key::words).sum();
@@ -171,11 +176,11 @@ pub fn seal(place: BsetPlace, seq: u64, keys: &[Key]) -> Vec<u8> {
     set.seal()
 }
 
-/// A set that is made in pieces.
+/// Builds a set in pieces.
 #[derive(Debug)]
 pub struct BsetWriter<M> {
     memory: M,
-    /// Up to here there are keys, and all is summed.
+    /// End of the keys added so far, all of them summed.
     end: usize,
     /// Where the keys will end.
     whole: usize,
@@ -183,11 +188,11 @@ pub struct BsetWriter<M> {
 }
 
 impl<M: AsMut<[u8]>> BsetWriter<M> {
-    /// A set that will hold `words` words of keys, in `memory`, which is zero and may be longer: what pads the set to whole blocks stands there
-    /// already.
+    /// Starts a set of `words` words of keys in `memory`. The memory is zeroed and may be longer
+    /// than the set, so that it already contains the padding to whole blocks.
     ///
     /// # Panics
-    /// As [`seal`], and if the set does not fit in there.
+    /// As for [`seal`], and if the set does not fit.
     #[must_use]
     pub fn new(mut memory: M, place: BsetPlace, seq: u64, words: usize) -> Self {
         let whole = set_bytes(words);
@@ -195,10 +200,10 @@ impl<M: AsMut<[u8]>> BsetWriter<M> {
         Self { memory, end: BSET_HEADER_BYTES, whole, sum }
     }
 
-    /// The keys that come next.
+    /// Appends the next keys.
     ///
     /// # Panics
-    /// If they have more words than were told.
+    /// If they have more words than were announced.
     pub fn push(&mut self, keys: &[Key]) {
         let begin = self.end;
         let bytes = &mut self.memory.as_mut()[..self.whole];
@@ -209,7 +214,7 @@ impl<M: AsMut<[u8]>> BsetWriter<M> {
         self.sum.add(&bytes[begin..self.end]);
     }
 
-    /// The sealed set.
+    /// Seals and returns the set.
     ///
     /// # Panics
     /// If keys are missing.
@@ -221,7 +226,8 @@ impl<M: AsMut<[u8]>> BsetWriter<M> {
     }
 }
 
-/// Seals the set that `bytes` hold exactly: the keys stand behind the room for the header, which is filled in.
+/// Seals the set that fills `bytes` exactly. The keys are already in place after the header, which
+/// is filled in.
 ///
 /// # Panics
 /// If `bytes` are not a header and whole words, or `seq` is zero.
@@ -231,7 +237,8 @@ pub fn seal_in_place(bytes: &mut [u8], place: BsetPlace, seq: u64) {
     CSUM.set_u64(bytes, sum.value());
 }
 
-/// Fills in the header of the set that takes all of `bytes`, but for the sum, which begins with it.
+/// Fills in the header of the set that takes all of `bytes`, except for the checksum. Returns the
+/// running sum, which covers the header.
 fn begin(bytes: &mut [u8], place: BsetPlace, seq: u64) -> Sum {
     assert!(seq != 0, "a node's sequence number is never zero");
     let keys = bytes.len().checked_sub(BSET_HEADER_BYTES).expect("room for the header");

@@ -1,21 +1,24 @@
-//! The one checksum of the format: CRC-64/WE (polynomial `0x42F0E1EBA9EA3693`, not reflected, final XOR all ones).
+//! Computes the one checksum of the format: CRC-64/WE (polynomial `0x42F0E1EBA9EA3693`, not
+//! reflected, final XOR all ones).
 //!
-//! It is always stored in the first eight bytes of a structure and covers the bytes from the ninth on. Two forms
-//! exist: the standard one starts from all ones; the sets of a B-tree node start from the pointer of the node's own
-//! key, so that a node that is read from the wrong place, or of the wrong generation, fails its check.
+//! It is always stored in the first eight bytes of a structure and covers the bytes from the ninth
+//! on. There are two forms. The standard one starts from all ones. The sets of a B-tree node start
+//! from the pointer of the node's own key, so that a node read from the wrong place, or of the
+//! wrong generation, fails its check.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// Bytes of a checksum field; the sum starts behind it.
+/// Bytes of a checksum field; the summed bytes start after it.
 pub const CHECKSUM_BYTES: usize = 8;
 
-/// The standard form, over `bytes`.
+/// Returns the checksum of `bytes` in the standard form.
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64We, bytes)
 }
 
-/// The form of a B-tree set of version 1, over `bytes`: `seed` is the pointer word of the node's own key.
+/// Returns the checksum of `bytes` in the form of a B-tree set of version 1: `seed` is the pointer
+/// word of the node's own key.
 #[must_use]
 pub fn checksum_seeded(seed: u64, bytes: &[u8]) -> u64 {
     let mut sum = Sum::seeded(seed);
@@ -23,30 +26,31 @@ pub fn checksum_seeded(seed: u64, bytes: &[u8]) -> u64 {
     sum.value()
 }
 
-/// Either form, in pieces: whoever sums much has to let others work in between.
+/// Computes either form in pieces, so that a task that sums many bytes can yield to others in
+/// between.
 #[derive(Clone, Debug)]
 pub struct Sum(Digest);
 
 impl Default for Sum {
-    /// The standard form.
+    /// Starts a sum in the standard form.
     fn default() -> Self {
         Self(Digest::new(CrcAlgorithm::Crc64We))
     }
 }
 
 impl Sum {
-    /// The form of a B-tree set: see [`checksum_seeded`].
+    /// Starts a sum in the form of a B-tree set: see [`checksum_seeded`].
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self(Digest::new_with_init_state(CrcAlgorithm::Crc64We, seed))
     }
 
-    /// The bytes that come next.
+    /// Adds the next bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The checksum of all of them.
+    /// Returns the checksum of all bytes added.
     #[must_use]
     pub fn value(&self) -> u64 {
         self.0.finalize()
@@ -88,7 +92,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two implementations that share no code agree, for every length around the wide kernels' block sizes.
+        /// Proves that two implementations without shared code agree, for every length around the
+        /// block sizes of the wide kernels.
         #[test]
         fn agrees_with_a_second_implementation(
             bytes in proptest::collection::vec(any::<u8>(), 0..2048), seed in any::<u64>(),

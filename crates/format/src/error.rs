@@ -1,14 +1,15 @@
-//! What can be wrong with bytes of the format. One enum per structure, so that a signature says what can fail;
-//! [`FormatError`] is the sum of them.
+//! Errors of the format: what can be wrong with its bytes. There is one enum per structure, so that
+//! a signature says what can fail; [`FormatError`] is the sum of them.
 //!
-//! `Display` is the whole sentence, inner errors included, and none of these has a source: they are where a chain of
-//! causes ends. Fields carry what was wanted and what was found. Sizes are in sectors unless a field's name says bytes or words.
+//! `Display` gives the whole sentence, inner errors included, and none of these errors has a
+//! source: a chain of causes ends with them. Fields carry the wanted and the found value. Sizes are
+//! in sectors unless a field's name says bytes or words.
 
 use crate::identity::Uuid;
 use crate::units::Position;
 use thiserror::Error;
 
-/// Any refusal of this crate.
+/// Any error of this crate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum FormatError {
@@ -47,8 +48,8 @@ macro_rules! from_parts {
 
 from_parts!(Superblock SuperblockError, Bset BsetError, Node NodeError, Jset JsetError, Prio PrioError, Uuid UuidError, Key KeyError);
 
-/// Why 4096 bytes are not a superblock that can be run. Listed in the order in which they are checked, which is the
-/// order in which Linux checks them.
+/// Why 4096 bytes are not a usable superblock. The variants are listed in the order in which they
+/// are checked, which is also the order of Linux.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum SuperblockError {
@@ -60,10 +61,10 @@ pub enum SuperblockError {
         /// Bytes given.
         found: usize,
     },
-    /// The field that names the superblock's own sector is wrong.
+    /// The field with the superblock's own sector is wrong.
     #[error("not a bcache superblock: it says that it belongs at sector {found}, not {wanted}")]
     BadOffset {
-        /// Where a superblock lies.
+        /// Sector of a superblock.
         wanted: u64,
         /// What the field says.
         found: u64,
@@ -74,13 +75,14 @@ pub enum SuperblockError {
         /// The sixteen bytes found.
         found: Uuid,
     },
-    /// The magic is damaged: it was that of bcache.
+    /// The magic is damaged: it used to be that of bcache.
     #[error("the magic number is damaged: it is {found}")]
     DamagedMagic {
         /// The sixteen bytes found.
         found: Uuid,
     },
-    /// The count of journal buckets is beyond what the superblock holds, so not even the checksum can be computed.
+    /// The count of journal buckets exceeds what the superblock can hold, so not even the checksum
+    /// can be computed.
     #[error("{found} journal buckets are listed, more than the {limit} there is room for")]
     TooManyJournalBuckets {
         /// Buckets that fit.
@@ -139,7 +141,7 @@ pub enum SuperblockError {
         /// Unknown bits.
         found: u64,
     },
-    /// Large buckets in their first form, of which nobody makes any more.
+    /// Large buckets in their first form, which no program creates any more.
     #[error(
         "large buckets in the obsolete form: kernels let nobody write to such a set; read its volumes with a kernel, and make \
          it anew"
@@ -203,10 +205,10 @@ pub enum SuperblockError {
         /// Sectors of the device.
         found: u64,
     },
-    /// A cache device that belongs to no set.
+    /// A cache device belongs to no set.
     #[error("the cache set's uuid is zero")]
     NilSetUuid,
-    /// The device's number in the set, or the set's size, makes no sense.
+    /// The device's number in the set, or the size of the set, makes no sense.
     #[error("bad number of the cache device in its set: {index} of {count}")]
     BadDeviceNumber {
         /// Devices of the set.
@@ -214,7 +216,7 @@ pub enum SuperblockError {
         /// Number of this one.
         index: u16,
     },
-    /// The journal buckets are not one run from the first bucket on.
+    /// The journal buckets are not one consecutive run from the first bucket on.
     #[error("journal bucket {index} is bucket {found} instead of {wanted}: they are not consecutive")]
     JournalNotSequential {
         /// Index in the list.
@@ -240,20 +242,20 @@ pub enum SuperblockError {
         /// Start of the first bucket.
         found: u64,
     },
-    /// The set spans several devices, which no kernel since 5.10 can run. Some kernels take such a device for a whole
-    /// set; that loses data.
+    /// The set spans several devices, which no kernel since 5.10 can run. Some kernels mistake such
+    /// a device for a whole set, and lose data.
     #[error("the cache set has {found} devices; sets of more than one are not supported")]
     SeveralDevices {
         /// Devices of the set.
         found: u16,
     },
-    /// A replacement policy that does not exist. (A kernel takes it without complaint.)
+    /// A replacement policy that does not exist. (A kernel accepts it silently.)
     #[error("unknown replacement policy {found}")]
     UnknownReplacement {
         /// Value found.
         found: u8,
     },
-    /// A cache mode that does not exist. (A kernel takes it without complaint.)
+    /// A cache mode that does not exist. (A kernel accepts it silently.)
     #[error("unknown cache mode {found}")]
     UnknownCacheMode {
         /// Value found.
@@ -273,7 +275,7 @@ pub enum SuperblockError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The key runs past the end of the key area.
+    /// The key extends past the end of the key area.
     #[error("it takes {wanted} words, but only {found} are left")]
     Truncated {
         /// Words of the key.
@@ -303,7 +305,7 @@ pub enum KeyError {
         /// End in sectors.
         end: u64,
     },
-    /// A key that must name data names none.
+    /// A key that must point to data has no pointer.
     #[error("it has no pointer")]
     NoPointer,
     /// A key that must cover something is empty.
@@ -328,7 +330,7 @@ pub enum KeyError {
         /// Bucket found.
         found: u64,
     },
-    /// An extent that leaves its bucket.
+    /// An extent that crosses the end of its bucket.
     #[error("its {size} sectors from sector {sector} on leave the bucket")]
     CrossesBucket {
         /// First sector of the data.
@@ -336,19 +338,19 @@ pub enum KeyError {
         /// Sectors of the extent.
         size: u16,
     },
-    /// A child or a table that does not start at the start of its bucket. (A kernel does not look.)
+    /// A child or a table does not begin at the start of its bucket. (A kernel does not check.)
     #[error("it points to sector {sector}, which is not the start of a bucket")]
     NotAtBucketStart {
         /// Sector found.
         sector: u64,
     },
-    /// Size of a node or table that is not whole blocks. (A kernel does not look.)
+    /// The size of a node or table is not a whole number of blocks. (A kernel does not check.)
     #[error("its size of {size} sectors is not a whole number of blocks")]
     NotWholeBlocks {
         /// Size found.
         size: u16,
     },
-    /// A key of a list stands at the wrong place. (A kernel does not look.)
+    /// A key is out of order in its list. (A kernel does not check.)
     #[error("it starts at {start}, before {previous} where the one before it ended")]
     OutOfOrder {
         /// End of the key before.
@@ -358,7 +360,7 @@ pub enum KeyError {
     },
 }
 
-/// A bad key inside a list, and which one it is.
+/// A bad key in a list, and its index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("key {index} (at word {word}): {error}")]
 pub struct KeyListError {
@@ -370,14 +372,14 @@ pub struct KeyListError {
     pub error: KeyError,
 }
 
-/// Why a set of a B-tree node cannot be used, in the order of the checks.
+/// Why a set of a B-tree node cannot be used. The variants are in the order of the checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum BsetError {
     /// The node's first header has sequence number zero: nothing was ever written here.
     #[error("bad btree header: the sequence number is zero")]
     ZeroSeq,
-    /// A version that is not understood.
+    /// The version is not supported.
     #[error("unsupported version {found}")]
     UnsupportedVersion {
         /// Version found.
@@ -391,7 +393,7 @@ pub enum BsetError {
         /// Bytes left in the node.
         found: usize,
     },
-    /// The magic is not that of this set's nodes.
+    /// The magic is not that of this cache set's nodes.
     #[error("bad magic: wanted {wanted:#018x}, found {found:#018x}")]
     BadMagic {
         /// Magic of the cache set's nodes.
@@ -410,7 +412,7 @@ pub enum BsetError {
     /// A set without keys that is not the node's first.
     #[error("empty set")]
     Empty,
-    /// The node's sequence number stands behind the end of its log: a set between them was lost.
+    /// The node's sequence number appears after the end of its log: a set in between was lost.
     #[error("corrupted btree: a set of this node stands behind the end of its log at block {end_block}")]
     StraySet {
         /// Block at which the log ends.
@@ -421,7 +423,7 @@ pub enum BsetError {
     Key(#[from] KeyListError),
 }
 
-/// Why a B-tree node cannot be read, and which of its sets is to blame.
+/// Why a B-tree node cannot be read, and which of its sets failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("set at block {block}: {error}")]
 pub struct NodeError {
@@ -431,11 +433,11 @@ pub struct NodeError {
     pub error: BsetError,
 }
 
-/// Why bytes are not a journal entry that can be used, in the order of the checks.
+/// Why bytes are not a usable journal entry. The variants are in the order of the checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum JsetError {
-    /// Not even a header fits: the end of the bucket.
+    /// Not even a header fits: this is the end of the bucket.
     #[error("{found} bytes are left, too few for an entry's {wanted}")]
     Truncated {
         /// Bytes of an entry without keys.
@@ -443,7 +445,7 @@ pub enum JsetError {
         /// Bytes left.
         found: usize,
     },
-    /// The magic is not that of this set's journal: no entry was written here.
+    /// The magic is not that of this cache set's journal: no entry was written here.
     #[error("bad magic: wanted {wanted:#018x}, found {found:#018x}")]
     BadMagic {
         /// Magic of the cache set's journal.
@@ -451,7 +453,7 @@ pub enum JsetError {
         /// Magic found.
         found: u64,
     },
-    /// The entry is larger than an entry may be, or than the rest of the bucket.
+    /// The entry is larger than the format allows, or larger than the rest of the bucket.
     #[error("it takes {wanted} bytes, but at most {limit} are possible here")]
     TooLarge {
         /// Bytes of the entry.
@@ -459,7 +461,7 @@ pub enum JsetError {
         /// Bytes possible.
         limit: usize,
     },
-    /// The checksum does not match: a torn or damaged entry.
+    /// The checksum does not match: the entry is torn or damaged.
     #[error("bad checksum: computed {wanted:#018x}, found {found:#018x}")]
     BadChecksum {
         /// Sum over the bytes.
@@ -467,16 +469,16 @@ pub enum JsetError {
         /// Sum stored.
         found: u64,
     },
-    /// A version that is not understood. (A kernel does not look.)
+    /// The version is not supported. (A kernel does not check.)
     #[error("unsupported version {found}")]
     UnsupportedVersion {
         /// Version found.
         found: u32,
     },
-    /// The sequence numbers contradict each other. (A kernel does not look.)
+    /// The sequence numbers contradict each other. (A kernel does not check.)
     #[error("the entry {seq} says that it needs entries from {last_seq} on")]
     BadSeq {
-        /// The entry's own number.
+        /// Sequence number of the entry.
         seq: u64,
         /// Oldest entry it needs.
         last_seq: u64,
@@ -487,14 +489,15 @@ pub enum JsetError {
     /// The key of the uuid table is malformed.
     #[error("bad uuid pointer: {0}")]
     Uuids(KeyError),
-    /// A key is malformed. (A kernel does not look, and panics on a key of size zero.)
+    /// A key is malformed. (A kernel does not check, and panics on a key of size zero.)
     #[error(transparent)]
     Key(#[from] KeyListError),
 }
 
 impl JsetError {
-    /// The bytes are simply not a (whole) entry, which is how a bucket's log ends. The other errors are entries whose
-    /// checksum is good and that nevertheless make no sense: they must not be taken for the end of the log.
+    /// Returns true if the bytes are not a (whole) entry, which is how the log in a bucket ends.
+    /// The other errors are entries with a good checksum that nevertheless make no sense. They must
+    /// not be mistaken for the end of the log.
     #[must_use]
     pub const fn is_end_of_log(&self) -> bool {
         matches!(
@@ -504,11 +507,11 @@ impl JsetError {
     }
 }
 
-/// Why bytes are not a priority set that can be used, in the order of the checks.
+/// Why bytes are not a usable priority set. The variants are in the order of the checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum PrioError {
-    /// Not the meta area of a bucket.
+    /// Too few bytes for the meta area of a bucket.
     #[error("{found} bytes are too few for a priority set, which takes at least {wanted}")]
     Truncated {
         /// Least bytes.
@@ -524,7 +527,7 @@ pub enum PrioError {
         /// Sum stored.
         found: u64,
     },
-    /// The magic is not that of this set's priorities.
+    /// The magic is not that of this cache set's priorities.
     #[error("bad magic reading priorities: wanted {wanted:#018x}, found {found:#018x}")]
     BadMagic {
         /// Magic of the cache set's priorities.
@@ -534,7 +537,7 @@ pub enum PrioError {
     },
 }
 
-/// Why bytes are not a uuid table. The table has no checksum: this is all that can be noticed.
+/// Why bytes are not a uuid table. The table has no checksum: nothing else can be detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum UuidError {

@@ -1,7 +1,8 @@
-//! Sizes and places that follow from a cache superblock: how large a node is, how many priorities fit in a bucket.
+//! Sizes and places that follow from a cache superblock, such as the size of a node and the number
+//! of priorities per bucket.
 //!
-//! Some limits come from the largest contiguous allocation and the page of the kernels that made the format (4 MiB
-//! and 4 KiB); they are part of it now.
+//! Some limits stem from the largest contiguous allocation and the page size of the kernels that
+//! created the format (4 MiB and 4 KiB). They are part of the format now.
 
 use crate::identity::SetMagic;
 use crate::superblock::CacheSuperblock;
@@ -10,7 +11,8 @@ use crate::units::{BucketId, DeviceIndex, SECTOR_BYTES, bytes_of, sectors_of};
 /// Most bytes of a bucket that one metadata structure uses.
 const META_BYTES_MAX: u64 = 4 << 20;
 
-/// Up to this meta area a node fills it; beyond, a quarter of it, but not less than this.
+/// A node fills a meta area of up to this size. In a larger meta area it takes a quarter, but not
+/// less than this.
 const NODE_BYTES_STEP: u64 = 256 << 10;
 
 /// Largest journal entry.
@@ -29,12 +31,12 @@ pub struct Geometry {
     pub first_bucket: u64,
     /// Number of journal buckets.
     pub journal_buckets: u64,
-    /// Marks the set's metadata.
+    /// Magic that marks the set's metadata.
     pub magic: SetMagic,
 }
 
 impl Geometry {
-    /// The sizes of the set of `superblock`.
+    /// Returns the sizes of the set of `superblock`.
     #[must_use]
     pub fn of(superblock: &CacheSuperblock) -> Self {
         Self {
@@ -47,49 +49,50 @@ impl Geometry {
         }
     }
 
-    /// Bytes of a block.
+    /// Returns the size of a block in bytes.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         to_index(bytes_of(self.block_sectors))
     }
 
-    /// Bytes of a bucket.
+    /// Returns the size of a bucket in bytes.
     #[must_use]
     pub const fn bucket_bytes(&self) -> u64 {
         bytes_of(self.bucket_sectors)
     }
 
-    /// Bytes that a priority set or the uuid table takes at the start of its bucket.
+    /// Returns the bytes that a priority set or the uuid table takes at the start of its bucket.
     #[must_use]
     pub fn meta_bytes(&self) -> usize {
         to_index(self.bucket_bytes().min(META_BYTES_MAX))
     }
 
-    /// The same in sectors.
+    /// Returns the same in sectors.
     #[must_use]
     pub fn meta_sectors(&self) -> u64 {
         sectors_of(self.meta_bytes() as u64)
     }
 
-    /// Buckets that one priority set describes.
+    /// Returns the number of buckets that one priority set describes.
     #[must_use]
     pub fn prios_per_set(&self) -> u64 {
         crate::prio::entries_in(self.meta_bytes()) as u64
     }
 
-    /// Priority sets that describe all buckets.
+    /// Returns the number of priority sets that describe all buckets.
     #[must_use]
     pub fn prio_sets(&self) -> u64 {
         self.buckets.div_ceil(self.prios_per_set())
     }
 
-    /// Slots of the uuid table.
+    /// Returns the number of slots of the uuid table.
     #[must_use]
     pub fn uuid_slots(&self) -> usize {
         self.meta_bytes() / crate::uuid::SLOT_BYTES
     }
 
-    /// Sectors of a new B-tree node. The size of an existing one stands in the key that points to it.
+    /// Returns the sectors of a new B-tree node. The size of an existing one is in the key that
+    /// points to it.
     #[must_use]
     pub fn node_sectors(&self) -> u64 {
         let meta = self.meta_bytes() as u64;
@@ -97,26 +100,27 @@ impl Geometry {
         sectors_of(bytes)
     }
 
-    /// Most bytes of a journal entry, its header included.
+    /// Returns the maximum size of a journal entry in bytes, header included.
     #[must_use]
     pub fn jset_bytes_max(&self) -> usize {
         to_index(self.bucket_bytes().min(JSET_BYTES_MAX))
     }
 
-    /// The journal bucket with this index, which is below [`Self::journal_buckets`].
+    /// Returns the journal bucket with this index, which is below [`Self::journal_buckets`].
     #[must_use]
     pub const fn journal_bucket(&self, index: u64) -> BucketId {
         BucketId { device: DeviceIndex(0), index: self.first_bucket + index }
     }
 
-    /// First sector of a bucket.
+    /// Returns the first sector of a bucket.
     #[must_use]
     pub const fn sector_of(&self, bucket: BucketId) -> u64 {
         bucket.index * self.bucket_sectors
     }
 
-    /// The index of the bucket that holds `sector`, and how far in it that lies. Asked of each key that is read, so without a
-    /// division where buckets have a size as the superblock's check lets pass.
+    /// Returns the index of the bucket that holds `sector`, and the offset of the sector in it.
+    /// This runs for each key that is read, so it avoids a division for the bucket sizes that the
+    /// superblock's check accepts.
     #[must_use]
     #[inline]
     pub const fn bucket_at(&self, sector: u64) -> (u64, u64) {
@@ -127,20 +131,21 @@ impl Geometry {
         (sector / size, sector % size)
     }
 
-    /// Whether keys may point into the bucket with this index.
+    /// Returns whether keys may point into the bucket with this index.
     #[must_use]
     pub const fn is_usable(&self, index: u64) -> bool {
         index >= self.first_bucket && index < self.buckets
     }
 
-    /// `bytes` rounded up to whole blocks.
+    /// Returns `bytes` rounded up to whole blocks.
     #[must_use]
     pub fn whole_blocks(&self, bytes: usize) -> usize {
         bytes.next_multiple_of(self.block_bytes())
     }
 }
 
-/// Sizes here are at most some MiB, except those of buckets, which nobody indexes as a whole.
+/// Converts a size for use as an index. The sizes here are at most a few MiB, except those of
+/// buckets, which are never indexed as a whole.
 fn to_index(bytes: u64) -> usize {
     usize::try_from(bytes).expect("metadata fits in memory")
 }

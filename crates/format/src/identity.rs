@@ -1,4 +1,4 @@
-//! Names of devices and sets: the 16 bytes of a uuid, and the 32 bytes of a label.
+//! Identities of devices and sets: the 16 bytes of a uuid, and the 32 bytes of a label.
 
 use core::fmt;
 
@@ -10,12 +10,12 @@ impl Uuid {
     /// No uuid.
     pub const NIL: Self = Self([0; 16]);
 
-    /// What the uuid of an invalidated slot of the uuid table is overwritten with.
+    /// The value that overwrites the uuid of an invalidated slot of the uuid table.
     pub const INVALIDATED: Self = Self([
         0xa0, 0x3e, 0xf8, 0xed, 0x3e, 0xe1, 0xb8, 0x78, 0xc8, 0x50, 0xfc, 0x5e, 0xcb, 0x16, 0xcd, 0x99,
     ]);
 
-    /// A uuid of random bits, marked as such (version 4).
+    /// Creates a uuid of random bits, marked as such (version 4).
     #[must_use]
     pub const fn from_random(bits: [u64; 2]) -> Self {
         let [high, low] = bits;
@@ -24,13 +24,14 @@ impl Uuid {
         Self((number & !(0x3 << 62) | 0x2 << 62).to_be_bytes())
     }
 
-    /// All bytes are zero.
+    /// Returns true if all bytes are zero.
     #[must_use]
     pub fn is_nil(&self) -> bool {
         *self == Self::NIL
     }
 
-    /// A uuid from its usual text (32 hexadecimal digits, hyphens anywhere); `None` if it is not one.
+    /// Parses a uuid from its usual text (32 hexadecimal digits, hyphens anywhere); `None` if the
+    /// text is not a uuid.
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         let mut bytes = [0; 16];
@@ -67,38 +68,38 @@ impl fmt::Debug for Uuid {
 pub struct SetMagic(u64);
 
 impl SetMagic {
-    /// The magic of the set with this uuid.
+    /// Returns the magic of the set with this uuid.
     #[must_use]
     pub const fn of(set: Uuid) -> Self {
         let b = set.0;
         Self(u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]))
     }
 
-    /// Magic of a journal entry of this set.
+    /// Returns the magic of a journal entry of this set.
     #[must_use]
     pub const fn jset(self) -> u64 {
         self.0 ^ 0x2452_35C1_A362_5032
     }
 
-    /// Magic of a priority set of this set.
+    /// Returns the magic of a priority set of this set.
     #[must_use]
     pub const fn prio(self) -> u64 {
         self.0 ^ 0x6750_E15F_8733_7F91
     }
 
-    /// Magic of a stamp of the reserve of this set.
+    /// Returns the magic of a stamp in this set's reserve.
     #[must_use]
     pub const fn stamp(self) -> u64 {
         self.0 ^ 0x3C5D_E4B1_1F9A_6E87
     }
 
-    /// Magic of the summary of a bucket of this set.
+    /// Returns the magic of the summary of a bucket of this set.
     #[must_use]
     pub const fn summary(self) -> u64 {
         self.0 ^ 0x8B1D_47F2_E09C_35A6
     }
 
-    /// Magic of a B-tree set of this set.
+    /// Returns the magic of a B-tree set of this set.
     #[must_use]
     pub const fn bset(self) -> u64 {
         self.0 ^ 0x9013_5C78_B99E_07F5
@@ -110,7 +111,7 @@ impl SetMagic {
 pub struct Label(pub [u8; 32]);
 
 impl Label {
-    /// A label from text; `None` if it does not fit in 32 bytes or holds a NUL.
+    /// Creates a label from text; `None` if it does not fit in 32 bytes or contains a NUL.
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         if text.contains('\0') {
@@ -121,8 +122,8 @@ impl Label {
         Some(label)
     }
 
-    /// The bytes before the first NUL, less a newline at their end: a kernel stores the newline that its user's
-    /// `echo` wrote.
+    /// Returns the bytes before the first NUL, without a final newline: a kernel stores the newline
+    /// that the user's `echo` wrote.
     #[must_use]
     pub fn text(&self) -> &[u8] {
         let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(self.0.len());

@@ -1,8 +1,10 @@
-//! A journal entry: keys that were inserted into leaves, and where the tree, the uuid table and the priorities are.
+//! The journal entry (jset): keys that were inserted into leaves, and the locations of the tree,
+//! the uuid table and the priorities.
 //!
-//! Entries stand at block boundaries of the journal buckets, each right behind the one before. An entry that was torn
-//! is not there at all; what follows it in its bucket is of an older lap. Each entry names the *current* root, uuid
-//! table and priority chain; only those of the newest valid one count.
+//! Entries start at block boundaries of the journal buckets, each directly after the one before. A
+//! torn entry counts as absent: whatever follows it in its bucket belongs to an older lap. Each
+//! entry names the *current* root, uuid table and priority chain; only those of the newest valid
+//! entry count.
 
 use crate::checksum::{CHECKSUM_BYTES, checksum};
 use crate::error::{JsetError, KeyError, KeyListError};
@@ -42,7 +44,7 @@ const MARK: Field = Field::new(
     "junk; of bcached 0x2164656863616362 xor seq: bcached wrote the chain",
 );
 
-/// The table of an entry.
+/// Layout table of a journal entry.
 pub const STRUCTURE: Structure = Structure {
     name: "Journal entry",
     fields: &[
@@ -72,26 +74,31 @@ pub const JSET_BYTES_MAX: usize = 32 << 10;
 
 const VERSION_CURRENT: u32 = 1;
 
-/// What the slot of an eighth device holds, with the entry's number: a kernel writes there whatever stood in its memory, which
-/// can be what it has read of ours, but never with the number of an entry that it makes itself.
+/// Marks an entry written by bcached, in the slot of an eighth device, XORed with the entry's
+/// sequence number. A kernel writes leftover memory into that slot. The leftover can be a mark that
+/// the kernel read from an entry of ours, but it never carries the sequence number of an entry that
+/// the kernel itself makes.
 const RESERVE_MARK: u64 = u64::from_le_bytes(*b"bcached!");
 
-/// The same for the slots of a fifth to a seventh device: bcached wrote the uuid table that the entry names.
+/// The same kind of mark, for the slots of the fifth to seventh devices: bcached wrote the uuid
+/// table that the entry names.
 const TABLE_SEAL_MARK: u64 = u64::from_le_bytes(*b"bccuuids");
 
-/// What an entry of bcached says of the uuid table that it names: the table itself has no checksum and no sequence number.
+/// What an entry written by bcached records about the uuid table it names. The table itself has no
+/// checksum and no sequence number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TableSeal {
     /// Checksum of all bytes of the table.
     pub sum: u64,
-    /// Which writing of the table this is: its slots are stamped with the same number (see [`SlotSeal`](crate::uuid::SlotSeal)).
+    /// Number of the write that produced the table: its slots are stamped with the same number (see
+    /// [`SlotSeal`](crate::uuid::SlotSeal)).
     pub edition: u64,
 }
 
-/// What an entry says besides its keys.
+/// The fields of an entry apart from its keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JsetHeader {
-    /// Number of the entry, from 1.
+    /// Sequence number of the entry, from 1.
     pub seq: u64,
     /// Oldest entry that holds a key which may not be in the tree yet; at most `seq`.
     pub last_seq: u64,
@@ -103,32 +110,34 @@ pub struct JsetHeader {
     pub root_level: u16,
     /// First bucket of the priority chain.
     pub prio_bucket: u64,
-    /// That chain was stored by bcached, and what it gives the priority [`PRIO_RESERVE`](crate::prio::PRIO_RESERVE) is of the
-    /// reserve (see `stamp`), what it gives a node tells the node's length ([`durable_blocks`](crate::prio::durable_blocks)). No kernel has
-    /// written since.
+    /// Whether bcached stored the priority chain, and no kernel has written since. If so, buckets
+    /// of priority [`PRIO_RESERVE`](crate::prio::PRIO_RESERVE) belong to the reserve (see `stamp`),
+    /// and the priority of a node's bucket tells the node's length
+    /// ([`durable_blocks`](crate::prio::durable_blocks)).
     pub marks_reserve: bool,
-    /// What the uuid table is to be. `None`: a kernel, or an earlier version of bcached, wrote the entry, and a damaged table
-    /// cannot be told from a sound one.
+    /// Checksum and edition that the uuid table must have. `None`: a kernel, or an earlier version
+    /// of bcached, wrote the entry, and a damaged table cannot be told from an intact one.
     pub table: Option<TableSeal>,
 }
 
-/// A checked entry; its keys lie in the bytes it was parsed from.
+/// A checked entry; its keys borrow from the bytes it was parsed from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Jset<'a> {
-    /// What it says besides its keys.
+    /// The fields apart from the keys.
     pub header: JsetHeader,
-    /// 1, or 0 for an old entry.
+    /// 1, or 0 for an entry in the old format.
     pub version: u32,
-    /// The keys in the order in which they were inserted, none empty or starting before zero; where they point is
-    /// not yet judged (see `key_check`).
+    /// The keys in the order in which they were inserted. None is empty or starts before zero.
+    /// Their pointers have not been checked yet (see `key_check`).
     pub keys: KeyList<'a>,
 }
 
 impl<'a> Jset<'a> {
-    /// The entry at the start of `bytes`, which reach to the end of the bucket.
+    /// Parses the entry at the start of `bytes`, which extend to the end of the bucket.
     ///
     /// # Errors
-    /// [`JsetError`]; ask it whether it [is the end of the log](JsetError::is_end_of_log).
+    /// [`JsetError`]; [`JsetError::is_end_of_log`] tells whether it merely marks the end of the
+    /// log.
     pub fn parse(bytes: &'a [u8], magic: SetMagic) -> Result<Self, JsetError> {
         if bytes.len() < JSET_HEADER_BYTES {
             return Err(JsetError::Truncated { wanted: JSET_HEADER_BYTES, found: bytes.len() });
@@ -155,13 +164,13 @@ impl<'a> Jset<'a> {
         Ok(Self { header, version, keys })
     }
 
-    /// Bytes of the entry, without the rest of its last block.
+    /// Returns the length of the entry in bytes, without the padding of its last block.
     #[must_use]
     pub const fn byte_len(&self) -> usize {
         JSET_HEADER_BYTES + self.keys.as_bytes().len()
     }
 
-    /// The uuid table has the old slots of 64 bytes.
+    /// Returns true if the uuid table has the old slots of 64 bytes.
     #[must_use]
     pub const fn has_old_uuids(&self) -> bool {
         self.version == 0
@@ -183,8 +192,9 @@ fn parse_header(bytes: &[u8]) -> Result<JsetHeader, JsetError> {
     Ok(JsetHeader { seq, last_seq, uuids, root, root_level, prio_bucket, marks_reserve, table })
 }
 
-/// A key of size zero means nothing in a journal, and makes a kernel panic when it is replayed. One that starts before
-/// zero is no extent, and a journal holds nothing else.
+/// Checks the sizes of the keys. A key of size zero means nothing in a journal, and makes a kernel
+/// panic when it is replayed. A key that starts before zero is not an extent, and a journal holds
+/// nothing but extents.
 fn check_sizes(keys: &KeyList<'_>) -> Result<(), KeyListError> {
     let mut word = 0;
     for (index, key) in keys.iter().enumerate() {
@@ -200,17 +210,17 @@ fn check_sizes(keys: &KeyList<'_>) -> Result<(), KeyListError> {
     Ok(())
 }
 
-/// Bytes of an entry with `words` words of keys.
+/// Returns the length in bytes of an entry with `words` words of keys.
 #[must_use]
 pub const fn byte_len_of(words: usize) -> usize {
     JSET_HEADER_BYTES + words * WORD_BYTES
 }
 
-/// An entry with `keys`, sealed. The caller pads it to whole blocks.
+/// Builds a sealed entry with `keys`. The caller pads it to whole blocks.
 ///
 /// # Panics
-/// If the entry would be larger than [`JSET_BYTES_MAX`], its sequence numbers contradict each other, or a key has
-/// size zero: no reader would take it.
+/// If the entry would be larger than [`JSET_BYTES_MAX`], its sequence numbers contradict each
+/// other, or a key has size zero: no reader would accept it.
 #[must_use]
 pub fn seal(magic: SetMagic, header: &JsetHeader, keys: &[Key]) -> Vec<u8> {
     let words: usize = keys.iter().map(Key::words).sum();
@@ -219,10 +229,11 @@ pub fn seal(magic: SetMagic, header: &JsetHeader, keys: &[Key]) -> Vec<u8> {
     bytes
 }
 
-/// An entry with `keys`, sealed, at the beginning of `bytes`, which may hold anything; how many of them it takes.
+/// Builds a sealed entry with `keys` at the start of `bytes`, whose previous content does not
+/// matter. Returns the length of the entry in bytes.
 ///
 /// # Panics
-/// As [`seal`], and if there is no room.
+/// As for [`seal`], and if `bytes` are too short.
 pub fn seal_into(bytes: &mut [u8], magic: SetMagic, header: &JsetHeader, keys: &[Key]) -> usize {
     let mut at = JSET_HEADER_BYTES;
     for key in keys {
@@ -233,10 +244,11 @@ pub fn seal_into(bytes: &mut [u8], magic: SetMagic, header: &JsetHeader, keys: &
     at
 }
 
-/// Seals the entry that `bytes` hold exactly: the keys stand behind the room for the header, which is filled in whole.
+/// Seals the entry that fills `bytes` exactly. The keys are already in place after the header,
+/// which is overwritten as a whole.
 ///
 /// # Panics
-/// As [`seal`], but the keys are not looked at.
+/// As for [`seal`], but the keys are not checked.
 pub fn seal_in_place(bytes: &mut [u8], magic: SetMagic, header: &JsetHeader) {
     assert!(bytes.len() <= JSET_BYTES_MAX, "an entry has at most 32 KiB");
     assert!(

@@ -1,13 +1,16 @@
-//! Keys and pointers (bkey). A key names an extent by its **end**; its pointers name the extent's **start** on the
-//! cache device. On disk: a header word, the end offset, and up to six pointer words.
+//! Keys and pointers (bkey). A key names an extent by its **end**; its pointers name the extent's
+//! **start** on the cache device. On disk: a header word, the end offset, and up to six pointer
+//! words.
 //!
-//! Header word: bits 0-19 inode, 20-35 size, 36 dirty, 56-57 csum (always zero), 60-62 pointer count, 63 set.
-//! Pointer word: bits 0-7 generation, 8-50 sector, 51-62 device, 63 set only in check pointers.
+//! Header word: bits 0-19 inode, 20-35 size, 36 dirty, 56-57 csum (always zero), 60-62 pointer
+//! count, 63 set. Pointer word: bits 0-7 generation, 8-50 sector, 51-62 device, 63 set only in
+//! check pointers.
 
 use crate::units::{DeviceIndex, Gen, Inode, Position};
 
-/// Pointers a key can carry here. The format stores up to six, but kernels have always written zero or one;
-/// two leave room for mirrored dirty data. A key with more is refused by the parser.
+/// Largest number of pointers that bcached supports in a key. The format allows up to six, but
+/// kernels have always written zero or one; two leave room for mirrored dirty data. The parser
+/// refuses a key with more.
 pub const MAX_POINTERS: usize = 2;
 
 const SIZE_SHIFT: u32 = 20;
@@ -22,49 +25,52 @@ const CHECK_DEVICE: u64 = 0xFFF;
 /// Largest size of a key, in sectors.
 pub const MAX_KEY_SECTORS: u64 = 0xFFFF;
 
-/// One pointer word: where an extent's data starts on a cache device, and for which generation of the bucket.
+/// One pointer word: where an extent's data starts on a cache device, and the generation of the
+/// bucket it was made for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Pointer(u64);
 
 impl Pointer {
-    /// A pointer to `sector` (below 2^43) of `device`, made for generation `generation` of the bucket there.
+    /// Creates a pointer to `sector` (below 2^43) of `device`, made for generation `generation` of
+    /// the bucket there.
     #[must_use]
     pub const fn new(device: DeviceIndex, sector: u64, generation: Gen) -> Self {
         assert!(sector <= POINTER_SECTOR_MASK, "a pointer's sector has 43 bits");
         Self(((device.0 as u64) << 51) | (sector << 8) | generation.0 as u64)
     }
 
-    /// The word as stored; it also seeds the checksum of a B-tree node's sets.
+    /// Returns the word as stored. It also seeds the checksum of a B-tree node's sets.
     #[must_use]
     pub const fn word(self) -> u64 {
         self.0
     }
 
-    /// A pointer from its stored word; any word is a pointer, whether it is sensible is checked by its user.
+    /// Creates a pointer from its stored word. Any word is accepted; the user of the pointer checks
+    /// whether it makes sense.
     #[must_use]
     pub const fn from_word(word: u64) -> Self {
         Self(word)
     }
 
-    /// First sector of the extent on the device.
+    /// Returns the first sector of the extent on the device.
     #[must_use]
     pub const fn sector(self) -> u64 {
         (self.0 >> 8) & POINTER_SECTOR_MASK
     }
 
-    /// The generation that the pointer was made for.
+    /// Returns the bucket generation that the pointer was made for.
     #[must_use]
     pub const fn generation(self) -> Gen {
         Gen((self.0 & 0xFF) as u8)
     }
 
-    /// The raw device number, 0..=0xFFF.
+    /// Returns the raw device number, 0..=0xFFF.
     #[must_use]
     pub const fn device_number(self) -> u16 {
         ((self.0 >> 51) & 0xFFF) as u16
     }
 
-    /// The cache device. Only meaningful when this is not a check pointer.
+    /// Returns the cache device. The result is meaningful only if this is not a check pointer.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -74,14 +80,15 @@ impl Pointer {
         DeviceIndex(self.device_number() as u8)
     }
 
-    /// A placeholder left by a kernel's cache-miss read: no data, the key is a hole.
+    /// Returns true for a check pointer: a placeholder left by a kernel's cache-miss read. It has
+    /// no data; the key is a hole.
     #[must_use]
     pub const fn is_check(self) -> bool {
         (self.0 >> 51) & 0xFFF == CHECK_DEVICE
     }
 
-    /// The same pointer `sectors` further on; used when an extent's front is cut. A check pointer points nowhere and
-    /// stays what it is.
+    /// Returns the pointer moved forward by `sectors`, as is needed when the front of an extent is
+    /// cut off. A check pointer points nowhere and is returned unchanged.
     #[must_use]
     pub const fn advanced(self, sectors: u64) -> Self {
         if self.is_check() {
@@ -91,7 +98,7 @@ impl Pointer {
         Self((self.0 & !(POINTER_SECTOR_MASK << 8)) | (sector << 8))
     }
 
-    /// The same place with another generation.
+    /// Returns a pointer to the same sector with another generation.
     #[must_use]
     pub const fn with_generation(self, generation: Gen) -> Self {
         Self((self.0 & !0xFF) | generation.0 as u64)
@@ -107,7 +114,7 @@ impl core::fmt::Debug for Pointer {
     }
 }
 
-/// The pointers of a key: a short list, copied with it.
+/// The pointers of a key: a short inline list that is copied with the key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Pointers {
     words: [Pointer; MAX_POINTERS],
@@ -118,7 +125,7 @@ impl Pointers {
     /// No pointer: an explicit hole.
     pub const NONE: Self = Self { words: [Pointer(0); MAX_POINTERS], count: 0 };
 
-    /// One pointer.
+    /// Creates a list of one pointer.
     #[must_use]
     pub const fn one(pointer: Pointer) -> Self {
         let mut words = [Pointer(0); MAX_POINTERS];
@@ -126,7 +133,7 @@ impl Pointers {
         Self { words, count: 1 }
     }
 
-    /// The pointers of `list`; `None` if there are more than [`MAX_POINTERS`].
+    /// Creates a list from a slice; `None` if it has more than [`MAX_POINTERS`] pointers.
     #[must_use]
     pub fn from_slice(list: &[Pointer]) -> Option<Self> {
         let mut pointers = Self::NONE;
@@ -135,25 +142,25 @@ impl Pointers {
         Some(pointers)
     }
 
-    /// How many there are.
+    /// Returns the number of pointers.
     #[must_use]
     #[inline]
     pub const fn count(&self) -> usize {
         self.count as usize
     }
 
-    /// The pointers as a slice, in stored order.
+    /// Returns the pointers as a slice, in stored order.
     #[must_use]
     #[inline]
     pub fn as_slice(&self) -> &[Pointer] {
         &self.words[..usize::from(self.count)]
     }
 
-    /// All pointers `sectors` further on.
+    /// Returns all pointers moved forward by `sectors`.
     #[must_use]
     #[inline]
     pub fn advanced(self, sectors: u64) -> Self {
-        // As a rule a key begins where it is asked for.
+        // Usually a key begins exactly where the lookup asked, so nothing moves.
         if sectors == 0 { self } else { self.moved(sectors) }
     }
 
@@ -171,58 +178,58 @@ impl core::fmt::Debug for Pointers {
     }
 }
 
-/// A key: an extent of a volume, or in an interior node a child.
+/// A key: an extent of a volume, or a child in an interior node.
 ///
-/// Covers the sectors `[start(), end)` of volume `inode`. For a backing device these are absolute sectors of the
-/// backing device, its data offset included.
+/// Covers the sectors `[start(), end)` of volume `inode`. For a backing device these are absolute
+/// sectors of the device, counted from its start and not from its data offset.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Key {
-    /// The volume.
+    /// Inode of the volume.
     pub inode: Inode,
-    /// Sectors covered, 0..=65535. Zero: a leftover that means nothing.
+    /// Sectors covered, 0..=65535. Zero: a leftover without meaning.
     pub size: u16,
-    /// The data may not be on the backing device.
+    /// Whether the data may be missing on the backing device.
     pub dirty: bool,
     /// End of the extent in sectors, exclusive.
     pub end: u64,
-    /// Where the data is; empty: an explicit hole.
+    /// Where the data is. No pointers: an explicit hole.
     pub pointers: Pointers,
 }
 
 impl Key {
-    /// First sector covered. Only valid when `size <= end`: true of a journal's keys and of checked leaf keys, but not of
-    /// children, whose size is that of the node.
+    /// Returns the first sector covered. Valid only when `size <= end`. That holds for the keys of
+    /// a journal and for checked leaf keys, but not for child keys, whose size is that of the node.
     #[must_use]
     pub const fn start(&self) -> u64 {
         self.end - self.size as u64
     }
 
-    /// Sectors covered, as a wide number.
+    /// Returns the number of sectors covered, as a `u64`.
     #[must_use]
     pub const fn sectors(&self) -> u64 {
         self.size as u64
     }
 
-    /// Where the key sorts: `(inode, end)`.
+    /// Returns the position by which the key sorts: `(inode, end)`.
     #[must_use]
     pub const fn position(&self) -> Position {
         Position { inode: self.inode, offset: self.end }
     }
 
-    /// Position of the key's start.
+    /// Returns the position of the key's start.
     #[must_use]
     pub const fn start_position(&self) -> Position {
         Position { inode: self.inode, offset: self.start() }
     }
 
-    /// Words the key takes on disk.
+    /// Returns the number of words the key takes on disk.
     #[must_use]
     #[inline]
     pub const fn words(&self) -> usize {
         2 + self.pointers.count()
     }
 
-    /// The pointer-less key over `[start, end)`: whatever older keys said there is void.
+    /// Creates a key without pointers over `[start, end)`. It voids whatever older keys map there.
     ///
     /// # Panics
     /// If the range is longer than [`MAX_KEY_SECTORS`].
@@ -232,7 +239,8 @@ impl Key {
         Self { inode, size, dirty: false, end, pointers: Pointers::NONE }
     }
 
-    /// The part of the key that lies in `[start, end)`, pointers advanced; `None` if nothing does.
+    /// Returns the part of the key that lies in `[start, end)`, with its pointers advanced; `None`
+    /// if no part does.
     #[inline]
     #[must_use]
     pub fn cut(&self, start: u64, end: u64) -> Option<Self> {
@@ -250,7 +258,7 @@ impl Key {
         Some(Self { size, end: to, pointers: self.pointers.advanced(from - self.start()), ..*self })
     }
 
-    /// The header word as stored. Kernels always set bit 63.
+    /// Returns the header word as stored. Kernels always set bit 63.
     #[must_use]
     pub fn header_word(&self) -> u64 {
         HIGH_BIT
@@ -260,13 +268,13 @@ impl Key {
             | u64::from(self.inode.0) & INODE_MASK
     }
 
-    /// Pointer count that a header word announces, 0..=7.
+    /// Returns the pointer count in a header word, 0..=7.
     #[must_use]
     pub const fn pointer_count_of(header: u64) -> usize {
         ((header >> COUNT_SHIFT) & 7) as usize
     }
 
-    /// A key from its header, end offset and pointers, unchecked.
+    /// Creates a key from its header word, end offset and pointers, without checks.
     #[must_use]
     pub const fn from_words(header: u64, end: u64, pointers: Pointers) -> Self {
         Self {
@@ -299,7 +307,8 @@ mod tests {
 
     #[test]
     fn header_of_the_format_document_example() {
-        // on-disk format, 20.3: `9000001030800000 330 bc1801` is 0:[40,816) dirty at sector 48152, generation 1.
+        // on-disk format, 20.3: `9000001030800000 330 bc1801` is 0:[40,816) dirty at sector 48152,
+        // generation 1.
         let pointers = Pointers::one(Pointer::from_word(0xbc_1801));
         let key = Key::from_words(0x9000_0010_3080_0000, 0x330, pointers);
         assert_eq!((key.inode, key.start(), key.end, key.dirty), (Inode(0), 40, 816, true));

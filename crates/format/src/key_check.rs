@@ -1,17 +1,20 @@
-//! Whether a readable key makes sense where it stands: in a leaf, as a child, as a root, as the uuid table's place.
+//! Checks whether a readable key makes sense in its place: in a leaf, as a child, as the root, or
+//! as the key of the uuid table.
 //!
-//! A kernel's refusals, and where the comments say so some that it forgets. The functions look at one key (or one
-//! list) and the sizes of the set; what depends on bucket generations or on the node's range is asked elsewhere.
+//! The checks are those of a kernel, and some that a kernel omits; the comments say which. The
+//! functions look at one key (or one list) and the sizes of the set. Checks that need bucket
+//! generations or the range of the node are made elsewhere.
 
 use crate::error::{KeyError, KeyListError};
 use crate::geometry::Geometry;
 use crate::key::{Key, Pointer};
 use crate::units::Position;
 
-/// A key of a leaf, or of the journal. Keys of size zero mean nothing and may hold anything.
+/// Checks a key of a leaf or of the journal. Keys of size zero mean nothing and may hold anything.
 ///
 /// # Errors
-/// [`KeyError`] if the key starts before zero or a pointer names a device, bucket or range that data cannot be in.
+/// [`KeyError`] if the key starts before zero or a pointer names a device, bucket or range that
+/// cannot hold data.
 #[inline]
 pub fn check_leaf_key(geometry: &Geometry, key: &Key) -> Result<(), KeyError> {
     if key.size == 0 {
@@ -27,7 +30,7 @@ pub fn check_leaf_key(geometry: &Geometry, key: &Key) -> Result<(), KeyError> {
         .try_for_each(|pointer| check_pointer(geometry, *pointer, key.size))
 }
 
-/// A key of an interior node (children and freeing keys alike), or the root's key in a journal entry.
+/// Checks a key of an interior node (child or freeing key), or the root's key in a journal entry.
 ///
 /// # Errors
 /// [`KeyError`] if it cannot name a node.
@@ -47,7 +50,7 @@ pub fn check_child_key(geometry: &Geometry, key: &Key) -> Result<(), KeyError> {
         return Err(KeyError::DirtyChild);
     }
     check_pointer(geometry, *pointer, key.size)?;
-    // The rest a kernel does not look at; it relies on having written the key itself.
+    // A kernel does not check the rest; it relies on having written the key itself.
     if !pointer.sector().is_multiple_of(geometry.bucket_sectors) {
         return Err(KeyError::NotAtBucketStart { sector: pointer.sector() });
     }
@@ -57,7 +60,7 @@ pub fn check_child_key(geometry: &Geometry, key: &Key) -> Result<(), KeyError> {
     Ok(())
 }
 
-/// The key of the uuid table in a journal entry: the same rules as for a node.
+/// Checks the key of the uuid table in a journal entry, by the same rules as for a node.
 ///
 /// # Errors
 /// [`KeyError`] if it cannot name a table.
@@ -65,7 +68,8 @@ pub fn check_uuid_key(geometry: &Geometry, key: &Key) -> Result<(), KeyError> {
     check_child_key(geometry, key)
 }
 
-/// Keys of one leaf set: each starts at or after the end of the one before. (A kernel does not check.)
+/// Checks that each key of one leaf set starts at or after the end of the one before. (A kernel
+/// does not check.)
 ///
 /// # Errors
 /// The first key out of order.
@@ -73,7 +77,8 @@ pub fn check_leaf_order(keys: impl IntoIterator<Item = Key>) -> Result<(), KeyLi
     check_order(keys, |key| Position::new(key.inode, key.end.saturating_sub(u64::from(key.size))))
 }
 
-/// Keys of one interior set: positions never decrease, so the freeing keys come first. (A kernel does not check.)
+/// Checks that the positions of the keys of one interior set never decrease, so that the freeing
+/// keys come first. (A kernel does not check.)
 ///
 /// # Errors
 /// The first key out of order.
@@ -99,7 +104,7 @@ fn check_order(
 
 #[inline]
 fn check_pointer(geometry: &Geometry, pointer: Pointer, size: u16) -> Result<(), KeyError> {
-    // A kernel takes devices 1..=7 for device 0; data would be read from the wrong place.
+    // A kernel treats devices 1..=7 as device 0, so data would be read from the wrong place.
     if pointer.device_number() != 0 {
         return Err(KeyError::NoSuchDevice { found: pointer.device_number() });
     }

@@ -1,7 +1,9 @@
-//! A run of keys as sets and journal entries hold them: back to back, each as long as its pointer count says.
+//! A list of keys as stored in sets and journal entries: back to back, each as long as its pointer
+//! count says.
 //!
-//! [`KeyList::parse`] looks at every key once; iterating the checked list cannot fail. What is checked here is what
-//! makes a key readable at all. Whether a key makes sense in a leaf or as a child is asked of `key_check`.
+//! [`KeyList::parse`] checks every key once; iterating over the checked list cannot fail. The
+//! checks here only decide whether a key can be read at all. `key_check` decides whether it makes
+//! sense in a leaf or as a child.
 
 use crate::error::{KeyError, KeyListError};
 use crate::key::{Key, MAX_POINTERS, Pointer, Pointers};
@@ -10,20 +12,20 @@ use crate::units::{Position, WORD_BYTES};
 /// Words of a key before its pointers.
 const KEY_HEADER_WORDS: usize = 2;
 
-/// Keys back to back, each of them readable.
+/// Readable keys, stored back to back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KeyList<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> KeyList<'a> {
-    /// A list without keys.
+    /// The empty list.
     pub const EMPTY: Self = Self { bytes: &[] };
 
-    /// The keys of `bytes`, which must be tiled by them.
+    /// Checks `bytes`, which must consist of whole keys, and returns them as a list.
     ///
     /// # Errors
-    /// The first key that is malformed, and which one it is.
+    /// The first malformed key, and its index.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, KeyListError> {
         let mut reader = KeyListReader::new(bytes);
         loop {
@@ -33,25 +35,25 @@ impl<'a> KeyList<'a> {
         }
     }
 
-    /// The keys in stored order.
+    /// Returns the keys in stored order.
     #[must_use]
     pub fn iter(&self) -> KeyIter<'a> {
         KeyIter { rest: self.bytes }
     }
 
-    /// There are no keys.
+    /// Returns true if there are no keys.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Length in words, which is what the `keys` fields count.
+    /// Returns the length in words, which is what the `keys` fields count.
     #[must_use]
     pub const fn words(&self) -> usize {
         self.bytes.len() / WORD_BYTES
     }
 
-    /// The keys as stored.
+    /// Returns the keys as stored.
     #[must_use]
     pub const fn as_bytes(&self) -> &'a [u8] {
         self.bytes
@@ -71,28 +73,29 @@ impl<'a> IntoIterator for &KeyList<'a> {
 #[derive(Clone, Debug)]
 pub struct KeyListReader<'a> {
     bytes: &'a [u8],
-    /// The key that comes next, and the word at which it begins.
+    /// Index of the next key, and the word at which it begins.
     index: usize,
     word: usize,
 }
 
 impl<'a> KeyListReader<'a> {
-    /// The keys of `bytes`, none of them looked at yet.
+    /// Creates a reader for the keys of `bytes`; none of them has been checked yet.
     #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, index: 0, word: 0 }
     }
 
-    /// Bytes that have been looked through.
+    /// Returns the number of bytes checked so far.
     #[must_use]
     pub const fn found(&self) -> usize {
         self.word * WORD_BYTES
     }
 
-    /// Goes on by so many keys, but at least one; the list, when all are checked.
+    /// Checks up to `keys` further keys, but at least one. Returns the list once all keys are
+    /// checked.
     ///
     /// # Errors
-    /// As [`KeyList::parse`].
+    /// As for [`KeyList::parse`].
     pub fn step(&mut self, keys: usize) -> Result<Option<KeyList<'a>>, KeyListError> {
         let upto = self.index.saturating_add(keys.max(1));
         while self.word * WORD_BYTES < self.bytes.len() {
@@ -144,13 +147,13 @@ impl Iterator for KeyIter<'_> {
     }
 }
 
-/// The key at the start of `bytes`, and how many words it takes. Bits of the header that mean nothing are ignored, as
-/// every kernel does.
+/// Reads the key at the start of `bytes`, and returns it with its length in words. Bits of the
+/// header that mean nothing are ignored, as every kernel does.
 ///
 /// # Errors
 /// [`KeyError`] if it runs past the bytes, has too many pointers, or ends beyond the key space.
-/// Whether the size makes sense is for `key_check` to say: in an interior node it is that of the child, and has nothing
-/// to do with the position.
+/// `key_check` decides whether the size makes sense: in an interior node it is the size of the
+/// child and unrelated to the position.
 pub fn parse_key(bytes: &[u8]) -> Result<(Key, usize), KeyError> {
     let words = check_key(bytes)?;
     let ([header, end], behind) = words_at_start(bytes).expect("the length was checked");
@@ -163,7 +166,8 @@ pub fn parse_key(bytes: &[u8]) -> Result<(Key, usize), KeyError> {
     Ok((Key::from_words(header, end, pointers), words))
 }
 
-/// How many words the key at the start of `bytes` takes, if it can be read: all of [`parse_key`]'s checks.
+/// Makes all of [`parse_key`]'s checks on the key at the start of `bytes`, and returns its length
+/// in words.
 #[inline]
 fn check_key(bytes: &[u8]) -> Result<usize, KeyError> {
     let found = bytes.len() / WORD_BYTES;
@@ -184,7 +188,7 @@ fn check_key(bytes: &[u8]) -> Result<usize, KeyError> {
     Ok(wanted)
 }
 
-/// The first words of `bytes`, and the bytes behind them.
+/// Returns the first words of `bytes`, and the bytes after them.
 #[inline]
 fn words_at_start<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
     let (words, behind) = bytes.split_at_checked(N * WORD_BYTES)?;
@@ -195,7 +199,7 @@ fn words_at_start<const N: usize>(bytes: &[u8]) -> Option<([u64; N], &[u8])> {
     Some((list, behind))
 }
 
-/// Writes `key` to the start of `bytes` and says how many words it took; `None` if it does not fit.
+/// Writes `key` to the start of `bytes` and returns its length in words; `None` if it does not fit.
 pub fn write_key(bytes: &mut [u8], key: &Key) -> Option<usize> {
     let words = key.words();
     let target = bytes.get_mut(..words * WORD_BYTES)?;

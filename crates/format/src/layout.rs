@@ -1,22 +1,23 @@
-//! Where each field of a structure lies: one table per structure, read by the parsers and by `docs/format.md`.
+//! Describes where each field of a structure lies: one table per structure, used by the parsers and
+//! to render `docs/format.md`.
 //!
-//! A parser never writes an offset as a number; it names a [`Field`]. The page of layout tables is rendered from the
-//! same constants, so page and code cannot drift apart.
+//! A parser never contains an offset as a number; it names a [`Field`]. The page of layout tables
+//! is rendered from the same constants, so page and code cannot diverge.
 
-/// One field of a structure: its place in bytes, its name and what it means.
+/// One field of a structure: its offset and size in bytes, its name and its meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
     /// First byte, from the start of the structure.
     pub offset: usize,
     /// Length in bytes.
     pub size: usize,
-    /// The field's own name.
+    /// Name of the field in the format.
     pub name: &'static str,
-    /// One phrase for the page of tables.
+    /// One phrase for the page of layout tables.
     pub meaning: &'static str,
 }
 
-/// A structure of the disk, for the page of tables.
+/// A structure of the on-disk format, for the page of layout tables.
 #[derive(Clone, Copy, Debug)]
 pub struct Structure {
     /// Heading of its table.
@@ -30,13 +31,13 @@ impl Field {
         Self { offset, size, name, meaning }
     }
 
-    /// First byte behind the field.
+    /// Returns the offset of the first byte after the field.
     #[must_use]
     pub const fn end(&self) -> usize {
         self.offset + self.size
     }
 
-    /// The field's bytes. The structure's length was checked by the caller.
+    /// Returns the field's bytes. The caller has checked the length of the structure.
     pub(crate) fn slice<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[self.offset..self.end()]
     }

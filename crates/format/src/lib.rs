@@ -1,26 +1,28 @@
-//! The on-disk format of Linux bcache: bytes to checked Rust values, and values back to sealed bytes.
+//! The on-disk format of Linux bcache: parses bytes into checked Rust values, and turns values back
+//! into sealed bytes.
 //!
-//! Nothing here has an opinion, performs I/O or keeps state. Bytes from a device are untrusted: every `parse`
-//! returns a checked value or an error with typed fields, and never panics.
+//! This crate has no policy, performs no I/O and keeps no state. Bytes from a device are untrusted:
+//! every `parse` returns a checked value or an error with typed fields, and never panics.
 //!
 //! ```text
-//! cache device   | boot | superblock | journal buckets | buckets handed out: priorities, uuids, nodes, data |
+//! cache device   | boot | superblock | journal | buckets: priorities, uuids, nodes, data |
 //!                         sector 8     from first_bucket on
 //!
 //! superblock     says where the journal is; the newest entry says where everything else is:
-//!   journal entry -> root node -> interior nodes -> leaves -> data       (B-tree, copied on split)
-//!                 -> uuid table                                          (rewritten elsewhere on change)
-//!                 -> chain of priority sets: generation of every bucket  (rewritten elsewhere on change)
+//!   journal entry -> root node -> interior nodes -> leaves -> data (B-tree, copied on split)
+//!                 -> uuid table                                    (rewritten elsewhere on change)
+//!                 -> chain of priority sets: all generations       (rewritten elsewhere on change)
 //!   journal entry holds keys that may not be in a leaf yet.
 //!
 //! backing device | boot | superblock | data, from data_offset on |
 //! ```
 //!
-//! Written last is always the name: a node before the parent that points to it, a chain or table before the journal
-//! entry, data before its key. A pointer is valid while it carries its bucket's generation, so moving the generation
-//! on makes all old pointers into a bucket void at once.
+//! The reference is always written last: a node before the parent that points to it, a chain or
+//! table before the journal entry, data before its key. A pointer is valid only while it carries
+//! its bucket's current generation. Incrementing the generation therefore voids all old pointers
+//! into a bucket at once.
 //!
-//! See `docs/format.md` for the layout tables; a test prints them from this code.
+//! See `docs/format.md` for the layout tables; a test renders them from this code.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -28,8 +30,8 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
-// The format is little-endian, and read and written byte by byte. That this is so everywhere has never been tried where it would
-// show, and nobody's data shall be the trial.
+// The format is little-endian, and this crate reads and writes it byte by byte. Whether all code
+// does so has never been tested on a big-endian machine, and users' data must not be the test.
 #[cfg(target_endian = "big")]
 compile_error!("bcached is not built for big-endian machines: it has never been tested on one");
 

@@ -1,14 +1,17 @@
-//! A whole B-tree node: the log of its sets.
+//! Reads a whole B-tree node: the log of its sets.
 //!
-//! Old contents of a bucket are not erased, so only the rules here say where the log ends: sets follow each other at
-//! block boundaries while their headers carry the first one's sequence number. Behind the end anything may stand,
-//! except that number at a header's place: that means a set between was lost.
+//! Old contents of a bucket are not erased, so only these rules determine where the log ends:
+//!
+//! - Sets follow each other at block boundaries as long as their headers carry the sequence number
+//!   of the first.
+//! - After the end there may be anything, except that number in the place of a header: it means
+//!   that a set in between was lost.
 
 use crate::bset::{Bset, BsetPlace, BsetReader, seq_at};
 use crate::error::{BsetError, NodeError};
 use alloc::vec::Vec;
 
-/// A set and where it stands in its node.
+/// A set and its place in the node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeSet<'a> {
     /// Block of the node at which it starts.
@@ -17,20 +20,21 @@ pub struct NodeSet<'a> {
     pub bset: Bset<'a>,
 }
 
-/// The checked sets of a node, oldest first; there is at least one, and only the first may be empty.
+/// The checked sets of a node, oldest first. There is at least one, and only the first may be
+/// empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeLog<'a> {
     /// The sets.
     pub sets: Vec<NodeSet<'a>>,
-    /// Block at which the next set would be written.
+    /// Block at which the next set will be written.
     pub end_block: u32,
 }
 
 impl<'a> NodeLog<'a> {
-    /// The sets of the node that `bytes` hold: as many as the size of the node's key says, and no more.
+    /// Parses the sets of the node in `bytes`, which are as long as the size in the node's key.
     ///
     /// # Errors
-    /// The first failed check, and the block of the set that it is about.
+    /// The first failed check, and the block of the set that failed it.
     ///
     /// # Panics
     /// If `block_bytes` is zero.
@@ -43,7 +47,7 @@ impl<'a> NodeLog<'a> {
         }
     }
 
-    /// The random number that marks the node's sets.
+    /// Returns the random number that marks the node's sets.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.sets.first().map_or(0, |set| set.bset.seq)
@@ -56,18 +60,18 @@ pub struct NodeLogReader<'a> {
     bytes: &'a [u8],
     block_bytes: usize,
     place: BsetPlace,
-    /// What marks the node's sets.
+    /// The sequence number that marks the node's sets.
     seq: u64,
     sets: Vec<NodeSet<'a>>,
-    /// Block of the set that is being checked, or where the next would begin.
+    /// Block of the set that is being checked, or at which the next one would begin.
     block: usize,
     set: Option<BsetReader<'a>>,
-    /// Bytes of the sets before it, each twice.
+    /// Bytes of the sets before it, counted twice: once for the checksum, once for the keys.
     found: usize,
 }
 
 impl<'a> NodeLogReader<'a> {
-    /// As [`NodeLog::parse`]; none of the sets is looked at yet.
+    /// Starts parsing as [`NodeLog::parse`] does; no set has been checked yet.
     ///
     /// # Errors
     /// There is no first set.
@@ -83,16 +87,17 @@ impl<'a> NodeLogReader<'a> {
         Ok(Self { bytes, block_bytes, place, seq, sets: Vec::new(), block: 0, set: None, found: 0 })
     }
 
-    /// Bytes that have been summed, and those that have been looked through for keys: what the steps have cost.
+    /// Returns the cost of the steps so far: the bytes summed plus the bytes checked for keys.
     #[must_use]
     pub fn found(&self) -> usize {
         self.found + self.set.as_ref().map_or(0, BsetReader::found)
     }
 
-    /// Goes on by the sum of so many bytes, or by the keys in about so many; the log, when all of it is checked.
+    /// Sums up to `bytes` further bytes, or checks the keys in about as many. Returns the log once
+    /// all of it is checked.
     ///
     /// # Errors
-    /// As [`NodeLog::parse`]. There is nothing to go on with afterwards.
+    /// As for [`NodeLog::parse`]. After an error the reader must not be used any further.
     pub fn step(&mut self, bytes: usize) -> Result<Option<NodeLog<'a>>, NodeError> {
         let block = to_block(self.block);
         let failed = |error| NodeError { block, error };
@@ -117,7 +122,8 @@ impl<'a> NodeLogReader<'a> {
         Ok(None)
     }
 
-    /// All sets are checked. Behind them no header carries their number.
+    /// Returns the log after all sets are checked, if no header after them carries their sequence
+    /// number.
     fn finish(&mut self) -> Result<NodeLog<'a>, NodeError> {
         let end_block = to_block(self.block);
         let mut behind = self.block..self.bytes.len() / self.block_bytes;
@@ -130,7 +136,8 @@ impl<'a> NodeLogReader<'a> {
     }
 }
 
-/// A node has at most 65535 sectors, so its blocks fit; more bytes than that are a caller's mistake.
+/// Converts a block number. A node has at most 65535 sectors, so its blocks fit; a longer buffer is
+/// a mistake of the caller.
 fn to_block(block: usize) -> u32 {
     u32::try_from(block).expect("a node has less than 2^32 blocks")
 }

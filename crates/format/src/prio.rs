@@ -1,8 +1,10 @@
-//! A priority set: generation and priority of a run of buckets. A chain of them describes the whole device.
+//! The priority set: generations and priorities of a run of buckets. A chain of sets describes the
+//! whole device.
 //!
-//! Generations are vital, priorities only steer replacement. A chain is written whole into fresh buckets, last set
-//! first, and takes effect with the journal entry that names its first bucket. The chain's end is known by count: the
-//! last set's `next` is junk, and so are the entries behind the last bucket. Both are summed.
+//! Generations are vital; priorities only steer replacement. A chain is written as a whole into
+//! fresh buckets, last set first, and takes effect with the journal entry that names its first
+//! bucket. A reader finds the end of the chain by counting buckets: the last set's `next` is junk,
+//! and so are the entries after the last bucket. The checksum covers both.
 
 use crate::checksum::{CHECKSUM_BYTES, Sum, checksum};
 use crate::error::PrioError;
@@ -18,7 +20,7 @@ const PAD: Field = Field::new(28, 4, "pad", "0");
 const NEXT: Field = Field::new(32, 8, "next_bucket", "bucket of the chain's next set; of the last set: junk");
 const FIRST: Field = Field::new(40, 3, "data", "u16 prio, u8 gen of each bucket, as many as fit");
 
-/// The table of a priority set.
+/// Layout table of a priority set.
 pub const STRUCTURE: Structure =
     Structure { name: "Priority set", fields: &[CSUM, MAGIC, SEQ, VERSION, PAD, NEXT, FIRST] };
 
@@ -27,57 +29,62 @@ const ENTRY_BYTES: usize = FIRST.size;
 
 /// Priority of a bucket that was never used.
 pub const PRIO_NEVER_USED: u16 = 0;
-/// Priority that bcached gives to the buckets of its reserve, and to no others (see `stamp`). To a kernel it is one that was not
-/// used for long.
+/// Priority that bcached gives to the buckets of its reserve, and to no others (see `stamp`). To a
+/// kernel it looks like a bucket that has not been used for a long time.
 pub const PRIO_RESERVE: u16 = 1;
 /// Priority of a bucket that was just filled or hit.
 pub const PRIO_FRESH: u16 = 32768;
-/// Priority of a bucket that holds metadata, a B-tree node above all. A kernel stores it as it is.
+/// Priority of a bucket that holds metadata, such as a B-tree node. A kernel stores it unchanged.
 pub const PRIO_BTREE: u16 = 65535;
-/// The most blocks of a node that a priority can tell.
+/// Largest number of node blocks that a priority can encode.
 pub const NODE_BLOCKS_MAX: u16 = PRIO_BTREE - PRIO_FRESH - 1;
 
-/// The priority that bcached stores for the bucket of a node of which so many blocks are durable: below a kernel's by as many, and
-/// above all that data can have. Who finds fewer blocks knows that a write was lost. A kernel, which sets the priorities of nodes itself
-/// when it starts, loses it; so it means something only in a chain that bcached wrote last (see `JsetHeader::marks_reserve`).
+/// Returns the priority that bcached stores for the bucket of a node with `durable_blocks` durable
+/// blocks.
+///
+/// It is that many below a kernel's priority for metadata, and above any priority of data. A reader
+/// that finds fewer blocks knows that a write was lost. A kernel sets the priorities of nodes
+/// itself when it starts, and so loses the number. It therefore means something only in a chain
+/// that bcached wrote last (see `JsetHeader::marks_reserve`).
 #[must_use]
 pub const fn prio_of_node(durable_blocks: u16) -> u16 {
     if durable_blocks < NODE_BLOCKS_MAX { PRIO_BTREE - durable_blocks } else { PRIO_FRESH + 1 }
 }
 
-/// How many blocks of the node in a bucket are durable at the least, by its priority; 0: nothing is said, or it is no node.
+/// Returns the least number of durable blocks of the node in a bucket with priority `prio`; 0 if
+/// the priority does not tell, or the bucket holds no node.
 #[must_use]
 pub const fn durable_blocks(prio: u16) -> u16 {
     if prio > PRIO_FRESH { PRIO_BTREE - prio } else { 0 }
 }
 
-/// Buckets that a set in a meta area of this many bytes describes.
+/// Returns the number of buckets that a set in a meta area of `meta_bytes` bytes describes.
 #[must_use]
 pub const fn entries_in(meta_bytes: usize) -> usize {
     meta_bytes.saturating_sub(HEADER_BYTES) / ENTRY_BYTES
 }
 
-/// What is stored about one bucket.
+/// The stored state of one bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BucketPrio {
-    /// How much the bucket is worth keeping.
+    /// How valuable the bucket's content is: replacement prefers low priorities.
     pub prio: u16,
-    /// Its generation: pointers of other generations are void.
+    /// Generation of the bucket: pointers with other generations are void.
     pub generation: Gen,
 }
 
-/// A checked priority set; its entries lie in the bytes it was parsed from.
+/// A checked priority set; its entries borrow from the bytes it was parsed from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrioSet<'a> {
     /// Number of the write; the same in all sets of a chain.
     pub seq: u64,
-    /// Bucket of the next set, unless this is the last by count.
+    /// Bucket of the next set. Junk if this is the last set by count.
     pub next_bucket: u64,
     entries: &'a [u8],
 }
 
 impl<'a> PrioSet<'a> {
-    /// The set in `bytes`, which are the whole meta area of its bucket.
+    /// Parses the set in `bytes`, which are the whole meta area of its bucket.
     ///
     /// # Errors
     /// [`PrioError`]: checksum, then magic.
@@ -85,16 +92,17 @@ impl<'a> PrioSet<'a> {
         Self::parse_summed(bytes, magic, checksum(bytes.get(CHECKSUM_BYTES..).unwrap_or_default()))
     }
 
-    /// Whether `bytes`, the first of a bucket, begin like a set; the rest may make no sense.
+    /// Returns whether `bytes`, the first of a bucket, begin like a set; the rest is not checked.
     #[must_use]
     pub fn begins(bytes: &[u8], magic: SetMagic) -> bool {
         bytes.len() >= FIRST.end() && MAGIC.u64(bytes) == magic.prio()
     }
 
-    /// The same, if the checksum of `bytes` from the ninth on is `sum`.
+    /// Parses the set in `bytes`, whose checksum from the ninth byte on the caller has computed as
+    /// `sum`.
     ///
     /// # Errors
-    /// As [`PrioSet::parse`].
+    /// As for [`PrioSet::parse`].
     pub fn parse_summed(bytes: &'a [u8], magic: SetMagic, sum: u64) -> Result<Self, PrioError> {
         if bytes.len() < FIRST.end() {
             return Err(PrioError::Truncated { wanted: FIRST.end(), found: bytes.len() });
@@ -110,7 +118,8 @@ impl<'a> PrioSet<'a> {
         Ok(Self { seq: SEQ.u64(bytes), next_bucket: NEXT.u64(bytes), entries: &bytes[HEADER_BYTES..] })
     }
 
-    /// The buckets' entries in order; the caller stops at the last bucket, what follows is junk.
+    /// Returns the entries in bucket order. The caller must stop at the last bucket; what follows
+    /// is junk.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = BucketPrio> + 'a {
         self.entries.chunks_exact(ENTRY_BYTES).map(|entry| BucketPrio {
             prio: u16::from_le_bytes([entry[0], entry[1]]),
@@ -119,7 +128,8 @@ impl<'a> PrioSet<'a> {
     }
 }
 
-/// Fills `bytes`, the whole meta area of a bucket, with a sealed set. What the entries do not fill is zero.
+/// Fills `bytes`, the whole meta area of a bucket, with a sealed set. The space after the entries
+/// is zeroed.
 ///
 /// # Panics
 /// If there are more entries than fit.
@@ -136,18 +146,19 @@ pub fn seal(
     let _sealed = set.seal();
 }
 
-/// A set that is made in pieces: that of a large bucket says something of a hundred thousand others.
+/// Builds a set in pieces. The set in a large bucket describes a hundred thousand buckets.
 pub struct PrioWriter<M> {
     memory: M,
-    /// Up to here it is filled and summed.
+    /// End of the part that is filled and summed.
     end: usize,
-    /// No entries come any more.
+    /// Whether the last entry has been added.
     is_over: bool,
     sum: Sum,
 }
 
 impl<M: AsMut<[u8]>> PrioWriter<M> {
-    /// A set without entries in `memory`, which is as long as the meta area of a bucket, and zero.
+    /// Starts a set without entries in `memory`, which is zeroed and as long as the meta area of a
+    /// bucket.
     #[must_use]
     pub fn new(mut memory: M, magic: SetMagic, seq: u64, next_bucket: u64) -> Self {
         let bytes = memory.as_mut();
@@ -159,10 +170,10 @@ impl<M: AsMut<[u8]>> PrioWriter<M> {
         Self { memory, end: HEADER_BYTES, is_over: false, sum }
     }
 
-    /// The entries of the buckets that come next.
+    /// Appends the entries of the next buckets.
     ///
     /// # Panics
-    /// If they do not fit, or come after [`PrioWriter::pass`].
+    /// If they do not fit, or are added after [`PrioWriter::pass`].
     pub fn push(&mut self, entries: impl Iterator<Item = BucketPrio>) {
         assert!(!self.is_over, "what is behind the entries has been summed");
         let begin = self.end;
@@ -178,7 +189,8 @@ impl<M: AsMut<[u8]>> PrioWriter<M> {
         self.sum.add(&bytes[begin..self.end]);
     }
 
-    /// No entries come any more: sums so many bytes at most of the rest, which is zero, and says how many; 0 when all is summed.
+    /// Ends the entries, and sums at most `max` further bytes of the zeroed rest. Returns the
+    /// number of bytes summed; 0 when all are.
     pub fn pass(&mut self, max: usize) -> usize {
         self.is_over = true;
         let rest = &self.memory.as_mut()[self.end..];
@@ -188,7 +200,7 @@ impl<M: AsMut<[u8]>> PrioWriter<M> {
         piece.len()
     }
 
-    /// The sealed set. What the entries do not fill is zero.
+    /// Seals and returns the set. The space after the entries is zero.
     #[must_use]
     pub fn seal(mut self) -> M {
         self.pass(usize::MAX);

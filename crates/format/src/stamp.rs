@@ -1,9 +1,12 @@
-//! The stamp of a bucket of the reserve: bcached's own, in the bucket's first block. No kernel looks at it.
+//! The stamp in the first block of a bucket of the reserve. It is an extension of bcached; no
+//! kernel looks at it.
 //!
-//! It says that nothing points into the bucket at this generation. Whoever uses a bucket writes its first block before anything
-//! durable names it, so a stamp that is there, with the generation that the priorities give to the bucket, has the last word:
-//! a start may hand the bucket out before it has seen the tree. Which buckets to look at, the chain of priorities says
-//! ([`PRIO_RESERVE`](crate::prio::PRIO_RESERVE)), if the newest journal entry vouches for it.
+//! A stamp says that nothing points into the bucket at this generation. Any user of the bucket
+//! overwrites its first block before something durable names the bucket. So a stamp with the
+//! generation that the priorities give to the bucket is conclusive: at start-up the bucket may be
+//! handed out before the tree has been read. The priority chain says which buckets to look at
+//! ([`PRIO_RESERVE`](crate::prio::PRIO_RESERVE)), if the newest journal entry vouches for the
+//! chain.
 
 use crate::checksum::{CHECKSUM_BYTES, checksum};
 use crate::identity::SetMagic;
@@ -16,13 +19,13 @@ const MAGIC: Field = Field::new(8, 8, "magic", "0x3C5DE4B11F9A6E87 xor set magic
 const BUCKET: Field = Field::new(16, 8, "bucket", "its index");
 const GENERATION: Field = Field::new(24, 1, "gen", "its generation");
 
-/// The table of a stamp.
+/// Layout table of a stamp.
 pub const STRUCTURE: Structure =
     Structure { name: "Stamp of a bucket of the reserve", fields: &[CSUM, MAGIC, BUCKET, GENERATION] };
 
 const STAMP_BYTES: usize = GENERATION.end();
 
-/// The stamp of `bucket` of generation `generation`, in a block of `block_bytes`; the rest of the block is zero.
+/// Builds the stamp of `bucket` at `generation`, in a block of `block_bytes` whose rest is zero.
 ///
 /// # Panics
 /// If the block is shorter than a stamp.
@@ -37,7 +40,7 @@ pub fn stamp(block_bytes: usize, magic: SetMagic, bucket: u64, generation: Gen) 
     bytes
 }
 
-/// Whether `block`, the first one of `bucket`, holds its stamp.
+/// Returns whether `block`, the first one of `bucket`, holds its stamp for `generation`.
 #[must_use]
 pub fn is_stamped(block: &[u8], magic: SetMagic, bucket: u64, generation: Gen) -> bool {
     let found = block.get(..STAMP_BYTES);

@@ -1,9 +1,10 @@
-//! The summary of a bucket of data: bcached's own, in the last blocks of a bucket that was filled. No key points there, and no kernel
-//! looks at it.
+//! The summary in the last blocks of a filled data bucket. It is an extension of bcached: no key
+//! points to it, and no kernel looks at it.
 //!
-//! It says which extents were written into the bucket, in the order in which they lie there. Who wants to empty the bucket asks the
-//! tree for those instead of looking at the whole tree. It is a hint: what is still there the tree alone knows, and a bucket
-//! without one, or with more in it than its summary says, is emptied by looking at all keys.
+//! It lists the extents that were written into the bucket, in the order in which they lie there. To
+//! empty the bucket, bcached looks up those extents instead of walking the whole tree. The summary
+//! is a hint: only the tree knows what is still in the bucket. If a bucket has no summary, or holds
+//! more than its summary lists, bcached walks all keys to empty it.
 
 use crate::checksum::{CHECKSUM_BYTES, checksum};
 use crate::identity::SetMagic;
@@ -19,7 +20,7 @@ const GENERATION: Field = Field::new(28, 1, "gen", "its generation");
 const PAD: Field = Field::new(29, 3, "pad", "0");
 const FIRST: Field = Field::new(32, 16, "data", "of each extent u64 first sector, u32 inode, u32 sectors");
 
-/// The table of a summary.
+/// Layout table of a summary.
 pub const STRUCTURE: Structure = Structure {
     name: "Summary of a bucket of data",
     fields: &[CSUM, MAGIC, BUCKET, COUNT, GENERATION, PAD, FIRST],
@@ -28,48 +29,50 @@ pub const STRUCTURE: Structure = Structure {
 const HEADER_BYTES: usize = FIRST.offset;
 const ENTRY_BYTES: usize = FIRST.size;
 
-/// A usual extent, in sectors: of so many of these there is room for all.
+/// A usual extent, in sectors: the summary has room for a bucket full of extents of this size.
 const USUAL_SECTORS: u64 = 8;
 
-/// What was written into a bucket in one go.
+/// One extent as it was written into a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Extent {
-    /// Whose.
+    /// Inode of the volume.
     pub inode: Inode,
-    /// First sector.
+    /// First sector in the volume.
     pub start: u64,
     /// Length in sectors; not 0.
     pub sectors: u32,
 }
 
 impl Extent {
-    /// Where it begins: keys of it end behind that.
+    /// Returns the position of the extent's start; its keys end after that.
     #[must_use]
     pub const fn position(&self) -> Position {
         Position { inode: self.inode, offset: self.start }
     }
 
-    /// Where it ends, in sectors.
+    /// Returns the end of the extent, in sectors.
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.start + self.sectors as u64
     }
 }
 
-/// Sectors at the end of a bucket of `bucket_sectors` that its summary takes, in whole blocks of `block_sectors`.
+/// Returns the number of sectors that a summary takes at the end of a bucket of `bucket_sectors`,
+/// in whole blocks of `block_sectors`.
 #[must_use]
 pub fn sectors(bucket_sectors: u64, block_sectors: u64) -> u64 {
     let bytes = HEADER_BYTES as u64 + bucket_sectors / USUAL_SECTORS * ENTRY_BYTES as u64;
     bytes.div_ceil(SECTOR_BYTES).next_multiple_of(block_sectors)
 }
 
-/// Extents that find place in so many sectors.
+/// Returns the number of extents that fit in a summary of `sectors`.
 #[must_use]
 pub fn extents_in(sectors: u64) -> usize {
     bytes_in(sectors).saturating_sub(HEADER_BYTES) / ENTRY_BYTES
 }
 
-/// Whether `extents`, of a summary of so many sectors, are all that was written: a full one may lack some.
+/// Returns whether `extents`, read from a summary of `sectors`, are all that was written. A full
+/// summary may lack some.
 #[must_use]
 pub fn says_all(extents: &[Extent], sectors: u64) -> bool {
     extents.len() < extents_in(sectors)
@@ -79,7 +82,7 @@ fn bytes_in(sectors: u64) -> usize {
     usize::try_from(sectors * SECTOR_BYTES).expect("a bucket fits in memory")
 }
 
-/// The summary of `bucket` of generation `generation`, in `sectors`; the rest of them is zero.
+/// Builds the summary of `bucket` at `generation`, in `sectors` sectors whose rest is zero.
 ///
 /// # Panics
 /// If there are more extents than [`extents_in`] these sectors.
@@ -102,7 +105,8 @@ pub fn summary(sectors: u64, magic: SetMagic, bucket: u64, generation: Gen, exte
     bytes
 }
 
-/// The extents of `bucket`, if `bytes`, the last ones of it, are its summary at `generation`. Bytes of any other kind are none.
+/// Returns the extents of `bucket` if `bytes`, the last ones of it, are its summary at
+/// `generation`; `None` for any other bytes.
 #[must_use]
 pub fn extents(bytes: &[u8], magic: SetMagic, bucket: u64, generation: Gen) -> Option<Vec<Extent>> {
     let header = bytes.get(..HEADER_BYTES)?;
@@ -119,7 +123,7 @@ pub fn extents(bytes: &[u8], magic: SetMagic, bucket: u64, generation: Gen) -> O
     entries.iter().map(extent).collect()
 }
 
-/// `None` if it says what no key can.
+/// Parses one extent; `None` if no key could describe it.
 fn extent(entry: &[u8; ENTRY_BYTES]) -> Option<Extent> {
     let start = u64::from_le_bytes(entry[..8].try_into().ok()?);
     let inode = Inode(u32::from_le_bytes(entry[8..12].try_into().ok()?));

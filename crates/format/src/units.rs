@@ -1,4 +1,5 @@
-//! The units of the format. A sector is always 512 bytes; conversions between sectors and bytes live here only.
+//! The units of the format. A sector is always 512 bytes; only this module converts between sectors
+//! and bytes.
 
 use core::cmp::Ordering;
 use core::fmt;
@@ -9,23 +10,25 @@ pub const SECTOR_BYTES: u64 = 512;
 /// Bytes in a word, the unit of the format's `keys` counts.
 pub const WORD_BYTES: usize = 8;
 
-/// The page size that the format's limits were derived from (meta area cap, node size steps, block size limit).
+/// The page size from which the format's limits were derived (meta area cap, node size steps, block
+/// size limit).
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Sectors in `bytes`, which must be whole sectors.
+/// Returns the sectors in `bytes`, which must be whole sectors.
 #[must_use]
 pub const fn sectors_of(bytes: u64) -> u64 {
     debug_assert!(bytes.is_multiple_of(SECTOR_BYTES), "a length in bytes must be whole sectors");
     bytes / SECTOR_BYTES
 }
 
-/// Bytes in `sectors`.
+/// Returns the bytes in `sectors`.
 #[must_use]
 pub const fn bytes_of(sectors: u64) -> u64 {
     sectors * SECTOR_BYTES
 }
 
-/// Number of a slot in the UUID table: which volume a key belongs to. 20 bits.
+/// Inode: the number of a volume in the set, and of its slot in the UUID table. Each key carries
+/// it. 20 bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Inode(pub u32);
 
@@ -40,11 +43,13 @@ impl fmt::Display for Inode {
     }
 }
 
-/// Which cache device of a set. Sets made by today's kernels have exactly one, number 0.
+/// Index of a cache device in its set. Sets made by today's kernels have a single device, whose
+/// index is zero.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct DeviceIndex(pub u8);
 
-/// A bucket of a cache device, counted from the start of the device (the superblock's bucket included).
+/// A bucket of a cache device, counted from the start of the device (the superblock's bucket
+/// included).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BucketId {
     /// The cache device.
@@ -59,36 +64,38 @@ impl fmt::Display for BucketId {
     }
 }
 
-/// Generation of a bucket, counted modulo 256. A pointer is valid while it carries its bucket's generation.
+/// Generation of a bucket, counted modulo 256. A pointer is valid while it carries its bucket's
+/// generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Gen(pub u8);
 
 impl Gen {
-    /// How far `self` is after `older`, modulo 256: 0 when equal, and 0 when `older` is really the newer one
-    /// (a distance above 128 is taken as "ahead").
+    /// Returns how far `self` is ahead of `older`, modulo 256. Returns 0 if they are equal, and 0
+    /// if `older` is in fact the newer one (which a distance above 128 means).
     #[must_use]
     pub const fn after(self, older: Self) -> u8 {
         let distance = self.0.wrapping_sub(older.0);
         if distance > 128 { 0 } else { distance }
     }
 
-    /// The next generation.
+    /// Returns the next generation.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
     }
 
-    /// The generation before.
+    /// Returns the previous generation.
     #[must_use]
     pub const fn previous(self) -> Self {
         Self(self.0.wrapping_sub(1))
     }
 }
 
-/// A place in the key space: inode first, then offset in sectors. A key stands at the *end* of its extent.
+/// A position in the key space: inode first, then offset in sectors. A key sorts by the *end* of
+/// its extent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Position {
-    /// The volume.
+    /// Inode of the volume.
     pub inode: Inode,
     /// Sector, 0..=2^63-1.
     pub offset: u64,
@@ -97,23 +104,23 @@ pub struct Position {
 impl Position {
     /// The start of the key space. As the position of an interior key it marks a freeing key.
     pub const ZERO: Self = Self { inode: Inode(0), offset: 0 };
-    /// The largest position; the root's own.
+    /// The largest position; that of the root's key.
     pub const MAX: Self = Self { inode: Inode::MAX, offset: 0x7FFF_FFFF_FFFF_FFFF };
 
-    /// The position `offset` of volume `inode`.
+    /// Creates the position `offset` of volume `inode`.
     #[must_use]
     pub const fn new(inode: Inode, offset: u64) -> Self {
         Self { inode, offset }
     }
 
-    /// One number in the same order.
+    /// Returns the position as one number that sorts the same way.
     #[inline]
     const fn rank(self) -> u128 {
         (self.inode.0 as u128) << 64 | self.offset as u128
     }
 }
 
-/// By inode, then by offset: as one number, which a search compares without a branch.
+/// By inode, then by offset. Both are compared as one number, so that a search needs no branch.
 impl Ord for Position {
     #[inline]
     fn cmp(&self, other: &Self) -> Ordering {

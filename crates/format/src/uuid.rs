@@ -1,12 +1,13 @@
-//! The uuid table: one slot for each backing device or volume that was ever attached. The number of a slot is the
-//! inode of all its keys.
+//! The uuid table: one slot for each backing device or volume that was ever attached. The number of
+//! a slot is the inode of all its keys.
 //!
-//! The table has no checksum, magic or sequence number. It is never changed in place: a changed table is written to
-//! another bucket and takes effect with the journal entry that names it.
+//! The table has no checksum, magic or sequence number. It is never changed in place: a changed
+//! table is written to another bucket and takes effect with the journal entry that names it.
 //!
-//! bcached seals it twice. The journal entry holds the checksum of the whole table ([`TableSeal`](crate::jset::TableSeal)), so
-//! a table that is not the one that was written is noticed. Each slot that is in use or was given up is sealed in bytes that a
-//! kernel leaves alone, so the sound slots of a damaged table can be told from the others.
+//! bcached seals it in two ways. The journal entry holds the checksum of the whole table
+//! ([`TableSeal`](crate::jset::TableSeal)), so that any other table is detected. Each slot that is
+//! in use or was given up has a seal of its own, in bytes that a kernel leaves unchanged. So the
+//! intact slots of a damaged table can be told from the others.
 
 use crate::checksum::Sum;
 use crate::error::UuidError;
@@ -47,7 +48,7 @@ const CURRENT: Field =
     Field::new(104, 8, "attachment[1]", "zero; of bcached what the backing device is to say of it");
 const REST: Field = Field::new(112, 16, "reserved", "zero");
 
-/// The table of a slot.
+/// Layout table of a slot.
 pub const STRUCTURE: Structure = Structure {
     name: "Slot of the uuid table",
     fields: &[
@@ -69,7 +70,7 @@ pub const STRUCTURE: Structure = Structure {
 
 const PAD_OLD: Field = Field::new(60, 4, "pad", "");
 
-/// The table of a slot of the old form.
+/// Layout table of a slot of the old form.
 pub const STRUCTURE_OLD: Structure = Structure {
     name: "Slot of the uuid table, journal version 0",
     fields: &[UUID, LABEL, FIRST, LAST, INVALIDATED, PAD_OLD],
@@ -80,17 +81,17 @@ pub const SLOT_BYTES: usize = REST.end();
 /// Bytes of a slot in a table named by a journal entry of version 0.
 pub const SLOT_BYTES_OLD: usize = PAD_OLD.end();
 
-/// Largest flash-only volume, in sectors: in bytes its size fits a signed number of 64 bits, which is what
-/// clients are told. The table of a kernel has no sum, so any number may stand there.
+/// Largest flash-only volume, in sectors. Its size in bytes fits a signed 64-bit number, which is
+/// what clients are told. The table of a kernel has no checksum, so a slot may contain any number.
 pub const FLASH_SECTORS_MAX: u64 = (1 << 54) - 1;
 
 const FLAG_FLASH_ONLY: u32 = 1;
 const RELEASED_MARK: u64 = u64::from_le_bytes(*b"brelease");
 
-/// One slot.
+/// One slot of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UuidSlot {
-    /// Whom the slot belongs to; [`Uuid::NIL`] if nobody yet.
+    /// Uuid of the slot's volume; [`Uuid::NIL`] if the slot was never used.
     pub uuid: Uuid,
     /// Label of the volume.
     pub label: Label,
@@ -98,22 +99,23 @@ pub struct UuidSlot {
     pub first_registered: u32,
     /// Last attached, in seconds since 1970.
     pub last_registered: u32,
-    /// When the slot was given up, in seconds since 1970; 0 if it was not.
+    /// When the slot was given up, in seconds since 1970; 0 if it has not been.
     pub invalidated: u32,
     /// Flags as stored; see [`Self::is_flash_only`].
     pub flags: u32,
     /// Size of a flash-only volume in sectors.
     pub sectors: u64,
-    /// Which writing of the table this is, by bcached; see [`Self::is_sealed`].
+    /// Number of the write by bcached that stored the slot; see [`Self::is_sealed`].
     pub edition: u64,
     /// Checksum as stored; see [`Self::is_sealed`].
     pub sum: u64,
-    /// As stored; see [`Self::is_released`].
+    /// Release mark as stored; see [`Self::is_released`].
     pub released: u64,
-    /// What the superblock of the backing device says of its attachment, if bcached wrote both: one of these two
-    /// ([`Attachment::stamp`](crate::superblock::Attachment::stamp)). The second is the newer one; zero: nothing is known.
+    /// The two stamps of which the superblock of the backing device carries one, if bcached wrote
+    /// both ([`Attachment::stamp`](crate::superblock::Attachment::stamp)). The second is the newer
+    /// one; zero: nothing is known.
     pub attachment: [u64; 2],
-    /// Bytes that mean nothing yet, kept as they were read.
+    /// Unused bytes, kept as they were read.
     pub reserved: [u8; REST.size],
 }
 
@@ -134,36 +136,37 @@ impl UuidSlot {
         reserved: [0; REST.size],
     };
 
-    /// The slot was never used.
+    /// Returns true if the slot was never used.
     #[must_use]
     pub fn is_free(&self) -> bool {
         self.uuid.is_nil()
     }
 
-    /// The slot was given up. A kernel never uses it again.
+    /// Returns true if the slot was given up. A kernel never uses it again.
     #[must_use]
     pub fn is_invalidated(&self) -> bool {
         self.uuid == Uuid::INVALIDATED
     }
 
-    /// Belongs to a volume that exists.
+    /// Returns true if the slot belongs to a volume that exists.
     #[must_use]
     pub fn is_used(&self) -> bool {
         !self.is_free() && !self.is_invalidated()
     }
 
-    /// Belongs to a volume without a backing device.
+    /// Returns true if the slot belongs to a volume without a backing device.
     #[must_use]
     pub const fn is_flash_only(&self) -> bool {
         self.flags & FLAG_FLASH_ONLY != 0
     }
 
-    /// Makes the slot a flash-only volume's, or not.
+    /// Sets or clears the mark of a flash-only volume.
     pub const fn set_flash_only(&mut self, flash_only: bool) {
         self.flags = if flash_only { self.flags | FLAG_FLASH_ONLY } else { self.flags & !FLAG_FLASH_ONLY };
     }
 
-    /// Gives the slot up. Label, times and size remain. Only for a volume whose keys nobody needs any more: it is *released*.
+    /// Gives up the slot, keeping its label, times and size. This is only for a volume whose keys
+    /// are no longer needed: it is *released*.
     pub const fn release(&mut self, seconds: u32) {
         self.uuid = Uuid::INVALIDATED;
         self.invalidated = seconds;
@@ -171,35 +174,40 @@ impl UuidSlot {
         self.released = RELEASED_MARK;
     }
 
-    /// bcached gave the slot up, and by then nobody needed what the cache holds under its number. A kernel says no such thing,
-    /// and a damaged table may call a slot invalidated whose volume is alive. Means something only if the slot
+    /// Returns true if bcached gave up the slot at a time when nothing in the cache under its
+    /// number was needed any more. A kernel does not record this, and a damaged table may call a
+    /// slot invalidated although its volume is alive. The result means something only if the slot
     /// [is sealed](Self::is_sealed).
     #[must_use]
     pub const fn is_released(&self) -> bool {
         self.released == RELEASED_MARK
     }
 
-    /// What the slot says of its release does not count.
+    /// Discards what the slot says about its release.
     pub const fn forget_release(&mut self) {
         self.released = 0;
     }
 
-    /// Seals slot `number` of set `set` for one writing of the table.
+    /// Seals slot `number` of set `set` for one write of the table.
     pub fn seal(&mut self, set: Uuid, number: Inode, edition: u64) {
         self.edition = edition;
         self.sum = self.computed_sum(set, number);
     }
 
-    /// The slot is as bcached wrote it for this set and this number, in the writing that [`Self::edition`] tells.
+    /// Returns true if the slot is as bcached wrote it for this set and this number, in the write
+    /// numbered [`Self::edition`].
     #[must_use]
     pub fn is_sealed(&self, set: Uuid, number: Inode) -> bool {
         self.edition != 0 && self.sum == self.computed_sum(set, number)
     }
 
-    /// A backing device that says `attachment` was not used last with this slot, which has `number`: one of the
-    /// two devices is an older copy. Means something only if bcached wrote both. What the device said before the
-    /// newest stamp of the slot is known, so a slot without both stamps contradicts nobody. A device that says what it
-    /// said before may name the number before, too, if it is not `dirty`: nothing that is under that is still wanted.
+    /// Returns true if a backing device with the record `attachment` was not last used with this
+    /// slot, whose number is `number`. Then one of the two devices is an older copy.
+    ///
+    /// The result means something only if bcached wrote both. The slot also keeps the stamp that
+    /// the device had before the newest one, so a slot without both stamps contradicts no device. A
+    /// device with the former stamp may also name the former number, if it is not `dirty`: nothing
+    /// under that number is needed any more.
     #[must_use]
     pub fn contradicts(&self, number: Inode, attachment: &Attachment, dirty: bool) -> bool {
         let [former, _] = self.attachment;
@@ -209,9 +217,10 @@ impl UuidSlot {
         is_known && !is_before && !is_same
     }
 
-    /// A kernel has used the set since the slot was written. Which stamps count stays as it is; but that the two are the same, which says
-    /// that bcached's last start of the volume came to its end and nobody has used the set since, is no longer so. What takes the place of
-    /// the former one is no stamp: those are odd.
+    /// Records that a kernel has used the set since the slot was written. The valid stamps stay
+    /// valid. But two equal stamps mean that bcached's last start of the volume was completed and
+    /// that no other program has used the set since, which is no longer true. So the former stamp
+    /// is replaced by a value that is not a stamp: stamps are odd.
     pub fn was_used_by_others(&mut self) {
         let [former, newest] = self.attachment;
         if former == newest && newest != 0 {
@@ -251,7 +260,7 @@ impl UuidSlot {
         }
     }
 
-    /// The slot as stored.
+    /// Returns the slot as stored.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; SLOT_BYTES] {
         let mut bytes = [0; SLOT_BYTES];
@@ -272,35 +281,36 @@ impl UuidSlot {
     }
 }
 
-/// The slots of a table, in order of inode.
+/// Parses a table; returns its slots in order of inode.
 ///
 /// # Errors
-/// [`UuidError`] if `bytes` are not whole slots. Nothing else can be noticed.
+/// [`UuidError`] if `bytes` are not whole slots. Nothing else can be detected.
 pub fn parse(bytes: &[u8]) -> Result<impl ExactSizeIterator<Item = UuidSlot>, UuidError> {
     Ok(slots(bytes, SLOT_BYTES)?.map(UuidSlot::parse))
 }
 
-/// The slots of a table that a journal entry of version 0 names.
+/// Parses a table that a journal entry of version 0 names; returns its slots in order of inode.
 ///
 /// # Errors
-/// As [`parse`].
+/// As for [`parse`].
 pub fn parse_old(bytes: &[u8]) -> Result<impl ExactSizeIterator<Item = UuidSlot>, UuidError> {
     Ok(slots(bytes, SLOT_BYTES_OLD)?.map(UuidSlot::parse_old))
 }
 
-/// Why the content of a slot may not be what was written.
+/// Why the content of a slot may differ from what was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Doubt {
-    /// The table is sealed, and the slot is not of this writing of it.
+    /// The table is sealed, and the slot is not from this write of it.
     Another,
     /// A flash-only volume of more than [`FLASH_SECTORS_MAX`].
     TooLarge,
-    /// Another slot has its uuid, and nothing tells which is right.
+    /// Another slot has the same uuid, and nothing tells which of them is right.
     Twice,
 }
 
-/// The slots of the table of `set` that may not be what was written. `seal`: what the journal entry that names
-/// the table says of it. Nobody is to be served, given or deprived of anything because of such a slot.
+/// Returns the slots of the table of `set` that may differ from what was written. `seal` is the
+/// table's seal from the journal entry that names it. No volume may be served, created or deleted
+/// because of such a slot.
 #[must_use]
 pub fn doubted(set: Uuid, slots: &[UuidSlot], seal: Option<TableSeal>) -> BTreeMap<Inode, Doubt> {
     let edition = seal.map(|seal| seal.edition);

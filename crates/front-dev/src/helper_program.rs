@@ -1,23 +1,25 @@
-//! Programs that do something for us, each with a limit.
+//! Runs helper programs, each with a time limit.
 
 use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Between two looks at whether it has ended.
+/// Polling interval while a program runs.
 const PAUSE: Duration = Duration::from_millis(5);
-/// What they say fits into a pipe many times over; more is not waited for.
+/// The most bytes read of a program's output. A pipe holds many times that, so a program never
+/// blocks on its output; anything beyond is not read.
 const SAID_MAX: u64 = 4096;
 
-/// What a program has printed.
+/// Runs a program and returns its standard output: trimmed, with its lines joined by `; `.
 ///
 /// # Errors
-/// What it says is wrong, or that it is not there, or has not ended within `limit`: then it is killed, and ends when the kernel lets it.
+/// Returns the program's standard error, or says that it is not installed or has not ended within
+/// `limit`. In the last case it is killed, and ends when the kernel lets it.
 pub(crate) fn run(program: &str, arguments: &[&str], limit: Duration) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A service may have been started without the administrator's folders.
+    // A service may run with a `PATH` that lacks the administrator's directories.
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin:/usr/bin:/bin"));
     let mut child = command.spawn().map_err(|error| match error.kind() {
@@ -44,7 +46,7 @@ pub(crate) fn run(program: &str, arguments: &[&str], limit: Duration) -> Result<
     }
 }
 
-/// Killed, and waited for by a thread: the kernel may not let it end yet.
+/// Kills the program. A thread waits for it, because the kernel may not let it end yet.
 fn give_up(mut child: Child) {
     let _is_over = child.kill();
     let _no_thread = thread::Builder::new().name("helper".to_owned()).spawn(move || drop(child.wait()));

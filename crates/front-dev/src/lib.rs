@@ -1,19 +1,22 @@
-//! Volumes as block devices of the kernel, by the best way that a machine has.
+//! Presents volumes as block devices of the kernel, by the best method that the machine supports.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `rung` | the ways, from the best down, and why one is missing |
+//! | `methods` | the methods, best first, and why one is unavailable |
 //! | `nbd` | a device of the kernel's NBD client, whose server is in this process |
-//! | `loops` | a loop device over a file of a FUSE mount that is ours |
-//! | `helper` | programs that do something for us, each with a limit |
-//! | `server` | the devices of all volumes, a thread for each |
+//! | `loop_devices` | a loop device over a file of our own FUSE mount |
+//! | `helper_program` | helper programs, each with a time limit |
+//! | `server` | the devices of all volumes, with a thread for each |
 //!
-//! ublk has a crate of its own (`front-ublk`): its devices outlive their server. These do not. What is asked of them fails once it is gone.
+//! ublk has a crate of its own (`front-ublk`), because its devices outlive their server. The
+//! devices here do not: requests to them fail once the server is gone.
 //!
-//! **No thread of this process waits for its own devices.** A thread that waits in the kernel for a file of our FUSE mount, or for a
-//! loop device over it, cannot be killed before it is answered, and who answers is this process: killed at that moment it would never end. So
-//! loop devices are set up and taken away by another process (`losetup`), and nothing here has one open. The NBD client's devices are
-//! another matter: the thread that has one open ends the connection first when it is killed, and all that waits for the device fails.
+//! **No thread of this process waits for its own devices.** A thread that waits in the kernel for a
+//! file of our FUSE mount, or for a loop device over it, cannot be killed before its request is
+//! answered. This process is the one that answers: if it were killed at that moment, it would never
+//! end. So another process (`losetup`) sets up and removes loop devices, and this process never has
+//! one open. The NBD client's devices are different: when the thread that has one open is killed,
+//! it first ends the connection, and everything that waits for the device fails.
 //!
 //! `unsafe` is in one file: `nbd/ioctl.rs`.
 

@@ -1,5 +1,6 @@
-//! Loop devices over files of a FUSE mount that is ours. Another process, `losetup`, has them set up and taken away, for the reason in the
-//! crate's description; what there is of them the kernel tells in `/sys/block`, which asks no file system.
+//! Loop devices over files of our own FUSE mount. Another process, `losetup`, sets them up and
+//! removes them, for the reason given in the crate's documentation. Their state is read from
+//! `/sys/block`, which involves no file system.
 
 use crate::helper_program;
 use bcached_port::{Export, SECTOR_BYTES, loop_devices};
@@ -9,20 +10,21 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What `losetup` has for one thing; a file of ours is opened and asked for its size meanwhile, its content is not touched.
+/// Time limit of one `losetup` command. It opens a file of our mount and asks for its size, but
+/// does not touch its content.
 const LIMIT: Duration = Duration::from_secs(10);
-/// When nobody uses a device that was detached, the kernel lets go of it within moments. Whoever has looked at it just before, as udev does,
-/// is soon done.
+/// How long [`LoopDevice::remove`] waits for a detached device to disappear. The kernel releases an
+/// unused device within moments; a program that has just probed it, as udev does, soon closes it.
 const LETS_GO: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A loop device that is set up.
+/// A configured loop device.
 pub(crate) struct LoopDevice {
     path: PathBuf,
     file: PathBuf,
 }
 
-/// Whether this machine has what it takes for us.
+/// Checks whether this machine has what loop devices over our mount require.
 pub(crate) fn probe() -> Result<(), String> {
     for (device, module) in [("/dev/fuse", "fuse"), ("/dev/loop-control", "loop")] {
         rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(
@@ -39,7 +41,7 @@ pub(crate) fn probe() -> Result<(), String> {
 }
 
 impl LoopDevice {
-    /// Sets one up over `file`, with the volume's blocks.
+    /// Sets up a loop device over `file`, with the volume's block size.
     pub(crate) fn bring(file: &Path, export: &Export) -> Result<Self, String> {
         let block = (u64::from(export.block_sectors) * SECTOR_BYTES).to_string();
         let mut arguments = vec!["--find", "--show", "--direct-io=on", "--sector-size", &block];
@@ -49,7 +51,7 @@ impl LoopDevice {
         let name = text(file)?;
         arguments.push(name);
         let said = helper_program::run("losetup", &arguments, LIMIT)?;
-        // A warning may stand before it.
+        // `losetup` may print a warning before the device.
         let path = said.rsplit("; ").next().unwrap_or_default();
         if !path.starts_with("/dev/") {
             return Err(format!("losetup says {said:?}, which is no device"));
@@ -61,17 +63,18 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Nobody has detached it.
+    /// Whether the device still exists, that is, has not been detached.
     pub(crate) fn is_there(&self) -> bool {
         loop_devices::backing_file(&self.path).is_some_and(|file| is_of(&file, &self.file))
     }
 
-    /// The file has another size now.
+    /// Makes the device take over the new size of its file.
     pub(crate) fn resize(&self) -> Result<(), String> {
         helper_program::run("losetup", &["--set-capacity", text(&self.path)?], LIMIT).map(drop)
     }
 
-    /// Takes it away. Who has it open keeps it, and the kernel takes it away after him.
+    /// Removes the device. If a program still has it open, the kernel removes it once that program
+    /// closes it.
     pub(crate) fn remove(&self) -> Result<(), String> {
         if !self.is_there() {
             return Ok(());
@@ -91,15 +94,16 @@ impl LoopDevice {
     }
 }
 
-/// Detaches a loop device: at once, or when nobody has it open any more.
+/// Detaches a loop device: immediately, or once no program has it open any more.
 ///
 /// # Errors
-/// What `losetup` says.
+/// The message of `losetup`.
 pub fn detach(device: &Path) -> Result<(), String> {
     helper_program::run("losetup", &["--detach", text(device)?], LIMIT).map(drop)
 }
 
-/// The kernel's name for a file. One whose mount has ended may have lost its name.
+/// Compares the kernel's name for a backing file with ours. If the file's mount has ended, the
+/// kernel may append ` (deleted)`.
 fn is_of(told: &Path, file: &Path) -> bool {
     let told = told.to_string_lossy();
     Path::new(told.trim_end_matches(" (deleted)")) == file

@@ -1,13 +1,15 @@
-//! The ways to a block device, from the best down, and whether this machine has them: found by trying, each within moments.
+//! The methods of providing a block device, best first. Each is probed by trying it, which takes
+//! moments.
 
 use crate::{loop_devices, nbd};
 use bcached_front_ublk::Features;
 use std::fmt;
 
-/// A way to a block device.
+/// A method of providing a block device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rung {
-    /// The kernel's driver for servers in user space. Its devices outlive their server.
+    /// The kernel's driver for block devices served from user space. Its devices outlive their
+    /// server.
     Ublk,
     /// The kernel's NBD client, with a connection to this process.
     Nbd,
@@ -15,28 +17,28 @@ pub enum Rung {
     Loop,
 }
 
-/// Why a machine has none of them.
+/// Why the machine supports none of the methods.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("this machine has no way to a block device: {}", sentence(reasons))]
 pub struct Missing {
-    /// Of each, from the best down.
+    /// The reason for each method, best first.
     pub reasons: Vec<(Rung, String)>,
 }
 
-/// The best there is, and why not those that would be better.
+/// The best available method, and why the better ones are unavailable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chosen {
-    /// It.
+    /// The chosen method.
     pub rung: Rung,
-    /// The better ones.
+    /// The better methods, each with the reason why it is unavailable.
     pub missed: Vec<(Rung, String)>,
 }
 
 impl Rung {
-    /// All there are, the best first.
+    /// All methods, best first.
     pub const ALL: [Self; 3] = [Self::Ublk, Self::Nbd, Self::Loop];
 
-    /// As programs are told of it.
+    /// Its identifier in machine-readable output.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -46,10 +48,10 @@ impl Rung {
         }
     }
 
-    /// Whether this machine has it for us.
+    /// Checks whether this machine supports the method.
     ///
     /// # Errors
-    /// Why not, and what mends it, in a sentence.
+    /// Why not, and how to fix it, in one sentence.
     pub fn probe(self) -> Result<(), String> {
         match self {
             Self::Ublk => Features::probe().map(drop).map_err(|why| why.to_string()),
@@ -60,17 +62,17 @@ impl Rung {
 }
 
 impl Chosen {
-    /// Why not those that would be better, in a clause; empty: it is the best.
+    /// Why the better methods are unavailable, as one clause. Empty if the best method was chosen.
     #[must_use]
     pub fn missed(&self) -> String {
         sentence(&self.missed)
     }
 }
 
-/// The best way that this machine has.
+/// Returns the best method that this machine supports.
 ///
 /// # Errors
-/// It has none.
+/// It supports none.
 pub fn choose() -> Result<Chosen, Missing> {
     choose_by(Rung::probe)
 }
@@ -91,7 +93,7 @@ fn sentence(reasons: &[(Rung, String)]) -> String {
     each.join("; ")
 }
 
-/// As people are told of it.
+/// Its name in messages for people.
 impl fmt::Display for Rung {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

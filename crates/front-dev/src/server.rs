@@ -1,4 +1,5 @@
-//! The devices of all volumes. Each has a thread, on which the kernel and helpers are waited for, so that no device waits for another.
+//! The devices of all volumes. Each has a thread of its own, which waits for the kernel and for
+//! helper programs, so that no device waits for another.
 
 use crate::loop_devices::LoopDevice;
 use crate::nbd::NbdDevice;
@@ -10,27 +11,27 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// How often a device that is not there is tried again, and one that is there looked at.
+/// How often a missing device is retried, and an existing one checked.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// A client's end of a connection to an NBD server, on which requests may be sent at once.
+/// The client's end of a connection to an NBD server, ready for requests.
 #[derive(Debug)]
 pub struct Connection {
-    /// It.
+    /// The connected socket.
     pub socket: OwnedFd,
-    /// NBD's transmission flags: what the server can do.
+    /// NBD's transmission flags: the server's features.
     pub flags: u16,
 }
 
-/// Makes a connection for the volume of that name.
+/// Makes a connection for the volume of the given name.
 pub type Connect = Arc<dyn Fn(&str) -> Result<Connection, String> + Send + Sync>;
 
-/// What a device is made of.
+/// What a device is based on.
 #[derive(Clone)]
 pub enum Under {
     /// The kernel's NBD client.
     Nbd(Connect),
-    /// A loop device over the file of the volume's name in this folder of a FUSE mount.
+    /// A loop device over the file with the volume's name in this directory of a FUSE mount.
     Loop(PathBuf),
 }
 
@@ -39,7 +40,7 @@ pub enum Under {
 pub struct Served {
     /// The volume.
     pub export: Arc<Export>,
-    /// How.
+    /// What the device is based on.
     pub under: Under,
 }
 
@@ -50,11 +51,11 @@ pub struct DevServer {
 
 enum Message {
     Serve(Served),
-    /// The device of that life has ended.
+    /// The device with that number has ended.
     Ended(u64),
-    /// What the kernel keeps of it in memory is to be written; the answer is how that went.
+    /// Write out the device's dirty pages in the kernel, and send the result.
     Write(Answer<String>),
-    /// Away with it; the answer is how that went.
+    /// Remove the device, and send the result.
     Remove(Answer<String>),
 }
 
@@ -64,33 +65,34 @@ enum Device {
 }
 
 impl DevServer {
-    /// Without devices. `news` is called on a device's thread when its state is about to change, `changed` when it has.
+    /// Creates a server without devices. `news` is called on a device's thread just before its
+    /// state changes, `changed` just after.
     #[must_use]
     pub const fn new(news: News, changed: Changed) -> Self {
         Self { devices: Table::new(news, changed) }
     }
 
-    /// Gives a volume its device, or tells the one that it has how large the volume is now.
+    /// Gives a volume its device, or tells its existing device the volume's current size.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot create a thread.
     pub fn serve(&self, served: Served) -> std::io::Result<()> {
         let export = Arc::clone(&served.export);
         let life = |seat, served, messages: &_| Life { seat, served, device: None, number: 0 }.run(messages);
         self.devices.serve(("dev", &export), served, Message::Serve, life)
     }
 
-    /// What has become of a volume's device; `None` if it was never to have one here.
+    /// Returns the state of a volume's device, or `None` if the volume was never to have one here.
     #[must_use]
     pub fn state(&self, name: &str) -> Option<DeviceState> {
         self.devices.state(name)
     }
 
-    /// Has what the kernel keeps in memory of a volume's device written, if that does not happen when its last user closes it. Waits for that up
-    /// to `limit`.
+    /// Writes out the dirty pages that the kernel holds of a volume's device, if closing it would
+    /// not do that. Waits up to `limit`.
     ///
     /// # Errors
-    /// It could not be written, or not yet.
+    /// The pages could not be written, or not within `limit`.
     pub fn write_out(&self, name: &str, limit: Duration) -> Result<(), String> {
         let Some(tell) = self.devices.teller(name) else { return Ok(()) };
         let (answer, answered) = channel();
@@ -104,11 +106,11 @@ impl DevServer {
         }
     }
 
-    /// Takes the devices of these volumes away. What the kernel keeps of them in memory and has not written is lost: see [`DevServer::write_out`].
-    /// Waits for that up to `limit`.
+    /// Removes the devices of these volumes. Their dirty pages in the kernel that have not been
+    /// written are lost: see [`DevServer::write_out`]. Waits up to `limit`.
     ///
     /// # Errors
-    /// Those that are still there, and why. They go when they can.
+    /// The devices that still exist, and why. They are removed when that becomes possible.
     pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
         self.devices.remove(names, limit, Message::Remove, "its device does not go")
     }
@@ -144,12 +146,12 @@ impl Device {
     }
 }
 
-/// A device's thread.
+/// The state of a device's thread.
 struct Life {
     seat: Seat<Message>,
     served: Served,
     device: Option<Device>,
-    /// Counts the devices that it has had: the end of an older one is no news.
+    /// Counts the devices so far, so that the end of an older one is ignored.
     number: u64,
 }
 
@@ -164,7 +166,7 @@ impl Life {
                 Ok(Message::Write(answer)) => {
                     let written = match &self.device {
                         Some(Device::Nbd(device)) => device.write_out(),
-                        // Nothing has it open here.
+                        // This process does not have it open.
                         Some(Device::Loop(_)) | None => Ok(()),
                     };
                     let _heard = answer.send(written);
@@ -174,13 +176,13 @@ impl Life {
                     let _heard = answer.send(gone);
                     return;
                 }
-                // Whoever served it has gone without a word.
+                // The server was dropped without [`DevServer::remove`].
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    /// Somebody may have taken it away.
+    /// Checks the device, which a program may have removed, and sets up a new one if so.
     fn look(&mut self) {
         if self.device.as_ref().is_some_and(Device::is_there) {
             return;
@@ -221,7 +223,7 @@ impl Life {
                 self.seat.becomes(DeviceState::Here { path, transfer: None });
             }
             Err(why) => {
-                // What was tried and ended is no news.
+                // Ignore the end of the device that failed to come up.
                 self.number += 1;
                 self.seat.becomes(DeviceState::Missing(why));
             }

@@ -1,4 +1,4 @@
-//! What travels with a request and makes an answer of its reply.
+//! What accompanies a request to the engine and turns its reply into an answer to the program.
 
 use crate::ranges::Held;
 use crate::shutdown::Ticket;
@@ -14,34 +14,35 @@ pub(crate) struct Pending {
     pub(crate) permit: Option<Permit>,
     /// The sectors that it changes.
     pub(crate) held: Option<Held>,
-    /// What it writes.
+    /// The data that it writes.
     pub(crate) payload: Option<Payload>,
 }
 
-/// Who is to be told how it ended.
+/// The recipient of the outcome.
 pub(crate) enum Answer {
-    /// A program that reads `bytes` of what is read, from `skip` on.
+    /// A program that reads: it gets `bytes` of the data, starting at `skip`.
     Read { reply: ReplyData, skip: usize, bytes: usize, ticket: Ticket },
     /// A program that writes.
     Write { reply: ReplyWrite, bytes: u32, ticket: Ticket },
-    /// A program that wants no more than that it is done.
+    /// A program that only needs to know that the request is done.
     Done { reply: ReplyEmpty, ticket: Ticket },
     /// A program that looks for data or a hole.
     Seek { reply: ReplyLseek, ticket: Ticket },
-    /// A thread of ours, of whose work it is a step.
+    /// One of our threads, for which the request is one of several steps.
     Step(Sender<Reply>),
 }
 
-/// The number that programs are told.
+/// The errno that programs get.
 pub(crate) fn errno(kind: ErrorKind) -> Errno {
     Errno::from_i32(kind.codes().errno)
 }
 
 impl Pending {
-    /// The engine's reply has come. Its memory is kept in `stock` for the next ones.
+    /// Completes the request with the engine's reply. Its buffers are kept in `stock` for later
+    /// requests.
     pub(crate) fn end(self, reply: Reply, stock: &Mutex<Stock>) {
         let Self { answer, permit, held, payload } = self;
-        // Whoever is told that it is done may change the same sectors at once.
+        // Release the sectors first: a program may change them again as soon as it is told.
         drop(held);
         let read = answer.give(reply);
         let mut stock = stock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,10 +53,10 @@ impl Pending {
 }
 
 impl Answer {
-    /// As the engine has it. What is left is the memory of a read.
+    /// Passes on the engine's reply. Returns the buffer of a read, for reuse.
     pub(crate) fn give(self, reply: Reply) -> Option<Buffer> {
         if let Self::Step(waiting) = self {
-            // Only a thread that has come to a bad end does not wait any more.
+            // The receiver is gone only if its thread has panicked.
             drop(waiting.send(reply));
             return None;
         }
@@ -84,26 +85,26 @@ impl Answer {
                 reply.ok();
                 drop(ticket);
             }
-            // An offset is no reply of the engine's.
+            // The engine never replies with an offset.
             Self::Seek { .. } => self.refuse(Errno::EIO),
             Self::Step(_) => {}
         }
     }
 
-    /// Not done.
+    /// Refuses the request with an error.
     pub(crate) fn refuse(self, error: Errno) {
         match self {
             Self::Read { reply, ticket, .. } => told(|| reply.error(error), ticket),
             Self::Write { reply, ticket, .. } => told(|| reply.error(error), ticket),
             Self::Done { reply, ticket } => told(|| reply.error(error), ticket),
             Self::Seek { reply, ticket } => told(|| reply.error(error), ticket),
-            // Who waits notices that nobody will tell.
+            // The waiting thread sees that its sender is dropped.
             Self::Step(_) => {}
         }
     }
 }
 
-/// The ticket is given back when the program has been told.
+/// Answers the program, and only then returns the ticket.
 fn told(tell: impl FnOnce(), ticket: Ticket) {
     tell();
     drop(ticket);

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct TextFile {
     tree: Arc<dyn Tree>,
     path: String,
-    /// Where it lies in the mount, for people.
+    /// Its path in the mount, for messages.
     pub(crate) shown: String,
     pub(crate) opener: u32,
-    /// What the reader is being told. Taken when it reads from the start, so that pieces are of one text.
+    /// The text being read. It is fetched when a read starts at offset 0, so that all pieces are of
+    /// one text.
     text: Mutex<Option<Vec<u8>>>,
 }
 
@@ -20,7 +21,7 @@ impl TextFile {
         Self { tree: Arc::clone(tree), shown: format!("{name}/{path}"), path, opener, text: Mutex::new(None) }
     }
 
-    /// A piece of the text. May wait for the daemon.
+    /// Returns a piece of the text. May wait for the daemon.
     pub(crate) fn read(&self, offset: u64, bytes: u32) -> Result<Vec<u8>, Errno> {
         let mut text = self.lock();
         if offset == 0 || text.is_none() {
@@ -32,7 +33,7 @@ impl TextFile {
         Ok(text[start..end].to_vec())
     }
 
-    /// A whole text of a user's; where the program believes that it stands in the file is of no matter, as in sysfs. May wait
+    /// Writes a whole text on behalf of a user. The file offset is ignored, as in sysfs. May wait
     /// for the daemon.
     pub(crate) fn write(&self, text: &[u8], user: u32) -> Result<(), Errno> {
         if text.len() > TEXT_BYTES_MAX {
@@ -42,12 +43,12 @@ impl TextFile {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
-        // Whole between any two statements.
+        // The value is consistent between any two statements, so a poisoned lock is usable.
         self.text.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Tells a program a piece of the text.
+/// Answers a program's read with a piece of the text.
 pub(crate) fn read_text(file: &TextFile, (offset, size): (u64, u32), reply: ReplyData) {
     match file.read(offset, size) {
         Ok(text) => reply.data(&text),
@@ -55,7 +56,7 @@ pub(crate) fn read_text(file: &TextFile, (offset, size): (u64, u32), reply: Repl
     }
 }
 
-/// Takes a text from a program of that user.
+/// Writes a text for a program of the given user.
 pub(crate) fn write_text(file: &TextFile, (text, user): (&[u8], u32), reply: ReplyWrite) {
     match file.write(text, user) {
         Ok(()) => reply.written(u32::try_from(text.len()).unwrap_or(0)),

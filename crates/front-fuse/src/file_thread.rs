@@ -1,14 +1,18 @@
-//! The lane of an open file: a thread that does, one after the other, what has to wait or takes several steps.
+//! The lane of an open file: a thread that carries out, one after another, the tasks that have to
+//! wait or take several steps.
 //!
-//! **Parts of sectors.** The port knows whole sectors only. A program may write any bytes, and even one that keeps to sectors
-//! does not look so from here: the kernel cuts a request after 256 pages of the program's memory, in the middle of a sector
-//! if that memory does not begin with a page. So a read is made of the sectors around it, and a change of less than
-//! sectors reads those at its ends, puts its bytes in and writes them back, having them for itself meanwhile
-//! ([`crate::ranges`]). To refuse those with EINVAL would refuse `dd bs=100`, `truncate`-like tools, and large writes from
-//! ordinary memory. After a crash such a write has happened or not sector by sector, as any other.
+//! **Partial sectors.** The port takes whole sectors only, but a program may write any bytes. Even
+//! the requests of a program that uses whole sectors may arrive here cut within a sector: the
+//! kernel splits a request after 256 pages of the program's memory, and that memory need not start
+//! at a page boundary. So a read covers the sectors around the requested bytes. A change of partial
+//! sectors is a read-modify-write: it reads the sectors at its ends, inserts its bytes and writes
+//! the sectors back, with exclusive access meanwhile ([`crate::ranges`]). Refusing such requests
+//! with EINVAL would break `dd bs=100`, tools like `truncate`, and large writes from ordinary
+//! memory. After a crash such a write has happened or not sector by sector, like any other.
 //!
-//! **Memory.** A read that finds no memory is carried out without, but then the lane waits for its end: one such read for an
-//! open file. It must not wait for memory, since what holds it may be the writes that wait behind it.
+//! **Memory.** A read for which no memory is available is carried out without a permit, but then
+//! the lane waits for its completion: at most one such read per open file. It must not wait for
+//! memory, because the memory may be held by the writes that are queued behind it.
 
 use crate::answer::{Answer, errno};
 use crate::volume_file::{VolumeFile, bytes_of};
@@ -17,34 +21,34 @@ use fuser::Errno;
 use std::ops::Range;
 use std::sync::mpsc;
 
-/// Something to do for a program.
+/// A task to carry out for a program.
 pub(crate) enum Task {
     /// Read these sectors.
     Read { sectors: Range<u64>, answer: Answer },
     /// Change these sectors.
     Change { operation: Operation, sectors: Range<u64>, permit: Option<Permit>, answer: Answer },
-    /// Make durable what is written.
+    /// Make completed writes durable.
     Flush { answer: Answer },
     /// Write bytes that are not whole sectors.
     WriteBytes { offset: u64, bytes: Vec<u8>, fua: bool, permit: Permit, answer: Answer },
-    /// Make bytes zero that are not whole sectors.
+    /// Zero bytes that are not whole sectors.
     ZeroBytes { bytes: Range<u64>, fua: bool, may_discard: bool, answer: Answer },
-    /// Look from an offset on for data, or for a hole.
+    /// Search for data or for a hole, starting at an offset.
     Seek { offset: u64, data: bool, answer: Answer },
 }
 
-/// Pieces of a volume that are asked for in one go when something is looked for.
+/// The maximum number of extents that a search requests at a time.
 const EXTENTS_MAX: u32 = 256;
 const SECTOR: usize = 512;
 const _: () = assert!(SECTOR as u64 == SECTOR_BYTES, "one size of sector");
 
 impl Task {
-    /// Whether one request of the engine's does it.
+    /// Whether one request to the engine suffices.
     pub(crate) const fn is_plain(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::Change { .. } | Self::Flush { .. })
     }
 
-    /// Not done.
+    /// Refuses the task with an error.
     pub(crate) fn refuse(self, error: Errno) {
         match self {
             Self::Read { answer, .. }
@@ -57,18 +61,18 @@ impl Task {
     }
 }
 
-/// The sectors that hold these bytes.
+/// The sectors that contain these bytes.
 pub(crate) const fn sectors_around(bytes: &Range<u64>) -> Range<u64> {
     bytes.start / SECTOR_BYTES..bytes.end.div_ceil(SECTOR_BYTES)
 }
 
-/// Whether they are whole sectors.
+/// Whether the bytes are whole sectors.
 pub(crate) const fn is_whole(bytes: &Range<u64>) -> bool {
     bytes.start.is_multiple_of(SECTOR_BYTES) && bytes.end.is_multiple_of(SECTOR_BYTES)
 }
 
 impl VolumeFile {
-    /// Until the file is closed.
+    /// Carries out tasks until the file is closed.
     pub(crate) fn run_lane(&self) {
         while let Some(task) = self.next_task() {
             self.carry_out(task);
@@ -119,12 +123,13 @@ impl VolumeFile {
         self.submit(read_of(&sectors), answer, (permit, None));
     }
 
-    /// One request, to its end.
+    /// Carries out one request and waits for its completion.
     fn step(&self, operation: Operation) -> Reply {
         let (tell, told) = mpsc::channel();
         self.wait_for_room();
         self.submit(operation, Answer::Step(tell), (None, None));
-        // The port answers everything; if the thread that takes the replies is no more, nothing is sure.
+        // The port answers every request. If the thread that receives the replies has died, the
+        // outcome is unknown.
         told.recv().unwrap_or_else(|_| Reply::failed(ErrorKind::Io, None))
     }
 
@@ -183,7 +188,8 @@ impl VolumeFile {
         self.step(Operation::Write { sector, payload: buffer.freeze(), fua }).result
     }
 
-    /// A hole is what reads as zeroes, whether or not there is room for it: a program that copies skips it.
+    /// Finds data or a hole. A hole is any range that reads as zeroes, whether or not space is
+    /// allocated for it: a program that copies the file skips it.
     fn seek(&self, offset: u64, data: bool) -> Result<i64, Errno> {
         let bytes = self.bytes();
         if offset >= bytes {
@@ -204,7 +210,7 @@ impl VolumeFile {
                 at += sectors;
             }
         }
-        // Behind the end there is a hole, and no data.
+        // Beyond the end there is a hole, and no data.
         if data { Err(Errno::ENXIO) } else { i64::try_from(bytes).map_err(|_| Errno::EOVERFLOW) }
     }
 }
@@ -220,7 +226,7 @@ fn read_of(sectors: &Range<u64>) -> Operation {
     Operation::Read { sector: sectors.start, buffer: Buffer::zeroed(bytes_of(sectors)) }
 }
 
-/// Where in its sector a byte lies.
+/// The offset of a byte within its sector.
 const fn in_sector(offset: u64) -> usize {
     (offset % SECTOR_BYTES) as usize
 }

@@ -1,5 +1,6 @@
-//! The file system as the kernel asks for it. Everything here runs on the session threads and hands on what may take time: to
-//! the open file of a volume, or to the workers that call trees.
+//! The file system operations that the kernel requests. All of this runs on the session threads.
+//! Anything that may take time is handed to the volume's open file or to the workers that call
+//! trees.
 
 use crate::answer::Answer;
 use crate::control_file::{read_text, write_text};
@@ -28,20 +29,20 @@ pub(crate) struct Files {
     shared: Arc<Shared>,
 }
 
-/// The largest piece of a read or write: what the kernel can do at most, unless its limit is raised.
+/// The largest read or write request: the kernel's maximum, unless its limit is raised.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-/// A piece of a volume, clipped to its end.
+/// A byte range of a volume, clipped to its end.
 fn clipped(file: &VolumeFile, offset: u64, bytes: u64) -> std::ops::Range<u64> {
     let end = file.bytes();
     offset.min(end)..offset.saturating_add(bytes).min(end)
 }
 
-/// Whether what is written is to be durable when it is done.
+/// Whether a write must be durable when it completes.
 pub(crate) const fn is_durable(flags: OpenFlags) -> bool {
-    // O_SYNC includes O_DSYNC; the kernel says so also of a single write (RWF_DSYNC).
+    // O_SYNC includes O_DSYNC; the kernel also sets the flag for a single write with RWF_DSYNC.
     flags.0.cast_unsigned() & OFlags::DSYNC.bits() != 0
 }
 
@@ -50,7 +51,7 @@ impl Files {
         Self { shared }
     }
 
-    /// A request begins, if the server does not stop.
+    /// Begins a request, unless the server is stopping.
     fn begin(&self) -> Result<Ticket, Errno> {
         self.shared.life.begin().ok_or(Errno::ESHUTDOWN)
     }
@@ -60,7 +61,7 @@ impl Files {
         Ok((file, self.begin()?))
     }
 
-    /// Has a tree asked, by a thread that may wait.
+    /// Runs a call to a tree on a worker thread, which may wait.
     fn ask_tree(&self, ticket: Ticket, ask: impl FnOnce(&Arc<Shared>) + Send + 'static) {
         let shared = Arc::clone(&self.shared);
         self.shared.workers.run_soon(move || {
@@ -69,7 +70,8 @@ impl Files {
         });
     }
 
-    /// The same where a tree is concerned, for which there is a ticket; else at once.
+    /// Answers on a worker thread if a ticket is given, that is, if a tree is involved; otherwise
+    /// immediately.
     fn answer_from(&self, ticket: Option<Ticket>, answer: impl FnOnce(&Arc<Shared>) + Send + 'static) {
         match ticket {
             Some(ticket) => self.ask_tree(ticket, answer),
@@ -94,7 +96,8 @@ impl Files {
         file.ask(Task::Read { sectors, answer: Answer::Read { reply, skip, bytes: length, ticket } });
     }
 
-    /// What of it is inside the volume; a program that gets less than it asked for comes again, and is told then.
+    /// Writes the part of the data that is inside the volume. A program whose write was short
+    /// retries with the rest, and then gets the error.
     fn write_volume(
         &self,
         (file, ticket): (&Arc<VolumeFile>, Ticket),
@@ -119,14 +122,15 @@ impl Files {
             let operation = Operation::Write { sector: sectors.start, payload, fua };
             file.ask(Task::Change { operation, sectors, permit, answer });
         } else {
-            // Twice, and the sectors at both ends.
+            // The data exists twice; add the sectors at both ends.
             let around = usize::try_from(2 * SECTOR_BYTES).unwrap_or(0);
             let permit = file.memory_for(2 * length + around);
             file.ask(Task::WriteBytes { offset, bytes: data.to_vec(), fua, permit, answer });
         }
     }
 
-    /// Makes a range zero, or does nothing if room is asked for: a volume has all of it.
+    /// Zeroes a range. A request to allocate space does nothing, because a volume always has all of
+    /// its space.
     fn allocate(
         &self,
         (file, ticket): (&Arc<VolumeFile>, Ticket),
@@ -163,7 +167,8 @@ impl Files {
     }
 }
 
-/// Attributes are not for programs to change, but times, which nobody keeps.
+/// Whether the requested attributes equal the current ones. Programs cannot change attributes,
+/// except times, which are not stored.
 fn is_as_before(now: &FileAttr, (mode, user, group): (Option<u32>, Option<u32>, Option<u32>)) -> bool {
     mode.is_none_or(|mode| mode & 0o7777 == u32::from(now.perm))
         && user.is_none_or(|user| user == now.uid)
@@ -181,7 +186,7 @@ macro_rules! or_refuse {
 
 impl Filesystem for Files {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // What the kernel cannot do it says, and does without.
+        // If the kernel lacks a capability, it reports that, and we do without.
         let _: Result<_, _> = config.set_max_write(REQUEST_BYTES_MAX);
         if let Err(most) = config.set_max_readahead(REQUEST_BYTES_MAX) {
             let _: Result<_, _> = config.set_max_readahead(most);
@@ -257,7 +262,7 @@ impl Filesystem for Files {
         let ticket = or_refuse!(in_tree.then(|| self.begin()).transpose(), reply);
         self.answer_from(ticket, move |shared| {
             let now = or_refuse!(shared.entry_of(&node), reply);
-            // A text has no size to set: `echo > FILE` sets it first, as in sysfs.
+            // A text has no size to set, but `echo > FILE` first sets the size to 0, as in sysfs.
             let keeps_size = in_tree || size.is_none_or(|size| size == now.size);
             if keeps_size && is_as_before(&now, (mode, user, group)) {
                 reply.attr(&NOT_AT_ALL, &now);
@@ -329,7 +334,7 @@ impl Filesystem for Files {
                 self.write_volume((&file, ticket), (offset, data), is_durable(flags), reply);
             }
             Some(OpenFile::Text(file)) => {
-                // A byte more than a text may have is enough to refuse it.
+                // One byte more than the maximum is enough to refuse the text.
                 let text = data[..data.len().min(crate::tree::TEXT_BYTES_MAX + 1)].to_vec();
                 let user = request.uid();
                 self.ask_tree(ticket, move |_| write_text(&file, (&text, user), reply));
@@ -338,7 +343,7 @@ impl Filesystem for Files {
         }
     }
 
-    /// A close has nothing to wait for; the kernel does not ask again after this.
+    /// Closing has nothing to wait for. After ENOSYS the kernel does not ask again.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);
     }
@@ -394,7 +399,7 @@ impl Filesystem for Files {
         reply: ReplyLseek,
     ) {
         let (file, ticket) = or_refuse!(self.volume(handle), reply);
-        // The kernel knows about all others.
+        // The kernel handles all other values itself.
         let data = match whence {
             SEEK_DATA => true,
             SEEK_HOLE => false,
@@ -429,7 +434,7 @@ impl Filesystem for Files {
         self.shared.room(self.shared.nodes.node(number).as_ref(), reply);
     }
 
-    // Volumes come and go with the daemon, not by what programs do here.
+    // Volumes are added and removed by the daemon, not by programs in this mount.
 
     fn create(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
         reply.error(Errno::EPERM);

@@ -1,23 +1,27 @@
-//! Volumes as files, and trees of control files beside them, in a mounted directory.
+//! Presents volumes as files, with trees of control files beside them, in a mounted directory.
 //!
 //! ```text
 //!   DIR/volumes/NAME            each served volume, a regular file of its size
-//!   DIR/TREE/..                 what the daemon brings along: a [`Tree`] of small texts, as sysfs has them
+//!   DIR/TREE/..                 provided by the daemon: a [`Tree`] of small texts, as in sysfs
 //!
 //!   kernel ──► session threads ── requests ──────────────► port ──► engine
 //!                    │  what has to wait ──► lane thread ──► port      │
 //!   kernel ◄── reply thread of the open file ◄── replies ◄── port ◄────┘
 //! ```
 //!
-//! - **The page cache hides nothing.** Files are opened with direct I/O: each read and write of a program is one of the
-//!   engine's, in pieces of at most 1 MiB, and what the engine says is what the program gets.
-//! - **Any offset and length.** The port knows whole sectors; what is not is made whole here (see `lane.rs`).
-//! - **The session threads serve all files**, so they do not wait for an engine: what cannot be submitted at once goes to a
-//!   thread of its open file. They wait for memory only, that is for the engine of a volume to which so much is being
-//!   written that its share of [`Limits`] is used up.
-//! - **Who may write** is the port's rule, one client at a time: here each open file is a client.
-//! - **The end of a mount**: see [`FuseServer::shutdown`]. A daemon that dies leaves a dead mount, which the next one replaces;
-//!   programs with open files get "Transport endpoint is not connected".
+//! - **The page cache hides nothing.** Files are opened with direct I/O: each read or write of a
+//!   program is one to the engine, in pieces of at most 1 MiB. The program gets the engine's
+//!   result.
+//! - **Any offset and length.** The port takes whole sectors; other requests are completed to whole
+//!   sectors here (see `file_thread.rs`).
+//! - **The session threads serve all files**, so they do not wait for an engine. A task that cannot
+//!   be submitted immediately goes to a thread of its open file. The session threads wait for
+//!   memory only: for the engine of a volume whose writes have used up its share of [`Limits`].
+//! - **Which client may write** is decided by the port, one client at a time. Here each open file
+//!   is a client.
+//! - **The end of a mount**: see [`FuseServer::shutdown`]. A daemon that dies leaves a dead mount,
+//!   which the next one replaces. Programs with open files get "Transport endpoint is not
+//!   connected".
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -1,4 +1,4 @@
-//! What lies where, and what directories hold.
+//! Lookups in the mount, and the contents of directories.
 
 use crate::nodes::{Node, VOLUMES, block_bytes, kind_of};
 use crate::open_files::Listed;
@@ -8,12 +8,12 @@ use fuser::{Errno, FileAttr, FileType, Generation, ReplyData, ReplyDirectory, Re
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Nothing is cached: sizes change, and so do volumes.
+/// The kernel caches no entries or attributes: volumes appear and vanish, and their sizes change.
 pub(crate) const NOT_AT_ALL: Duration = Duration::ZERO;
 const NAME_BYTES_MAX: u32 = 255;
 
 impl Shared {
-    /// What the kernel is told of it.
+    /// Returns the attributes that the kernel gets for a node.
     pub(crate) fn entry_of(&self, node: &Node) -> Result<FileAttr, Errno> {
         match node {
             Node::Root | Node::Volumes => Ok(self.nodes.directory(node)),
@@ -27,7 +27,7 @@ impl Shared {
         }
     }
 
-    /// What lies there, if something does.
+    /// Answers a lookup in a tree.
     pub(crate) fn look_up_in_tree(&self, node: &Node, reply: ReplyEntry) {
         match self.entry_of(node) {
             Ok(attributes) => {
@@ -38,13 +38,13 @@ impl Shared {
         }
     }
 
-    /// What a directory holds; `None` if it is gone.
+    /// Lists a directory. Returns `None` if it no longer exists.
     fn list(&self, node: &Node) -> Option<Vec<Listed>> {
         let listed =
             |node: &Node, kind, name: &str| Listed { number: node.number(), kind, name: name.to_owned() };
         let mut lines = vec![
             listed(node, FileType::Directory, "."),
-            // Of no use to anybody; the kernel knows better.
+            // Unused: the kernel knows the parent directory.
             listed(node, FileType::Directory, ".."),
         ];
         match node {
@@ -72,7 +72,7 @@ impl Shared {
         Some(lines)
     }
 
-    /// The next lines of a listing.
+    /// Answers with the next entries of a directory.
     pub(crate) fn read_directory(
         &self,
         node: &Node,
@@ -81,7 +81,7 @@ impl Shared {
         mut reply: ReplyDirectory,
     ) {
         let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-        // From the start it is looked at anew; what follows is of one look.
+        // Reading from offset 0 takes a new snapshot; later reads continue that one.
         if offset == 0 {
             match self.list(node) {
                 Some(now) => *lines = now,
@@ -97,14 +97,14 @@ impl Shared {
         reply.ok();
     }
 
-    /// How much there is: of a volume, or of all.
+    /// Answers `statfs` with the size of one volume, or of all of them.
     pub(crate) fn room(&self, node: Option<&Node>, reply: ReplyStatfs) {
         let one = match node {
             Some(Node::Volume(uuid)) => self.nodes.served_or_seen(*uuid),
             _ => None,
         };
         let count = self.nodes.exports.served().len() as u64;
-        // A loop device takes the block of the file system for the least that is worth a discard.
+        // A loop device takes the file system's block size as its discard granularity.
         let block = one.as_ref().map_or(4096, |export| block_bytes(export));
         let bytes = one.map_or_else(
             || self.nodes.exports.served().iter().map(|export| export.bytes()).sum(),
@@ -114,7 +114,7 @@ impl Shared {
     }
 }
 
-/// Where a link leads.
+/// Answers with the target of a link.
 pub(crate) fn read_link(tree: &Arc<dyn Tree>, path: &str, reply: ReplyData) {
     match tree.entry(path) {
         Some(Entry::Link { target }) => reply.data(target.as_bytes()),

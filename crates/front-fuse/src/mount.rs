@@ -1,5 +1,6 @@
-//! The mount: made by ourselves when we may, else by `fusermount3`, and taken away only as long as the
-//! kernel says that it is ours, so that it is never somebody else's that is unmounted.
+//! The mount. It is made directly if we have the permission, otherwise by `fusermount3`. It is
+//! unmounted only while the kernel reports that it is ours, so that another file system's mount is
+//! never unmounted.
 
 use crate::mountinfo::{self, Mounted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,74 +25,75 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MountError {
-    /// There is no such directory.
+    /// The directory does not exist.
     #[error("the directory {0} for the FUSE mount does not exist; make it first")]
     Missing(PathBuf),
-    /// Something else is there.
+    /// The path is not a directory.
     #[error("{0} is not a directory, so nothing can be mounted there")]
     NotDirectory(PathBuf),
-    /// The mount would hide what is in it.
+    /// The mount would hide the directory's contents.
     #[error("the directory {0} for the FUSE mount is not empty; name one that is")]
     NotEmpty(PathBuf),
-    /// Another daemon's, which lives.
+    /// Another daemon, which is running, is mounted there.
     #[error(
         "{0} is the FUSE mount of another bcached that is running; name another directory or stop that one"
     )]
     InUse(PathBuf),
-    /// The kernel has no FUSE, or the container has no device for it.
+    /// The kernel has no FUSE, or the container lacks its device.
     #[error(
         "there is no /dev/fuse; load the kernel's module (modprobe fuse), or give the container the device"
     )]
     NoDevice,
-    /// The device's mode keeps this user out.
+    /// The device's mode denies access to this user.
     #[error(
         "/dev/fuse may not be opened by this user; run as root, or give it the mode that it has elsewhere (chmod 666 /dev/fuse)"
     )]
     DeviceNotPermitted,
-    /// Neither we nor the helper may.
+    /// Neither this process nor the helper has the permission.
     #[error(
         "mounting at {0} is not permitted; run as root, or install fusermount3 (Debian package fuse3), which mounts \
          for ordinary users in directories of their own"
     )]
     NotPermitted(PathBuf),
-    /// The helper said no.
+    /// The helper refused.
     #[error("could not mount at {directory}: {said}")]
     Helper {
-        /// Where.
+        /// The directory to mount at.
         directory: PathBuf,
-        /// What it said.
+        /// The helper's message.
         said: String,
     },
-    /// The system said no.
+    /// The system refused.
     #[error("could not mount at {directory}")]
     System {
-        /// Where.
+        /// The directory to mount at.
         directory: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A mount, which its maker takes away.
+/// A mount, which its maker has to unmount.
 #[derive(Debug)]
 pub(crate) struct Mount {
     directory: PathBuf,
     mounted: Mounted,
-    /// Tells whether the kernel still has it.
+    /// Tells whether the kernel still has the connection.
     device: OwnedFd,
 }
 
-/// How our mounts are told from others.
+/// The file system type of our mounts.
 pub(crate) const KIND: &str = "fuse.bcached";
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
-/// A daemon that does not say within this what its directory is lives, but badly.
+/// A daemon whose mount does not answer within this time is considered alive, though it is slow or
+/// stopped.
 const LIVES_AFTER: Duration = Duration::from_secs(5);
-/// Dead mounts over each other, before something else must be wrong.
+/// The most stacked dead mounts that are removed; more than that indicates another fault.
 const STALE_MAX: usize = 16;
 
 impl Mount {
-    /// Mounts; what the kernel asks comes from the descriptor.
+    /// Mounts. The returned descriptor delivers the kernel's requests.
     pub(crate) fn make(directory: &Path, allow_other: bool) -> Result<(Self, OwnedFd), MountError> {
         let system = |source: io::Error| MountError::System { directory: directory.to_owned(), source };
         let directory = &absolute(directory).map_err(|error| match error.kind() {
@@ -109,7 +111,7 @@ impl Mount {
         })?;
         let device = match mount_directly(directory, &device, allow_other) {
             Ok(()) => device,
-            // Not root: the helper has its own descriptor.
+            // Not root: the helper opens a descriptor of its own.
             Err(Errno::PERM) => mount_with_helper(directory, allow_other)?,
             Err(error) => return Err(system(error.into())),
         };
@@ -118,7 +120,7 @@ impl Mount {
             Ok((Some(mounted), own)) if mounted.kind == KIND => {
                 Ok((Self { directory: directory.clone(), mounted, device: own }, device))
             }
-            // Without its number it is never unmounted by us, so it must not stay.
+            // Without its mount id we would never unmount it, so it must not stay.
             found => {
                 let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
                 let _: Result<(), Errno> = rustix::mount::unmount(directory, flags);
@@ -133,7 +135,7 @@ impl Mount {
         &self.directory
     }
 
-    /// Unmounts, if nobody uses it; true if it is gone.
+    /// Unmounts if the mount is not in use. Returns whether it is gone.
     pub(crate) fn unmount(&self) -> bool {
         if !self.is_there() {
             return true;
@@ -145,17 +147,17 @@ impl Mount {
         }
     }
 
-    /// Takes it away from those who use it: what they ask from now on fails. False if that may not be done, and it goes only
-    /// when they let go of it; then it is out of sight at least.
+    /// Disconnects the mount from its users, whose later requests fail. Returns false if that is
+    /// not permitted: then the mount is at least detached, and ends once its users close it.
     pub(crate) fn cut(&self) -> bool {
         if !self.is_connected() {
             return true;
         }
         if !self.is_there() {
-            // Detached by somebody, and still in use.
+            // Detached by another program, and still in use.
             return self.abort();
         }
-        // The force ends the connection, with or without users.
+        // MNT_FORCE ends the connection, whether or not the mount is in use.
         let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
         match rustix::mount::unmount(&self.directory, flags) {
             Ok(()) => true,
@@ -170,13 +172,14 @@ impl Mount {
         }
     }
 
-    /// Ends the connection by the kernel's control file, which belongs to who has mounted, if that file system is there.
+    /// Ends the connection through the kernel's control file, if that file system is mounted. The
+    /// file belongs to the user that made the mount.
     fn abort(&self) -> bool {
         std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", self.mounted.minor), "1").is_ok()
     }
 
-    /// Whether what lies at the directory is this mount. If it cannot be known, it is not. The kernel uses numbers again,
-    /// but not those of a mount whose connection it still has.
+    /// Whether the topmost mount at the directory is this one. False if that cannot be determined.
+    /// The kernel reuses mount ids, but not that of a mount whose connection it still has.
     fn is_there(&self) -> bool {
         self.is_connected()
             && mountinfo::top(&self.directory).is_ok_and(|top| top.as_ref() == Some(&self.mounted))
@@ -189,10 +192,11 @@ impl Mount {
     }
 }
 
-/// The directory without links. Of a dead mount only what lies above it can be asked.
+/// Resolves the links of a directory's path. For a dead mount only the path above it can be
+/// resolved.
 ///
 /// # Errors
-/// There is no such directory, or it cannot be known.
+/// The directory does not exist, or its path cannot be resolved.
 pub fn absolute(directory: &Path) -> io::Result<PathBuf> {
     if let Ok(path) = directory.canonicalize() {
         return Ok(path);
@@ -204,10 +208,11 @@ pub fn absolute(directory: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Unmounts what dead daemons have left at `directory`, which has no links in it; if there is nothing, nothing is done.
+/// Unmounts what dead daemons have left at `directory`, a path without links. Does nothing if there
+/// is no such mount.
 ///
 /// # Errors
-/// It may not be done, or one that lives is there.
+/// Unmounting is not permitted, or the daemon of a mount is alive.
 pub fn clear_stale(directory: &Path) -> Result<(), MountError> {
     let system = |source| MountError::System { directory: directory.to_owned(), source };
     for _ in 0..STALE_MAX {
@@ -230,13 +235,14 @@ pub fn clear_stale(directory: &Path) -> Result<(), MountError> {
     Err(MountError::InUse(directory.to_owned()))
 }
 
-/// Whether nobody answers any more. Asked on a thread: a daemon that is stopped would keep us waiting.
+/// Whether the daemon of a mount is dead. A separate thread asks, because a stopped daemon would
+/// keep it waiting.
 fn is_dead(directory: &Path) -> bool {
     let (tell, told) = mpsc::channel();
     let directory = directory.to_owned();
     let ask = move || {
         let state = std::fs::metadata(directory).map(drop).map_err(|error| error.raw_os_error());
-        // Nobody listens if it took too long.
+        // After the timeout the receiver is gone.
         let _: Result<(), _> = tell.send(state);
     };
     if std::thread::Builder::new().name("fuse-stale".to_owned()).spawn(ask).is_err() {
@@ -264,7 +270,7 @@ fn check(directory: &Path) -> Result<(), MountError> {
 
 fn mount_directly(directory: &Path, device: &OwnedFd, allow_other: bool) -> Result<(), Errno> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    // The mode says no more than that it is a directory; permissions are for the kernel to check.
+    // The mode says only that it is a directory; the kernel checks permissions.
     let mut options = format!(
         "fd={},rootmode=40000,user_id={user},group_id={group},default_permissions",
         device.as_raw_fd()
@@ -277,8 +283,8 @@ fn mount_directly(directory: &Path, device: &OwnedFd, allow_other: bool) -> Resu
     rustix::mount::mount("bcached", directory, KIND, flags, options.as_c_str())
 }
 
-/// The helper sends the descriptor over a socket, which it is given as its standard input: so no other program that is
-/// started meanwhile inherits it.
+/// The helper sends the descriptor over a socket, which it gets as its standard input. So no other
+/// program that is started meanwhile inherits the socket.
 fn mount_with_helper(directory: &Path, allow_other: bool) -> Result<OwnedFd, MountError> {
     let system = |source: io::Error| MountError::System { directory: directory.to_owned(), source };
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -294,7 +300,7 @@ fn mount_with_helper(directory: &Path, allow_other: bool) -> Result<OwnedFd, Mou
         io::ErrorKind::NotFound => MountError::NotPermitted(directory.to_owned()),
         _ => system(error),
     })?;
-    // Our copy of its end, so that its death is noticed.
+    // Close our copy of its end, so that the helper's death is noticed.
     drop(helper);
     let received = receive(&ours);
     let output = child.wait_with_output().map_err(system)?;
@@ -321,7 +327,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     Ok(received)
 }
 
-/// Has the helper do something; what it says if it does not.
+/// Runs the helper. Returns its message if it fails.
 fn ask_helper(directory: &Path, arguments: &[&str]) -> Result<(), String> {
     let output = Command::new(HELPER).args(arguments).arg("--").arg(directory).stdin(Stdio::null()).output();
     match output {

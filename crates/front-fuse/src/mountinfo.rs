@@ -1,5 +1,5 @@
-//! What is mounted where, in the kernel's words (`/proc/self/mountinfo`): to ask a mount itself may mean to wait for its
-//! daemon.
+//! The mount table, as the kernel reports it (`/proc/self/mountinfo`). Asking a mount itself might
+//! mean waiting for its daemon.
 
 use crate::mount::KIND;
 use std::ffi::OsString;
@@ -9,28 +9,28 @@ use std::path::{Path, PathBuf};
 /// A mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mounted {
-    /// Its number, which no other mount has while it is there; used again after that.
+    /// Its mount id, unique while it is mounted; reused later.
     pub(crate) id: u64,
     /// The major number of its device.
     pub major: u32,
     /// The minor number of its device.
     pub minor: u32,
-    /// The kind of file system.
+    /// The file system type.
     pub kind: String,
 }
 
 impl Mounted {
-    /// It shows volumes of bcached's as files.
+    /// Whether it presents volumes of bcached as files.
     #[must_use]
     pub fn is_of_volumes(&self) -> bool {
         self.kind == KIND
     }
 }
 
-/// The one that `path`, an absolute one, is on.
+/// Returns the mount that contains `path`, an absolute path.
 ///
 /// # Errors
-/// The kernel does not say what is mounted.
+/// The mount table cannot be read.
 pub fn around(path: &Path) -> std::io::Result<Option<Mounted>> {
     Ok(find_around(&std::fs::read("/proc/self/mountinfo")?, path))
 }
@@ -38,17 +38,17 @@ pub fn around(path: &Path) -> std::io::Result<Option<Mounted>> {
 fn find_around(table: &[u8], path: &Path) -> Option<Mounted> {
     let mounts = table.split(|byte| *byte == b'\n').filter_map(parse);
     let around = mounts.filter(|(place, _)| path.starts_with(place));
-    // The last of several at one place is on top.
+    // Of several mounts at one path, the last is on top.
     around.max_by_key(|(place, _)| place.components().count()).map(|(_, found)| found)
 }
 
-/// What lies on top at `directory`.
+/// Returns the topmost mount at `directory`.
 pub(crate) fn top(directory: &Path) -> std::io::Result<Option<Mounted>> {
     Ok(find(&std::fs::read("/proc/self/mountinfo")?, directory))
 }
 
 fn find(table: &[u8], directory: &Path) -> Option<Mounted> {
-    // The last of several at one place is on top.
+    // Of several mounts at one path, the last is on top.
     table
         .split(|byte| *byte == b'\n')
         .filter_map(parse)
@@ -56,7 +56,8 @@ fn find(table: &[u8], directory: &Path) -> Option<Mounted> {
         .map(|(_, found)| found)
 }
 
-/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`: before the hyphen are any number of optional fields.
+/// Parses `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`. Before the hyphen are
+/// any number of optional fields.
 fn parse(line: &[u8]) -> Option<(PathBuf, Mounted)> {
     let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let text = |index: usize| std::str::from_utf8(fields.get(index)?).ok();
@@ -71,7 +72,8 @@ fn parse(line: &[u8]) -> Option<(PathBuf, Mounted)> {
     Some((PathBuf::from(OsString::from_vec(unescaped(fields.get(4)?))), found))
 }
 
-/// Blanks, tabs, new lines and backslashes are written as `\` and three octal digits.
+/// Reverses the kernel's escapes: blanks, tabs, newlines and backslashes appear as `\` and three
+/// octal digits.
 fn unescaped(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,8 +1,9 @@
-//! What there is in the mount, by number, and what the kernel is told of it.
+//! The inodes of the mount, and the attributes that the kernel gets for them.
 //!
-//! A number is made of what it stands for, so that it is the same each time without a table of all that was ever seen; the
-//! table holds only what the kernel knows at present. Nothing of this is cached by the kernel: each look asks again, so that
-//! volumes appear, grow and vanish at once.
+//! An inode number is a hash of what the inode stands for. So it is stable without a table of
+//! everything ever seen; the table holds only the inodes that the kernel currently references. The
+//! kernel caches none of this: each access asks again, so that volumes appear, grow and vanish
+//! immediately.
 
 use crate::tree::{Entry, TEXT_BYTES_MAX, Tree};
 use bcached_port::{Export, ExportTable, SECTOR_BYTES, Uuid};
@@ -12,7 +13,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-/// Something in the mount.
+/// An inode of the mount.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Node {
     /// The mount itself.
@@ -21,11 +22,11 @@ pub(crate) enum Node {
     Volumes,
     /// A volume.
     Volume(Uuid),
-    /// Something in a tree.
+    /// A node of a tree.
     InTree {
-        /// Which, in the order of the options.
+        /// The tree's index, in the order of the options.
         tree: usize,
-        /// Where in it.
+        /// The path within the tree.
         path: String,
     },
 }
@@ -40,7 +41,7 @@ pub(crate) struct Nodes {
     known: Mutex<BTreeMap<u64, Known>>,
 }
 
-/// Whose everything is, and since when.
+/// The owner of all nodes, and their time stamp.
 #[derive(Clone, Copy)]
 pub(crate) struct Owner {
     pub(crate) user: u32,
@@ -48,12 +49,12 @@ pub(crate) struct Owner {
     pub(crate) since: SystemTime,
 }
 
-/// What the kernel knows.
+/// An inode that the kernel references.
 struct Known {
     node: Node,
-    /// How often it has been told of it, less what it has forgotten.
+    /// The kernel's lookup count: lookups answered minus those forgotten.
     lookups: u64,
-    /// Of a volume: as it was seen last.
+    /// For a volume: its export, as last seen.
     export: Option<Arc<Export>>,
 }
 
@@ -65,13 +66,13 @@ impl Node {
         if *self == Self::Root {
             return INodeNo(ROOT);
         }
-        // Without a key of chance: the same in each call.
+        // Without a random key: the hash is the same in each call.
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         INodeNo(hasher.finish().max(ROOT + 1))
     }
 
-    /// What lies under a name in a directory of a tree.
+    /// The node with the given name in a directory of a tree.
     pub(crate) fn child(tree: usize, path: &str, name: &str) -> Self {
         let path = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
         Self::InTree { tree, path }
@@ -83,7 +84,7 @@ impl Nodes {
         Self { exports, trees, owner, known: Mutex::new(BTreeMap::new()) }
     }
 
-    /// What has that number, if the kernel has been told of it.
+    /// Returns the node with that inode number, if the kernel references it.
     pub(crate) fn node(&self, number: INodeNo) -> Option<Node> {
         if number.0 == ROOT {
             return Some(Node::Root);
@@ -91,7 +92,7 @@ impl Nodes {
         self.lock().get(&number.0).map(|known| known.node.clone())
     }
 
-    /// The kernel is about to be told of it.
+    /// Counts a lookup that the kernel is about to be answered.
     pub(crate) fn remember(&self, node: &Node, export: Option<Arc<Export>>) {
         let mut table = self.lock();
         let known = table.entry(node.number().0).or_insert_with(|| Known {
@@ -103,7 +104,7 @@ impl Nodes {
         known.export = export.or(known.export.take());
     }
 
-    /// The kernel has forgotten that it was told of it so often.
+    /// Takes away as many lookups as the kernel has forgotten.
     pub(crate) fn forget(&self, number: INodeNo, lookups: u64) {
         let mut table = self.lock();
         if let Some(known) = table.get_mut(&number.0) {
@@ -114,16 +115,17 @@ impl Nodes {
         }
     }
 
-    /// The volume as it is served now.
+    /// Returns the volume as currently served.
     pub(crate) fn served(&self, uuid: Uuid) -> Option<Arc<Export>> {
         let seen = self.last_seen(uuid);
         let by_name =
             seen.and_then(|seen| self.exports.by_name(&seen.name)).filter(|export| export.uuid == uuid);
-        // Renamed, if not.
+        // If not found by name, it may have been renamed.
         by_name.or_else(|| self.exports.served().into_iter().find(|export| export.uuid == uuid))
     }
 
-    /// The volume as it is served now, or was when it was seen last: an open file outlives its volume.
+    /// Returns the volume as currently served, or else as last seen: an open file outlives its
+    /// volume.
     pub(crate) fn served_or_seen(&self, uuid: Uuid) -> Option<Arc<Export>> {
         self.served(uuid).or_else(|| self.last_seen(uuid))
     }
@@ -132,7 +134,7 @@ impl Nodes {
         self.lock().get(&Node::Volume(uuid).number().0)?.export.clone()
     }
 
-    /// The volumes whose names can be a file's.
+    /// The volumes whose names are valid file names.
     pub(crate) fn volumes(&self) -> Vec<Arc<Export>> {
         self.exports.served().into_iter().filter(|export| is_name(&export.name)).collect()
     }
@@ -145,7 +147,8 @@ impl Nodes {
         let mode = if export.read_only { 0o400 } else { 0o600 };
         let node = Node::Volume(export.uuid);
         FileAttr {
-            // What room it takes on its devices is nobody's business here: it has all of it.
+            // The space used on the volume's devices is not shown here: all of the volume counts as
+            // allocated.
             blocks: export.sectors,
             blksize: block_bytes(export),
             ..self.attributes(&node, FileType::RegularFile, (mode, export.bytes()))
@@ -184,17 +187,17 @@ impl Nodes {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Known>> {
-        // Whole between any two statements.
+        // The value is consistent between any two statements, so a poisoned lock is usable.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The volume's block.
+/// The volume's block size.
 pub(crate) fn block_bytes(export: &Export) -> u32 {
     u32::try_from(SECTOR_BYTES).map_or(u32::MAX, |sector| export.block_sectors.max(1).saturating_mul(sector))
 }
 
-/// The kind of an entry, for a listing.
+/// The file type of an entry, for a directory listing.
 pub(crate) const fn kind_of(entry: &Entry) -> FileType {
     match entry {
         Entry::Directory => FileType::Directory,
@@ -203,7 +206,7 @@ pub(crate) const fn kind_of(entry: &Entry) -> FileType {
     }
 }
 
-/// Whether a file can be called that.
+/// Whether the name is a valid file name.
 pub(crate) fn is_name(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains(['/', '\0']) && name.len() <= 255
 }

@@ -1,4 +1,4 @@
-//! What programs have open, by the handles that the kernel has for it.
+//! The table of open files, by the handles that the kernel has for them.
 
 use crate::control_file::TextFile;
 use crate::open_limit::{Place, Places};
@@ -18,7 +18,7 @@ pub(crate) enum OpenFile {
     Listing(Arc<Mutex<Vec<Listed>>>),
 }
 
-/// A line of a directory.
+/// An entry of a directory listing.
 #[derive(Clone)]
 pub(crate) struct Listed {
     pub(crate) number: INodeNo,
@@ -28,9 +28,9 @@ pub(crate) struct Listed {
 
 pub(crate) struct OpenFiles {
     table: RwLock<Table>,
-    /// Of all but volumes.
+    /// Places for everything except volumes.
     others: Arc<Places>,
-    /// Of each volume that is open; all its files share it.
+    /// The ranges of each open volume, which all its open files share.
     ranges: Mutex<BTreeMap<Uuid, Weak<Ranges>>>,
 }
 
@@ -38,11 +38,11 @@ pub(crate) struct OpenFiles {
 struct Table {
     next: u64,
     files: BTreeMap<u64, (OpenFile, Option<Place>)>,
-    /// Nothing is opened any more.
+    /// Nothing can be opened any more.
     is_closed: bool,
 }
 
-/// Control files and directories that can be open at once.
+/// How many control files and directories can be open at the same time.
 const OTHERS_MAX: usize = 4096;
 
 impl Default for OpenFiles {
@@ -53,7 +53,8 @@ impl Default for OpenFiles {
 }
 
 impl OpenFiles {
-    /// A handle for it, unless the mount is gone or too much is open. A volume has its place already.
+    /// Returns a handle for an open file, unless the mount is gone or too many are open. A volume
+    /// already has its place.
     pub(crate) fn insert(&self, file: OpenFile) -> Result<FileHandle, Errno> {
         let is_volume = matches!(file, OpenFile::Volume(_));
         let place = if is_volume { None } else { Some(self.others.take()?) };
@@ -79,7 +80,7 @@ impl OpenFiles {
         }
     }
 
-    /// The program has closed it.
+    /// Removes a file that its program has closed.
     pub(crate) fn remove(&self, handle: FileHandle) {
         let removed = self.table.write().unwrap_or_else(PoisonError::into_inner).files.remove(&handle.0);
         if let Some((OpenFile::Volume(file), _)) = removed {
@@ -87,7 +88,7 @@ impl OpenFiles {
         }
     }
 
-    /// The mount is gone, and what was open with it.
+    /// Closes everything when the mount is gone.
     pub(crate) fn close_all(&self) {
         let files = {
             let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
@@ -101,7 +102,7 @@ impl OpenFiles {
         }
     }
 
-    /// What of a volume is being changed.
+    /// Returns the ranges of a volume that are being changed.
     pub(crate) fn ranges(&self, volume: Uuid) -> Arc<Ranges> {
         let mut all = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, ranges| ranges.strong_count() > 0);
@@ -113,13 +114,13 @@ impl OpenFiles {
         ranges
     }
 
-    /// Who has what open below `mount`; listings are not told of.
+    /// Returns the clients that have files open below `mount`, without directory listings.
     pub(crate) fn clients(&self, mount: &Path) -> Vec<Client> {
         let files: Vec<_> = {
             let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
             table.files.values().map(|(file, _)| file.clone()).collect()
         };
-        // Names of processes are read without the lock.
+        // Process names are read without holding the lock.
         files.into_iter().filter_map(|file| client(&file, mount)).collect()
     }
 }
@@ -145,17 +146,20 @@ fn client(file: &OpenFile, mount: &Path) -> Option<Client> {
     }
 }
 
-/// Who has the volume `file` open, for people: a process, or the loop device that one has left it to which has ended. `over` tells of those.
+/// Names, for people, what has the volume `file` open: a process, or, if that process has ended,
+/// the loop device that it set up. `over` returns the loop devices over a file.
 fn opener(number: u32, file: &Path, over: impl Fn(&Path) -> Vec<PathBuf>) -> String {
     let is_there = number > 0 && Path::new(&format!("/proc/{number}")).exists();
     let device = if is_there { None } else { over(file).into_iter().next() };
     device.map_or_else(|| process(number), |device| device.display().to_string())
 }
 
-/// A process, for people. It may have ended since, and another have the file open that it was given to.
+/// Names a process, for people. It may have ended since, after passing the open file to another
+/// process.
 fn process(number: u32) -> String {
     if number == 0 {
-        // A thread of the kernel, as a loop device has one, or somebody in a namespace that we cannot see.
+        // A kernel thread, as a loop device has one, or a process in a namespace that is not
+        // visible from here.
         return "the kernel, or a process that cannot be seen from here".to_owned();
     }
     match std::fs::read_to_string(format!("/proc/{number}/comm")) {
@@ -168,7 +172,8 @@ fn process(number: u32) -> String {
 mod tests {
     use super::*;
 
-    /// `losetup` has ended when the device is there, and was named as the one who uses the volume.
+    /// A loop device is named as the user of its volume, not `losetup`, which set it up and has
+    /// ended. (It used to be named.)
     #[test]
     fn who_has_left_the_volume_to_a_loop_device_is_not_named() {
         let over = |file: &Path| match file.ends_with("tank") {
@@ -177,7 +182,7 @@ mod tests {
         };
         let named = |number, file: &str| opener(number, Path::new(file), over);
         assert!(named(std::process::id(), "tank").starts_with("process "), "it is there");
-        // No process has such a number.
+        // No process has this number.
         assert_eq!(named(u32::MAX, "tank"), "/dev/loop1");
         assert_eq!(named(0, "tank"), "/dev/loop1");
         assert!(named(u32::MAX, "pond").contains("has ended"));

@@ -1,5 +1,5 @@
-//! How many programs may have something open. A volume that is open has a thread of its own, and each handle takes memory, so that without a
-//! bound whoever may open files takes all there is.
+//! Limits how many files are open. An open volume has a thread, and each handle takes memory.
+//! Without a limit, any user that may open files could exhaust them.
 
 use fuser::Errno;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Places of one kind.
 pub(crate) struct Places {
-    /// What has them, in the plural.
+    /// What occupies them, in the plural.
     of: &'static str,
     max: usize,
     taken: AtomicUsize,
-    /// The log knows that all are taken.
+    /// The log already says that all are taken.
     is_told: AtomicBool,
 }
 
-/// A place, until dropped.
+/// An occupied place; dropping it frees it.
 pub(crate) struct Place(Arc<Places>);
 
 impl Places {
@@ -23,7 +23,7 @@ impl Places {
         Arc::new(Self { of, max, taken: AtomicUsize::new(0), is_told: AtomicBool::new(false) })
     }
 
-    /// One of them. The log is told once that there is none, until some are free again.
+    /// Takes a place. If all are taken, the log says so once, until some are free again.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Place, Errno> {
         let more = |taken| (taken < self.max).then_some(taken + 1);
         if self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
@@ -43,7 +43,7 @@ impl Places {
 impl Drop for Place {
     fn drop(&mut self) {
         let before = self.0.taken.fetch_sub(1, Ordering::Relaxed);
-        // Not at each close and open about the bound.
+        // With hysteresis, so that closing and opening at the limit does not log each time.
         if before <= self.0.max - self.0.max / 8 {
             self.0.is_told.store(false, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! Opening: who may, and what comes of it.
+//! Opening files: permission checks and their outcome.
 
 use crate::control_file::TextFile;
 use crate::filesystem::is_durable;
@@ -14,16 +14,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a program that wants to write waits for another writer to be gone. The kernel tells us of the last close of a
-/// file some time after `close` has returned, so that of two programs that write one after the other the second may come
-/// before the first has gone.
+/// How long a program that opens for writing waits for another writer to leave. The kernel reports
+/// the last close of a file some time after `close` has returned. So of two programs that write one
+/// after another, the second may open before the first is seen to close.
 const GOING: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// Who opens, and how.
+/// The opener and its flags.
 #[derive(Clone, Copy)]
 pub(crate) struct Opener {
-    /// The kernel tells of the thread.
+    /// The kernel reports the thread, not the process.
     pub(crate) thread: u32,
     pub(crate) flags: OpenFlags,
 }
@@ -39,7 +39,8 @@ impl Opener {
 }
 
 impl Shared {
-    /// Opens a volume. While somebody else writes to it, it can be opened for reading only, as NBD offers it then.
+    /// Opens a volume. While another client is writing to it, it can be opened for reading only;
+    /// NBD offers it the same way.
     pub(crate) fn open_volume(self: &Arc<Self>, uuid: Uuid, opener: Opener, reply: ReplyOpen) {
         let place = match self.places.take() {
             Ok(place) => place,
@@ -53,14 +54,15 @@ impl Shared {
                 let shared = Arc::clone(self);
                 let wait = move || shared.open_when_free(uuid, (opener, place), number, reply);
                 if let Err(error) = self.life.spawn("fuse-open".to_owned(), wait) {
-                    // The answer went with the closure.
+                    // The reply was dropped with the closure, which answers the program.
                     tracing::warn!(event = "fuse-no-thread", %error, "could not start a thread for an open file");
                 }
             }
         }
     }
 
-    /// When it is opened, in the history of the volume's writers; `None` while another one writes.
+    /// Returns the moment of the open in the history of the volume's writers, or `None` while
+    /// another client is writing.
     fn since(&self, uuid: Uuid, number: u64, opener: Opener) -> Result<Option<Moment>, Errno> {
         let export = self.nodes.served(uuid).ok_or(Errno::ENOENT)?;
         if opener.writes() && export.read_only {
@@ -120,7 +122,7 @@ impl Shared {
         }
     }
 
-    /// Opens a control file. Its permissions hold for root too, as in sysfs.
+    /// Opens a control file. Its permissions also apply to root, as in sysfs.
     pub(crate) fn open_text(&self, place: (&NamedTree, String), opener: Opener, reply: ReplyOpen) {
         let (named, path) = place;
         let mode = match named.1.entry(&path) {
@@ -136,12 +138,13 @@ impl Shared {
         self.opened(OpenFile::Text(Arc::new(file)), reply);
     }
 
-    /// Each read and write of a program is to come here, as it is.
+    /// Answers an open. Each read and write of a program has to arrive here unchanged, so files use
+    /// direct I/O.
     pub(crate) fn opened(&self, file: OpenFile, reply: ReplyOpen) {
         let flags = match &file {
             OpenFile::Listing(_) => FopenFlags::empty(),
             OpenFile::Text(_) => FopenFlags::FOPEN_DIRECT_IO,
-            // The engine puts writes in order; programs need not wait for each other.
+            // The engine orders writes, so programs need not wait for each other.
             OpenFile::Volume(_) => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
         };
         match self.open.insert(file) {
@@ -150,14 +153,15 @@ impl Shared {
         }
     }
 
-    /// The tree that something lies in, and where in it.
+    /// Returns the tree that a node belongs to, and its path in it.
     pub(crate) fn tree_of(&self, node: &Node) -> Option<(&NamedTree, String)> {
         let Node::InTree { tree, path } = node else { return None };
         self.nodes.trees.get(*tree).map(|named| (named, path.clone()))
     }
 }
 
-/// The process of a thread; threads come and go, so it is asked at once. 0 if it cannot be seen from here.
+/// Returns the process of a thread, or the given number if it cannot be determined. Threads end, so
+/// this is resolved at open time. 0 means that the process is not visible from here.
 fn process_of(thread: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
     let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));

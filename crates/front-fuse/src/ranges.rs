@@ -1,15 +1,17 @@
-//! Which sectors of a volume are being changed, for changes of less than a sector.
+//! Tracks which sectors of a volume are being changed, for changes of partial sectors.
 //!
-//! Such a change reads a sector, puts its bytes in and writes the sector back. What somebody else writes to that sector
-//! between the two would be lost, though its writer was told that it is written. So it has its sectors for itself: it waits
-//! for changes of them that are under way, and later ones wait for it. Changes of whole sectors do not exclude each other;
-//! the engine carries out overlapping ones in order of arrival.
+//! Such a change is a read-modify-write: it reads a sector, inserts its bytes and writes the sector
+//! back. If another client wrote to that sector in between, its acknowledged write would be lost.
+//! So a partial change has exclusive access to its sectors: it waits for changes of them that are
+//! in flight, and later ones wait for it. Changes of whole sectors do not exclude each other; the
+//! engine carries out overlapping ones in order of arrival.
 //!
-//! Only what goes through this front end is in the table: whoever shares a volume with others (`shared`) shares it by
-//! sectors, as a disk is shared.
+//! The table covers only this front end. Clients of other front ends that share a volume (`shared`)
+//! share it by sectors, as a disk is shared.
 //!
-//! **Liveness.** Who waits holds no range, and who holds one gives it back with the reply of the engine, which answers
-//! everything. Of those who wait the first to come goes first, so that nobody starves.
+//! **Liveness.** A waiting claim holds no range. A holder gives its range back with the engine's
+//! reply, and the engine answers every request. Waiting claims are served in order of arrival, so
+//! none starves.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -47,7 +49,8 @@ impl Claim {
 }
 
 impl Ranges {
-    /// For a change of whole sectors, if nobody has some of them for itself or waits for that.
+    /// Claims sectors for a change of whole sectors, if no exclusive claim holds or waits for any
+    /// of them.
     pub(crate) fn try_share(self: &Arc<Self>, sectors: Range<u64>) -> Option<Held> {
         let mut state = self.lock();
         if state.claims.iter().any(|claim| claim.excludes(&sectors, false)) {
@@ -57,12 +60,12 @@ impl Ranges {
         Some(Held { ranges: Arc::clone(self), number })
     }
 
-    /// The same, waiting for it.
+    /// Claims sectors for a change of whole sectors, and waits if necessary.
     pub(crate) fn share(self: &Arc<Self>, sectors: Range<u64>) -> Held {
         self.enter(sectors, false)
     }
 
-    /// For a change of less than these sectors: nobody else changes them meanwhile.
+    /// Claims sectors exclusively, for a change of part of them.
     pub(crate) fn have_alone(self: &Arc<Self>, sectors: Range<u64>) -> Held {
         self.enter(sectors, true)
     }
@@ -81,7 +84,7 @@ impl Ranges {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Whole between any two statements.
+        // The value is consistent between any two statements, so a poisoned lock is usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! The server: mounts, serves until it is told to stop, and leaves no mount behind.
+//! The server: it mounts, serves until it is stopped, and leaves no mount behind.
 
 use crate::filesystem::Files;
 use crate::mount::{Mount, MountError};
@@ -19,31 +19,33 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use thiserror::Error;
 
-/// How a server is to run.
+/// The options of a server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where to mount: an empty directory.
+    /// The mount point, an empty directory.
     pub directory: PathBuf,
-    /// Whether other users than our own may look into it; the files' permissions stay. An ordinary user may do that only
-    /// if `/etc/fuse.conf` says so.
+    /// Whether users other than our own may access the mount; the files' permissions still apply.
+    /// An ordinary user may set this only if `/etc/fuse.conf` allows it.
     pub allow_other: bool,
-    /// What programs may use.
+    /// The limits on what programs use.
     pub limits: Limits,
 }
 
-/// What programs may use at most.
+/// The most that programs may use.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Requests of one open file that are with its engine; as many that no program waits for (of `io_uring`, of loop
-    /// devices) the kernel sends at a time for the whole mount.
+    /// In-flight requests of one open file at its engine. It is also the number of background
+    /// requests (of `io_uring`, of loop devices) that the kernel sends at a time for the whole
+    /// mount.
     pub requests: u16,
     /// Bytes of payload that one open file holds in memory, at least 4 MiB.
     pub file_bytes: u64,
-    /// Bytes of payload that all open files hold in memory, at least 4 MiB; an eighth comes on top for small requests.
+    /// Bytes of payload that all open files hold in memory, at least 4 MiB. An eighth is added for
+    /// small requests.
     pub total_bytes: u64,
-    /// Volumes that programs have open at once: each has a thread. One more is refused with ENFILE.
+    /// Open volume files at the same time; each has a thread. A further open fails with ENFILE.
     pub open_volumes: usize,
-    /// Threads that take what the kernel sends.
+    /// Threads that receive the kernel's requests.
     pub threads: usize,
     /// Threads that call trees.
     pub tree_threads: usize,
@@ -59,7 +61,7 @@ pub enum StartError {
     /// The limits leave no room to work.
     #[error("the FUSE limits allow no work: {0}")]
     Limits(&'static str),
-    /// Two things of the mount would have one name, or it is none.
+    /// Two entries of the mount would have the same name, or a name is invalid.
     #[error("no tree of the FUSE mount can be called {0:?}")]
     TreeName(String),
     /// The system refused a thread or descriptor.
@@ -71,7 +73,7 @@ pub enum StartError {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{requests} requests from the FUSE mount still wait for the engine")]
 pub struct StillBusy {
-    /// How many.
+    /// Their number.
     pub requests: usize,
 }
 
@@ -80,24 +82,25 @@ pub struct StillBusy {
 pub struct Client {
     /// The process that opened it.
     pub peer: String,
-    /// Where it lies in the mount.
+    /// Its path in the mount.
     pub path: String,
-    /// The volume's name, if it is one.
+    /// The volume's name, if it is a volume.
     pub export: Option<String>,
     /// Whether it has written to the volume.
     pub writing: bool,
 }
 
-/// A mount that is served. Dropped, it is unmounted without waiting for anybody; see [`FuseServer::shutdown`].
+/// A mount that is served. Dropping it unmounts without waiting for clients; see
+/// [`FuseServer::shutdown`].
 pub struct FuseServer {
     shared: Arc<Shared>,
     mount: Mount,
-    /// Ends with the session.
+    /// Disconnected when the session ends.
     session: Receiver<()>,
     is_unmounted: bool,
 }
 
-/// What all threads of a server share.
+/// The state that all threads of a server share.
 pub(crate) struct Shared {
     pub(crate) nodes: Nodes,
     pub(crate) open: OpenFiles,
@@ -105,30 +108,30 @@ pub(crate) struct Shared {
     pub(crate) workers: Arc<Workers>,
     pub(crate) places: Arc<Places>,
     pub(crate) memory: Arc<Pool>,
-    /// Memory of requests that were answered.
+    /// Buffers of completed requests, kept for reuse.
     pub(crate) stock: Arc<Mutex<Stock>>,
     pub(crate) limits: Limits,
 }
 
-/// The largest request, and what is read around it.
+/// The largest request, with the sectors read around it.
 const BYTES_MIN: u64 = 4 << 20;
-/// Memory of requests that is kept for the next ones, of what all of them may hold.
+/// The divisor that gives the share of `total_bytes` kept as buffers for reuse.
 const STOCK_PART: u64 = 8;
-/// What ends because the mount is gone needs no longer than this.
+/// How long threads take at most to end after the mount is gone.
 const CUT_GRACE: Duration = Duration::from_secs(1);
-/// Nobody who passes keeps a mount longer than this.
+/// How long a transient user, such as a lookup, keeps a mount busy at most.
 const PASSING: Duration = Duration::from_millis(100);
-/// Each look may be a process of the helper's.
+/// Pause between attempts to unmount; each may run the helper program.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// Of those who keep a mount busy the log names so many.
+/// The most users of a busy mount that the log names.
 const NAMED_MAX: usize = 10;
 
 impl Default for Limits {
     fn default() -> Self {
         let processors = thread::available_parallelism().map_or(2, usize::from);
         Self {
-            // With the largest requests this is what one file may hold: what the kernel sends of itself never makes a
-            // session thread wait for memory.
+            // With the largest requests this is what one file may hold, so the kernel's background
+            // requests never make a session thread wait for memory.
             requests: 64,
             file_bytes: 64 << 20,
             total_bytes: 128 << 20,
@@ -159,8 +162,8 @@ impl Limits {
 }
 
 impl FuseServer {
-    /// Mounts and serves the table's volumes, also those that are added later, and the trees under their names. What a daemon
-    /// that is no more has left mounted there is replaced.
+    /// Mounts, and serves the volumes of the table, including those added later, and the trees
+    /// under their names. A mount that a dead daemon has left at the directory is replaced.
     ///
     /// # Errors
     /// [`StartError`]; nothing is left behind then.
@@ -173,7 +176,8 @@ impl FuseServer {
         Self::start_sharing(options, exports, trees, memory)
     }
 
-    /// The same with memory for payloads that other front ends may have too: of as many bytes as the limits say.
+    /// Like [`FuseServer::start`], with a pool of payload memory that other front ends may share.
+    /// Its size has to be `total_bytes` of the limits.
     ///
     /// # Errors
     /// [`StartError`]; nothing is left behind then.
@@ -220,31 +224,38 @@ impl FuseServer {
         }
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.mount.directory()
     }
 
-    /// What programs have open.
+    /// The files that programs have open.
     #[must_use]
     pub fn clients(&self) -> Vec<Client> {
         self.shared.open.clients(self.mount.directory())
     }
 
-    /// Whether nobody can ask anything any more: somebody else has unmounted it, or ended the connection.
+    /// Whether no request can arrive any more: the mount was unmounted, or its connection ended, by
+    /// another program.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         !matches!(self.session.try_recv(), Err(mpsc::TryRecvError::Empty))
     }
 
-    /// Stops. If nobody uses the mount it is gone, and nobody was refused anything. If somebody does, what was asked is answered, up to
-    /// `limit`, and what is asked from now on fails with ESHUTDOWN; the log says who it is, and it is taken away from them: their open files
-    /// fail with ENOTCONN. (Where that takes a right that we do not have, it is out of sight, and goes when they close their files.)
-    /// May take a second and a half longer. Nothing is flushed that no program asked for.
+    /// Stops the server. If the mount is not in use, it is unmounted without refusing any request.
+    /// If it is in use:
+    ///
+    /// 1. New requests fail with ESHUTDOWN, and the log names the users.
+    /// 2. Requests already received are answered, up to `limit`.
+    /// 3. The mount is disconnected: the users' open files fail with ENOTCONN. Where we lack the
+    ///    permission for that, the mount is detached, and ends when its users close their files.
+    ///
+    /// May take a second and a half longer. Flushes nothing that no program asked to flush.
     ///
     /// # Errors
-    /// [`StillBusy`] if the engine owes replies even then. Those threads end when it gives them, or goes away.
+    /// [`StillBusy`] if the engine owes replies even then. The threads concerned end when the
+    /// replies arrive or the engine goes away.
     pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
         let deadline = Instant::now() + limit;
         self.shared.life.unmounts();
@@ -263,7 +274,8 @@ impl FuseServer {
         }
         self.is_unmounted = true;
         self.shared.workers.close();
-        // What comes of this is in the numbers below: a session that does not end leaves threads, not replies due.
+        // The outcome shows in the numbers below: a session that does not end leaves threads, not
+        // pending replies.
         let _: Result<(), _> = self.session.recv_timeout(CUT_GRACE);
         let end = deadline.max(Instant::now() + CUT_GRACE);
         let left = self.shared.life.wait_until(end, |state| state.requests == 0 && state.threads == 0);
@@ -273,8 +285,9 @@ impl FuseServer {
         }
     }
 
-    /// Unmounts before anything that is asked is refused, if nobody has a volume open; true if it is gone. Whoever looks at a name in it, reads a
-    /// control file, or has just closed one, keeps it for a moment, and is not told of.
+    /// Unmounts before any request is refused, if no volume is open. Returns whether the mount is
+    /// gone. A program that looks up a name, reads a control file or has just closed one keeps the
+    /// mount busy for a moment; it is not reported.
     fn unmount_unused(&self) -> bool {
         let until = Instant::now() + PASSING;
         loop {
@@ -317,13 +330,13 @@ impl Drop for FuseServer {
 }
 
 impl Shared {
-    /// Answers what comes from the kernel, on threads that end with the mount.
+    /// Answers the kernel's requests, on threads that end with the mount.
     fn serve(self: &Arc<Self>, device: std::os::fd::OwnedFd) -> io::Result<Receiver<()>> {
         let mut config = Config::default();
         config.n_threads = Some(self.limits.threads);
         config.clone_fd = true;
-        // The kernel knows who may; what comes through a descriptor that was given away, or from a thread of the kernel, is
-        // not to be asked again.
+        // The kernel checks permissions. Requests through a descriptor that was passed on, or from
+        // a kernel thread, must not be checked again.
         let session = Session::from_fd(Files::new(Arc::clone(self)), device, SessionACL::All, config)?;
         let (ending, ended) = mpsc::channel::<()>();
         let shared = Arc::clone(self);

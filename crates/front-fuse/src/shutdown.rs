@@ -1,4 +1,5 @@
-//! What a server still has to do: requests without an answer, threads that run. A shutdown waits for both.
+//! The work that a server still has: unanswered requests and running threads. A shutdown waits for
+//! both.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,25 +15,25 @@ pub(crate) struct Life {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct State {
     is_stopping: bool,
-    /// It is unmounted by us, if somebody does that.
+    /// If it is unmounted now, this server does it.
     is_unmounting: bool,
-    /// Asked and not answered.
+    /// Requests received and not yet answered.
     pub(crate) requests: usize,
-    /// Of ours, not of the session.
+    /// Threads of this crate, without those of the session.
     pub(crate) threads: usize,
 }
 
-/// A request without an answer, until dropped.
+/// An unanswered request, until dropped.
 pub(crate) struct Ticket(Arc<Life>);
 
-/// A thread that runs, until dropped.
+/// A running thread, until dropped.
 struct Running(Arc<Life>);
 
-/// Stacks of threads: a batch of replies is the largest thing on them.
+/// Stack size of threads; the largest item on a stack is a batch of replies.
 const STACK_BYTES: usize = 256 << 10;
 
 impl Life {
-    /// A request begins, unless the server stops.
+    /// Begins a request, unless the server is stopping.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<Ticket> {
         let mut state = self.lock();
         if state.is_stopping {
@@ -42,7 +43,7 @@ impl Life {
         Some(Ticket(Arc::clone(self)))
     }
 
-    /// No request begins from now on.
+    /// Lets no further request begin.
     pub(crate) fn stop(&self) {
         self.lock().is_stopping = true;
     }
@@ -51,12 +52,12 @@ impl Life {
         self.lock().is_stopping
     }
 
-    /// It is about to be unmounted; what is asked until then is answered.
+    /// Notes that the server is about to unmount. Requests that arrive until then are answered.
     pub(crate) fn unmounts(&self) {
         self.lock().is_unmounting = true;
     }
 
-    /// Whether its end is ours.
+    /// Whether the server itself is ending the mount.
     pub(crate) fn ends(&self) -> bool {
         let state = self.lock();
         state.is_stopping || state.is_unmounting
@@ -73,11 +74,11 @@ impl Life {
             let _running = running;
             body();
         };
-        // If there is no thread, the closure is dropped, and with it what counts it.
+        // If there is no thread, the closure is dropped, and the count with it.
         thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body).map(drop)
     }
 
-    /// Waits until `holds`, at most until the deadline; what is left then.
+    /// Waits until `holds` is true, at most until the deadline. Returns the state then.
     pub(crate) fn wait_until(&self, deadline: Instant, holds: impl Fn(&State) -> bool) -> State {
         let mut state = self.lock();
         while !holds(&state) {
@@ -91,14 +92,14 @@ impl Life {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Numbers, whole between any two statements.
+        // Plain numbers, consistent between any two statements, so a poisoned lock is usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn end(&self, count: impl FnOnce(&mut State)) {
         let mut state = self.lock();
         count(&mut state);
-        // Only a shutdown listens.
+        // Only a shutdown waits for changes.
         if state.is_stopping {
             self.changed.notify_all();
         }

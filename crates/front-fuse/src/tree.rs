@@ -1,32 +1,37 @@
-//! Trees of control files, as the daemon brings them: small texts that are read and written whole, as sysfs has them.
+//! Trees of control files, provided by the daemon: small texts that are read and written as a
+//! whole, as in sysfs.
 
 pub use rustix::io::Errno;
 
-/// A tree of control files. Paths are relative to it, without a slash at either end; the empty path is the tree itself.
+/// A tree of control files. Paths are relative to it, without a slash at either end; the empty path
+/// is the tree itself.
 ///
-/// All methods are called on threads of their own and may wait, but a few of them that wait for ever stop all trees.
+/// All methods are called on dedicated threads and may wait. If a few calls wait forever, however,
+/// all trees stop answering.
 pub trait Tree: Send + Sync {
-    /// What is there; `None` if nothing is.
+    /// Returns the entry at a path, or `None` if there is none.
     fn entry(&self, path: &str) -> Option<Entry>;
 
-    /// What a directory holds, by name; `None` if there is no such directory.
+    /// Returns the entries of a directory with their names, or `None` if there is no such
+    /// directory.
     fn list(&self, path: &str) -> Option<Vec<(String, Entry)>>;
 
-    /// The text of a file. A program that reads it in pieces gets pieces of one text; reading from the start again asks
-    /// again.
+    /// Returns the text of a file. A program that reads it in pieces gets pieces of one text;
+    /// reading from the start again calls this again.
     ///
     /// # Errors
-    /// What the program is to be told.
+    /// The error that the program gets.
     fn read(&self, path: &str) -> Result<Vec<u8>, Errno>;
 
-    /// Takes a text, in whole as a program of that user has written it in one call, at most [`TEXT_BYTES_MAX`].
+    /// Writes a text, exactly as a program of the given user has written it in one call, at most
+    /// [`TEXT_BYTES_MAX`] bytes.
     ///
     /// # Errors
-    /// What the program is to be told.
+    /// The error that the program gets.
     fn write(&self, path: &str, text: &[u8], user: u32) -> Result<(), Errno>;
 }
 
-/// What lies under a name of a tree.
+/// An entry of a tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Entry {
@@ -34,15 +39,15 @@ pub enum Entry {
     Directory,
     /// A text.
     File {
-        /// Its permissions (0444, 0644, 0200); they are kept also to root, as in sysfs.
+        /// Its permissions (0444, 0644, 0200), which also apply to root, as in sysfs.
         mode: u16,
     },
     /// A symbolic link.
     Link {
-        /// Where it leads, relative to where it lies.
+        /// Its target, relative to the link's directory.
         target: String,
     },
 }
 
-/// The size that each file claims to have, and the longest text that can be written: a page, as in sysfs.
+/// The size that each file reports, and the longest text that can be written: a page, as in sysfs.
 pub const TEXT_BYTES_MAX: usize = 4096;

@@ -1,9 +1,10 @@
-//! A volume that a program has open: its requests on their way to the engine, and the replies on theirs back.
+//! A volume that a program has open: it passes requests to the engine, and replies back.
 //!
-//! A session thread submits what can be submitted at once: there is room in the window and in memory, the volume is not on
-//! its way to another engine, and nobody has the sectors for itself. All else goes to the file's lane ([`crate::lane`]), a
-//! thread that is there once it was needed. A second thread takes the replies and answers; it ends when the file is closed
-//! and everything is answered, and gives up the right to write then.
+//! A session thread submits a request directly if the window and the memory have room, the volume
+//! is not being moved to another engine, and its sectors are not claimed exclusively. Everything
+//! else goes to the file's lane ([`crate::file_thread`]), a thread that is started when first
+//! needed. A second thread receives the replies and answers the programs. It ends when the file is
+//! closed and everything is answered, and then gives up the write claim.
 
 use crate::answer::{Answer, Pending};
 use crate::file_thread::Task;
@@ -24,54 +25,54 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 /// An open file.
 pub(crate) struct VolumeFile {
     pub(crate) number: u64,
-    /// The process that opened it, 0 if it cannot be seen from here.
+    /// The process that opened it, 0 if it is not visible from here.
     pub(crate) opener: u32,
     /// The volume as it was when the file was opened.
     pub(crate) export: Arc<Export>,
     pub(crate) ranges: Arc<Ranges>,
-    /// It was opened for durable writes (`O_DSYNC`).
+    /// Whether it was opened for durable writes (`O_DSYNC`).
     pub(crate) is_durable: bool,
     exports: ExportTable,
     route: Route,
     requests: Requests<Pending>,
     budget: Arc<Budget>,
-    /// Memory of requests of all files that were answered.
+    /// Buffers of completed requests of all files, kept for reuse.
     stock: Arc<Mutex<Stock>>,
     life: Arc<Life>,
-    /// When it was opened, for the right to write.
+    /// When it was opened, for the write claim.
     since: Moment,
     common: Arc<Common>,
 }
 
-/// What a file shares with the thread that takes its replies.
+/// The state that a file shares with its reply thread.
 pub(crate) struct Common {
     state: Mutex<State>,
-    /// The lane waits here, for work or for room.
+    /// The lane waits here for tasks or for room in the window.
     changed: Condvar,
     window: usize,
-    /// The right to write, once it was needed and given.
+    /// The write claim, once it was needed and granted.
     claim: Mutex<Option<Claim>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Submitted and not taken back.
+    /// Requests submitted whose replies were not yet received.
     under_way: usize,
     tasks: VecDeque<Task>,
     has_lane: bool,
-    /// The lane wants to submit something and there is no room.
+    /// The lane has a request to submit, but the window is full.
     lane_waits: bool,
     is_closed: bool,
 }
 
-/// How a file is opened.
+/// The parameters for opening a file.
 pub(crate) struct Opening<'a> {
     pub(crate) exports: &'a ExportTable,
     pub(crate) ranges: Arc<Ranges>,
     pub(crate) memory: Arc<Pool>,
     pub(crate) stock: Arc<Mutex<Stock>>,
     pub(crate) life: Arc<Life>,
-    /// Kept as long as its thread runs.
+    /// Held for as long as the file's reply thread runs.
     pub(crate) place: Place,
     pub(crate) window: usize,
     pub(crate) bytes_max: u64,
@@ -79,14 +80,14 @@ pub(crate) struct Opening<'a> {
     pub(crate) is_durable: bool,
 }
 
-/// A number for a client that no other open file of this process has, whatever server it belongs to.
+/// Returns a client number that is unique among the open files of this process, across servers.
 pub(crate) fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl VolumeFile {
-    /// Opens the volume, by the route that it has now.
+    /// Opens the volume, by its current route.
     pub(crate) fn open(
         opening: Opening<'_>,
         export: Arc<Export>,
@@ -123,7 +124,7 @@ impl VolumeFile {
         }))
     }
 
-    /// The size now: what the table says, or said last.
+    /// The current size: from the table, or as of the open if the volume is no longer in it.
     pub(crate) fn bytes(&self) -> u64 {
         let now = self.exports.by_name(&self.export.name).filter(|export| export.uuid == self.export.uuid);
         now.map_or_else(|| self.export.bytes(), |export| export.bytes())
@@ -134,7 +135,7 @@ impl VolumeFile {
         self.common.claim().is_some()
     }
 
-    /// Whether it has the right to write now, or gets it.
+    /// Whether it holds the write claim, or can get it now.
     pub(crate) fn may_write(&self) -> bool {
         if self.export.shared {
             return true;
@@ -146,17 +147,17 @@ impl VolumeFile {
         claim.is_some()
     }
 
-    /// Memory for a payload that is there already. Waits for it.
+    /// Acquires memory for a payload that already exists. Waits for it.
     pub(crate) fn memory_for(&self, bytes: usize) -> Permit {
         self.budget.acquire(bytes as u64)
     }
 
-    /// Memory for a payload that is to come, if there is some.
+    /// Acquires memory for a payload that is yet to be created, if available.
     pub(crate) fn try_memory_for(&self, bytes: usize) -> Option<Permit> {
         self.budget.try_acquire(bytes as u64)
     }
 
-    /// Memory with `data` in it, for a payload.
+    /// Returns a payload with a copy of `data`.
     pub(crate) fn copy_of(&self, data: &[u8]) -> Payload {
         if !Stock::keeps(data.len()) {
             return Buffer::copied_from(data).freeze();
@@ -166,26 +167,27 @@ impl VolumeFile {
         buffer.freeze()
     }
 
-    /// Memory that holds anything ([`Stock::take`]): of a read until the engine says that it has been read into. Others are kept out neither
-    /// while fresh memory is cleared nor while it is filled.
+    /// Returns a buffer with arbitrary content ([`Stock::take`]), which is what a read has until
+    /// the engine has filled it. The stock is not locked while a fresh buffer is cleared or while
+    /// the buffer is filled.
     fn memory(&self, bytes: usize) -> Buffer {
         let kept = self.stock().find(bytes);
         kept.unwrap_or_else(|| Buffer::zeroed(bytes))
     }
 
-    // No piece is half in it between any two statements.
+    // The stock is consistent between any two statements, so a poisoned lock is usable.
     fn stock(&self) -> MutexGuard<'_, Stock> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has it done. Waits for nothing but, for a moment, the engine's inbox.
+    /// Has a task carried out. Waits for nothing, except briefly for the engine's inbox.
     pub(crate) fn ask(self: &Arc<Self>, task: Task) {
         if let Err(task) = self.try_now(task) {
             self.leave_to_lane(task);
         }
     }
 
-    /// Does it now, or gives it back.
+    /// Submits the task now, or gives it back.
     #[expect(
         clippy::result_large_err,
         reason = "given back to go into the queue, where it has to fit anyway"
@@ -229,7 +231,7 @@ impl VolumeFile {
         Ok(())
     }
 
-    /// What has a place in the window goes to the engine.
+    /// Submits a request that has a place in the window.
     pub(crate) fn submit(
         &self,
         operation: Operation,
@@ -263,31 +265,31 @@ impl VolumeFile {
         }
     }
 
-    /// A place in the window, for the lane.
+    /// Takes a place in the window for the lane, and waits for one if necessary.
     pub(crate) fn wait_for_room(&self) {
         self.common.enter();
     }
 
-    /// The lane's next task; `None` when the file is closed and nothing is left.
+    /// Returns the lane's next task, or `None` if the file is closed and no task is left.
     pub(crate) fn next_task(&self) -> Option<Task> {
         self.common.next_task()
     }
 
-    /// The last program has closed it.
+    /// Marks the file as closed by its last user.
     pub(crate) fn close(&self) {
         self.common.lock().is_closed = true;
         self.common.changed.notify_all();
     }
 }
 
-/// Length of a range of sectors that one request may have.
+/// The length in bytes of a sector range that fits in one request.
 pub(crate) fn bytes_of(sectors: &Range<u64>) -> usize {
     let bytes = (sectors.end - sectors.start) * SECTOR_BYTES;
     usize::try_from(bytes).expect("no request of a program is larger than memory")
 }
 
 impl Common {
-    /// A place in the window, if there is one and the lane is not waiting for it.
+    /// Takes a place in the window, if there is one and no task or lane waits for it.
     fn try_enter(&self) -> bool {
         let mut state = self.lock();
         let has_room = state.under_way < self.window && !state.lane_waits && state.tasks.is_empty();
@@ -328,7 +330,7 @@ impl Common {
         }
     }
 
-    /// Answers as the engine does, until the file is closed and everything is answered.
+    /// Answers programs as the engine replies, until the file is closed and everything is answered.
     fn take_replies(&self, mut replies: Replies<Pending>, stock: &Mutex<Stock>) {
         let mut batch = VecDeque::new();
         while replies.next_batch(&mut batch) {
@@ -337,7 +339,7 @@ impl Common {
                 self.leave();
             }
         }
-        // Only now is everything that was written through this file done.
+        // Only now is every write through this file complete.
         drop(self.claim().take());
     }
 
@@ -345,7 +347,8 @@ impl Common {
         self.claim.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    // Both mutexes guard what is whole between any two statements.
+    // The values of both mutexes are consistent between any two statements, so a poisoned lock is
+    // usable.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

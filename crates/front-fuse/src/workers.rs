@@ -1,4 +1,5 @@
-//! A few threads for calls of trees: those may wait for the daemon, and the session threads must not.
+//! A few threads for calls to trees. These calls may wait for the daemon, which session threads
+//! must not.
 
 use crate::shutdown::Life;
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ pub(crate) struct Workers {
     changed: Condvar,
 }
 
-/// As many jobs as programs wait for.
+/// At most as many jobs as there are programs waiting.
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
@@ -32,7 +33,7 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Some time soon, in order of arrival.
+    /// Queues a job; jobs run in order of arrival.
     pub(crate) fn run_soon(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.jobs.push_back(Box::new(job));
@@ -40,7 +41,7 @@ impl Workers {
         self.changed.notify_one();
     }
 
-    /// The threads end after what they have to do.
+    /// Makes the threads end once the queued jobs are done.
     pub(crate) fn close(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).is_closed = true;
         self.changed.notify_all();
@@ -48,7 +49,8 @@ impl Workers {
 
     fn run(&self) {
         while let Some(job) = self.next() {
-            // Who asked is answered by what the job drops; the next one needs the thread.
+            // A panicking job drops its reply, which answers the program. The thread goes on with
+            // the next job.
             if catch_unwind(AssertUnwindSafe(job)).is_err() {
                 tracing::error!(event = "fuse-tree-failed", "a control file's code panicked");
             }

@@ -1,4 +1,4 @@
-//! How a mount begins and ends.
+//! Tests the start and the end of a mount.
 
 mod support;
 
@@ -20,7 +20,7 @@ use support::{
     serve_hooked, serve_sharing, serve_with, skip, wait_until,
 };
 
-/// Where a child is to serve, if this is one.
+/// Environment variable with the directory at which a child process serves.
 const CHILD: &str = "BCACHED_TEST_SERVE_AT";
 
 fn start(directory: &Path, ram: &Ram) -> Result<FuseServer, StartError> {
@@ -35,7 +35,7 @@ fn refusal(directory: &Path) -> MountError {
     error
 }
 
-/// No test: what [`child`] starts. It serves until its standard input ends.
+/// Not a test: the process that [`child`] starts. It serves until its standard input ends.
 #[test]
 fn serves_in_a_child() {
     let Some(directory) = std::env::var_os(CHILD) else { return };
@@ -50,7 +50,7 @@ fn serves_in_a_child() {
     }
 }
 
-/// A process that serves at `directory`, and what it says of that.
+/// Starts a process that serves at `directory`. Returns it with its output and its first message.
 fn child(directory: &Path, user: Option<u32>) -> (Child, impl Iterator<Item = String> + use<>, String) {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--exact", "serves_in_a_child", "--nocapture"]).env(CHILD, directory);
@@ -91,7 +91,7 @@ fn a_dropped_server_leaves_no_mount() {
     assert_eq!(std::fs::read_dir(&directory).expect("a directory").count(), 0);
 }
 
-/// One that takes its time to say what is there, and tells when it is asked for what is slow.
+/// A tree that is slow to answer, and reports each lookup of `slow`.
 struct Slow(Mutex<mpsc::Sender<()>>);
 
 const TAKES: Duration = Duration::from_millis(60);
@@ -118,7 +118,8 @@ impl Tree for Slow {
     }
 }
 
-/// What others asked while somebody looked at a name was refused (ESHUTDOWN), and the log told of somebody who uses the mount.
+/// A shutdown waits for a lookup that is under way, and refuses no other request. (Such requests
+/// used to fail with ESHUTDOWN, and the log reported a user of the mount.)
 #[test]
 fn who_only_looks_at_a_name_is_waited_for_and_nobody_is_refused() {
     if !can_mount() {
@@ -134,7 +135,7 @@ fn who_only_looks_at_a_name_is_waited_for_and_nobody_is_refused() {
     asked.recv_timeout(LIMIT).expect("it has begun to look");
     let shutdown = std::thread::spawn(move || server.shutdown(LIMIT));
     std::thread::sleep(TAKES / 4);
-    // The mount may be gone already, on a slow machine: then nothing is there.
+    // On a slow machine the mount may already be gone: then the path does not exist.
     for name in ["sys/quick", "sys"] {
         let found = std::fs::metadata(directory.join(name));
         let error = found.err().map(|error| error.kind());
@@ -145,7 +146,7 @@ fn who_only_looks_at_a_name_is_waited_for_and_nobody_is_refused() {
     assert!(!is_mounted(&directory));
 }
 
-/// What was asked is answered; what is asked later is refused; who has it open is cut off.
+/// In-flight requests are answered, later ones are refused, and open files are cut off.
 #[test]
 fn a_busy_mount_is_taken_away_after_its_last_answer() {
     if !can_mount() {
@@ -265,7 +266,7 @@ fn a_mount_of_another_daemon_that_lives_is_left_alone() {
     served.end();
 }
 
-/// A daemon was killed; a program still has a file open, so that the mount cannot simply go.
+/// A dead mount of a killed daemon is replaced, although a program still has a file of it open.
 #[test]
 fn what_a_killed_daemon_left_is_replaced() {
     if !can_mount() {
@@ -290,7 +291,7 @@ fn what_a_killed_daemon_left_is_replaced() {
     assert!(!is_mounted(folder.path()), "neither is left");
 }
 
-/// Somebody has mounted something over ours, or unmounted ours: what lies there then is not ours to take away.
+/// If ours was unmounted and another mount is at the directory, a shutdown leaves that one alone.
 #[test]
 fn what_is_not_ours_is_not_unmounted() {
     if !can_mount() {
@@ -325,7 +326,7 @@ fn an_ordinary_user_mounts_with_the_helper() {
     const NOBODY: u32 = 65_534;
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("ours");
-    // Theirs is the program too: the build's folder may be closed to them.
+    // The user owns the mount point; the build directory may be inaccessible to it.
     let place = folder.path().join("mount");
     std::fs::create_dir(&place).expect("a directory");
     std::os::unix::fs::chown(&place, Some(NOBODY), Some(NOBODY)).expect("we are root");
@@ -338,7 +339,8 @@ fn an_ordinary_user_mounts_with_the_helper() {
     assert!(!is_mounted(&place), "it has taken it away");
 }
 
-/// Each has a thread and memory: six thousand of them took 160 MiB.
+/// At most `open_volumes` volumes can be open, since each takes a thread and memory: six thousand
+/// took 160 MiB.
 #[test]
 fn no_more_volumes_are_open_than_may_be() {
     if !can_mount() {
@@ -360,7 +362,8 @@ fn no_more_volumes_are_open_than_may_be() {
     served.end();
 }
 
-/// What another front end holds of the memory that they share is not there for files, until it is given back.
+/// Memory that another front end holds of the shared pool is not available to files until it is
+/// returned.
 #[test]
 fn memory_is_shared_with_other_front_ends() {
     if !can_mount() {
@@ -376,7 +379,7 @@ fn memory_is_shared_with_other_front_ends() {
         let written = file.write_all_at(&vec![1; 1 << 20], 0);
         (written, before.load(Ordering::SeqCst))
     });
-    // It is told of who waits because of it.
+    // The holder is told that another client waits for its memory.
     wait_until("the write to wait", || other.keeps_waiting().is_some() || writer.is_finished());
     has_given_back.store(true, Ordering::SeqCst);
     drop(held);

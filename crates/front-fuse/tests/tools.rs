@@ -1,4 +1,4 @@
-//! Real programs over a mounted volume.
+//! Tests real programs over a mounted volume.
 
 mod support;
 
@@ -15,7 +15,7 @@ fn fio(served: &Served, arguments: &[&str]) {
         "--size=16m",
         "--group_reporting",
     ];
-    // What it leaves lying about, it leaves there.
+    // fio leaves files in its working directory.
     let folder = tempfile::tempdir().expect("a folder");
     let output = Command::new("fio")
         .current_dir(folder.path())
@@ -41,7 +41,7 @@ fn fio_verifies_what_it_wrote() {
     let direct = ["--direct=1", "--ioengine=libaio", "--iodepth=16", "--bsrange=512-128k"];
     fio(&served, &direct);
     fio(&served, &["--direct=0", "--ioengine=psync", "--bsrange=4k-64k", "--fsync=32"]);
-    // Not even sectors.
+    // Sizes that are not even multiples of a sector.
     let odd = [
         "--direct=0",
         "--ioengine=psync",

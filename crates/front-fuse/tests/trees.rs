@@ -1,4 +1,4 @@
-//! Control files beside the volumes, as sysfs has them.
+//! Tests control files beside the volumes, as in sysfs.
 
 mod support;
 
@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use support::{EINVAL, EPERM, Served, can_mount, errno, serve_with, wait_until};
 
-/// `fs/bcache/SET/{label,counter,trigger,slow}` and a link to it.
+/// A tree with `fs/bcache/SET/{label,counter,trigger,slow}` and a link to SET.
 #[derive(Default)]
 struct Sys {
     texts: Mutex<BTreeMap<String, Vec<u8>>>,
     counter: AtomicU64,
-    /// Who has written last.
+    /// The user of the last write.
     writer: AtomicU32,
     /// A write to `slow` waits for this.
     gate: Mutex<Option<mpsc::Receiver<()>>>,
@@ -121,7 +121,7 @@ fn texts_are_read_and_written_whole() {
     }
     let (served, sys) = serve_sys();
     let label = served.path("sys/fs/bcache/set/label");
-    // As `echo fast > label`: the size is set first.
+    // Like `echo fast > label`, this sets the size first.
     std::fs::write(&label, "fast\n").expect("is taken");
     assert_eq!(std::fs::read_to_string(&label).expect("is read"), "fast\n");
     assert_eq!(sys.writer.load(Ordering::SeqCst), rustix::process::geteuid().as_raw());
@@ -137,7 +137,7 @@ fn texts_are_read_and_written_whole() {
     served.end();
 }
 
-/// The number changes with each look; pieces of it would make a number that never was.
+/// A reader in pieces gets one text. The number changes with each read, so mixed pieces would show.
 #[test]
 fn a_reader_gets_pieces_of_one_text() {
     if !can_mount() {
@@ -184,7 +184,7 @@ fn a_control_file_that_waits_holds_no_volume_up() {
     if !can_mount() {
         return;
     }
-    // With one thread that takes requests, who waited in it would hold everybody up.
+    // With one session thread, a request that waited in it would block all others.
     let (served, sys) = serve_sys_with(Limits { threads: 1, ..Limits::default() });
     let (open, gate) = mpsc::channel();
     *sys.gate.lock().expect("no panic") = Some(gate);

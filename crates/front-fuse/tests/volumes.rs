@@ -1,4 +1,4 @@
-//! A volume as a file: what programs do with it, and what of that reaches the engine.
+//! Tests a volume as a file: the operations of programs, and what reaches the engine.
 
 mod support;
 
@@ -26,7 +26,7 @@ fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
     (0..bytes).map(|at| u8::try_from((at * 7 + at / 509 + seed) % 251).expect("below 251")).collect()
 }
 
-/// Served, and what `tell` says of each request that reaches the engine, in order.
+/// Serves, and logs what `tell` returns for each request that reaches the engine, in order.
 fn serve_telling<T: Send + 'static>(tell: fn(&Operation) -> Option<T>) -> (Served, Arc<Mutex<Vec<T>>>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&seen);
@@ -96,7 +96,8 @@ fn any_bytes_are_written_and_read_back() {
     served.end();
 }
 
-/// The kernel cuts a request after 256 pages of the program's memory: in the middle of a sector, if that does not begin with a page.
+/// The kernel splits a request after 256 pages of the program's memory. If that memory does not
+/// start at a page boundary, the split is within a sector.
 #[test]
 fn large_writes_come_whole_from_memory_that_begins_anywhere() {
     if !can_mount() {
@@ -105,12 +106,13 @@ fn large_writes_come_whole_from_memory_that_begins_anywhere() {
     let partial = Arc::new(Mutex::new(0));
     let count = Arc::clone(&partial);
     let served = serve_hooked(Box::new(move |_, operation: &Operation| {
-        // A read here can only be of the ends of a write.
+        // The only reads here are of the sectors at the ends of a write.
         *count.lock().expect("no panic") += usize::from(matches!(operation, Operation::Read { .. }));
         Verdict::Serve
     }));
     let memory = pattern((5 << 20) + 4096, 1);
-    // The allocator's memory begins somewhere in a page; one of these begins in the middle of a word.
+    // The allocator's memory starts somewhere in a page; one of these starts in the middle of a
+    // word.
     for skip in [0, 100] {
         let content = &memory[skip..skip + (5 << 20)];
         served.open().write_all_at(content, 4096).expect("is written");
@@ -135,7 +137,7 @@ fn direct_io_is_as_any_other() {
     let direct = i32::try_from(OFlags::DIRECT.bits()).expect("a flag");
     let file =
         OpenOptions::new().read(true).write(true).custom_flags(direct).open(served.tank()).expect("opens");
-    // From the beginning of a page, as a program does that knows of it.
+    // Page-aligned, as a program would use that knows about the split.
     let memory = pattern((1 << 20) + 4096, 5);
     let page = memory.as_ptr().align_offset(4096);
     let content = &memory[page..page + (1 << 20)];
@@ -149,8 +151,9 @@ fn direct_io_is_as_any_other() {
     served.end();
 }
 
-/// Threads that write neighbouring bytes of the same sectors at once: none of them loses another one's. Nor does one that
-/// writes a part of a sector put back what was there before another one's whole sector.
+/// Threads write neighbouring bytes of the same sectors at the same time, and none loses another's
+/// bytes. A write of a partial sector also does not restore old bytes over another thread's write
+/// of the whole sector.
 #[test]
 fn stress_parts_of_a_sector_do_not_overwrite_each_other() {
     if !can_mount() {
@@ -164,7 +167,7 @@ fn stress_parts_of_a_sector_do_not_overwrite_each_other() {
             for turn in 0..300u64 {
                 let own = turn % 16 * 2048 + u64::from(writer) * 150;
                 file.write_all_at(&[writer + 1; 150], own).expect("is written");
-                // The first bytes of a sector whose others somebody else writes.
+                // The first bytes of a sector, the rest of which another thread writes.
                 file.write_all_at(&[writer; 10], 1 << 20).expect("is written");
             }
         })
@@ -186,8 +189,8 @@ fn stress_parts_of_a_sector_do_not_overwrite_each_other() {
     served.end();
 }
 
-/// A part of a sector is read, filled in and written back. What comes between is lost unless it waits; and what was there before
-/// must be done before the read.
+/// A partial write is a read-modify-write. Writes that arrive in between have to wait, or they
+/// would be lost; earlier writes have to complete before its read.
 #[test]
 fn a_part_of_a_sector_and_the_whole_wait_for_each_other() {
     if !can_mount() {
@@ -319,7 +322,7 @@ fn a_punched_hole_reads_as_zeroes_and_is_one() {
     let whole = seen.lock().expect("no panic").clone();
     assert_eq!(whole[..3], [(128, 128, true, false), (8, 16, false, false), (40, 4, true, false)]);
 
-    // What was punched there is a hole; the volume behind what was written is one too.
+    // The punched ranges are holes, and so is the volume behind the written data.
     assert_eq!(seek(&file, SeekFrom::Hole(0)), Ok(20_480));
     assert_eq!(seek(&file, SeekFrom::Data(20_480)), Ok(22_528));
     assert_eq!(seek(&file, SeekFrom::Hole(22_528)), Ok(65_536));
@@ -416,13 +419,13 @@ fn a_volume_that_goes_while_it_is_open_answers_as_its_engine_does() {
     assert!(std::fs::read_dir(served.path("volumes")).expect("a directory").count() == 1);
     assert_eq!(file.metadata().expect("it is open").len(), TANK_BYTES);
     file.read_exact_at(&mut [0; 512], 0).expect("the engine still has it");
-    // The engine goes.
+    // The engine goes away.
     served.ram = bcached_port::ram::Ram::start(&[(TANK, TANK_SECTORS)]);
     for result in [file.read_at(&mut [0; 512], 0), file.write_at(&[0; 512], 0), file.write_at(&[0; 5], 0)] {
         assert_eq!(errno(result), ESHUTDOWN);
     }
     assert_eq!(errno(file.sync_all()), ESHUTDOWN);
-    // It comes back: who opens it again has it.
+    // The volume comes back: a new open reaches it.
     served.exports.insert(tank(&served.ram));
     drop(file);
     served.open().write_all_at(&[3; 512], 0).expect("is written");
@@ -430,7 +433,8 @@ fn a_volume_that_goes_while_it_is_open_answers_as_its_engine_does() {
     served.end();
 }
 
-/// A volume goes to another engine: what is asked meanwhile waits, and the rest of the mount does not wait with it.
+/// While a volume is moved to another engine, its requests wait, but the rest of the mount does
+/// not.
 #[test]
 fn a_volume_on_its_way_holds_nobody_up() {
     if !can_mount() {
@@ -462,7 +466,7 @@ fn a_volume_on_its_way_holds_nobody_up() {
     served.end();
 }
 
-/// More writers than there is memory or window for: they wait, and all come through.
+/// With more writers than memory or window, the writers wait, and all of them complete.
 #[test]
 fn full_bounds_make_writers_wait() {
     if !can_mount() {
@@ -482,7 +486,7 @@ fn full_bounds_make_writers_wait() {
             thread::spawn(move || {
                 let offset = u64::from(writer) << 20;
                 for turn in 0..20 {
-                    // Some not whole, so that the lane has its share.
+                    // Some writes are of partial sectors, so that the lane takes part.
                     let skip = u64::from(turn % 3 == 0);
                     file.write_all_at(&vec![writer; (1 << 20) - 1], offset + skip).expect("is written");
                     let mut read = vec![0; (1 << 20) - 2];

@@ -1,4 +1,4 @@
-//! Who may write: one open file at a time, and what NBD clients do counts too.
+//! Tests which client may write: one open file at a time, where NBD clients count too.
 
 mod support;
 
@@ -30,7 +30,8 @@ fn a_second_writer_is_told_to_read_only_until_the_first_leaves() {
     served.end();
 }
 
-/// What it has read before is no longer what is there, and stays so when the other one has left.
+/// A file that was opened before another client wrote cannot write: what it has read may be stale.
+/// It stays so after the writer has left.
 #[test]
 fn who_opened_before_another_wrote_must_open_again() {
     if !can_mount() {
@@ -52,7 +53,8 @@ fn who_opened_before_another_wrote_must_open_again() {
     served.end();
 }
 
-/// A client of NBD has written and left, and is not done: its end is waited for, and not just a moment.
+/// A new writer waits until the requests of an NBD client that has left are complete, and not just
+/// for a moment.
 #[test]
 fn a_program_that_opens_after_a_client_has_left_waits_until_that_is_done() {
     if !can_mount() {
@@ -73,7 +75,7 @@ fn a_program_that_opens_after_a_client_has_left_waits_until_that_is_done() {
     served.end();
 }
 
-/// `close` returns before we are told of it.
+/// `close` returns before the server is told of it, but the next program can write nevertheless.
 #[test]
 fn programs_that_write_one_after_the_other_do_not_shut_each_other_out() {
     if !can_mount() {

@@ -1,5 +1,6 @@
-//! A connection's first moment: it gets a number, a place in the table and a thread. Most come by a listening socket; the client of the
-//! system's own kernel is handed one that needs no handshake.
+//! Starts a connection: it gets a number, a place in the table and a thread. Most connections
+//! arrive at a listening socket; the client of the system's own kernel is handed one that needs no
+//! handshake.
 
 use crate::connection::{Caller, serve};
 use crate::handoff::State;
@@ -15,47 +16,48 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// A connection that has just come.
+/// A new connection.
 pub(crate) struct Newcomer {
     pub(crate) socket: Arc<Socket>,
     pub(crate) process: Option<Peer>,
     pub(crate) address: Option<SocketAddr>,
-    /// It has come where one may only look.
+    /// It arrived at a read-only endpoint.
     pub(crate) read_only: bool,
-    /// It must begin TLS.
+    /// It must begin TLS, with this.
     pub(crate) tls: Option<Tls>,
-    /// It has this export, and there is no handshake.
+    /// It uses this export, without a handshake.
     pub(crate) export: Option<String>,
-    /// It came to another server, which has left it.
+    /// The state of a connection taken over from another server.
     pub(crate) left: Option<State>,
 }
 
-/// A connection whose other end is for who was handed it: requests may be sent at once. Replies are simple ones.
+/// A connection within this process, whose client end is handed to the caller. It is ready for
+/// requests; replies are simple ones.
 #[derive(Debug)]
 pub struct Handed {
     /// The client's end.
     pub socket: OwnedFd,
     /// The volume.
     pub export: Arc<Export>,
-    /// What a server would have said in a handshake of what it can do: NBD's transmission flags.
+    /// What a handshake would have reported of the server's features: NBD's transmission flags.
     pub flags: u16,
 }
 
-/// Why there is no such connection.
+/// Why no connection was handed out.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NotHanded {
-    /// No such volume is served.
+    /// The volume is not served.
     #[error(transparent)]
     NoExport(#[from] NoExport),
-    /// The system refused a thread or descriptors, or all places are taken.
+    /// The system refused a thread or descriptors, or the connection limit is reached.
     #[error("no connection to the NBD server: {0}")]
     System(#[from] io::Error),
 }
 
 impl NbdServer {
-    /// Begins a connection within this process, for the volume of that name. It ends as all do: when its socket is closed, or the
-    /// server stops.
+    /// Starts a connection within this process, for the volume of the given name. It ends like any
+    /// other: when its socket is closed, or the server stops.
     ///
     /// # Errors
     /// [`NotHanded`]; nothing is left behind then.
@@ -82,7 +84,8 @@ impl NbdServer {
 }
 
 impl Shared {
-    /// Starts its thread. False: there is no place for it, and it has been closed.
+    /// Starts the connection's thread. Returns false if there is no place for the connection, which
+    /// is then closed.
     pub(crate) fn begin(self: &Arc<Self>, newcomer: Newcomer) -> io::Result<bool> {
         let Newcomer { socket, process, address, read_only, tls, export, left } = newcomer;
         // Held until the connection is in the table, so that its thread finds it there.
@@ -110,7 +113,7 @@ impl Shared {
         }
         let (shared, served) = (Arc::clone(self), Arc::clone(&socket));
         let thread = self.spawn(format!("nbd-{number}"), move || {
-            // Marks the end also of a connection that panics.
+            // Also marks the end of a connection that panics.
             let mut ending = Ending { shared: &shared, number, socket: &served, is_left: false };
             match serve(&shared, &served, &caller, resumed) {
                 Ok(None) => {}

@@ -1,4 +1,5 @@
-//! A connection's two directions, each its thread's: plain, or in TLS once that was agreed on. A plain one is its socket and nothing between.
+//! The two directions of a connection, each used by one thread: plain, or in TLS once that was
+//! negotiated. A plain direction is the socket itself.
 
 use crate::peer_timeouts::Pace;
 use crate::socket::{Patience, Socket};
@@ -7,20 +8,20 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What comes.
+/// The receiving direction.
 pub(crate) enum Receiving {
     Plain(Arc<Socket>),
     Tls(tls::Receiving),
 }
 
-/// What goes.
+/// The sending direction.
 pub(crate) enum Sending {
     Plain(Arc<Socket>),
     Tls(tls::Sending),
 }
 
 impl Receiving {
-    /// The socket, if nothing is between.
+    /// The socket, if the connection is plain.
     pub(crate) fn plain(&self) -> Option<&Socket> {
         match self {
             Self::Plain(socket) => Some(socket),
@@ -28,7 +29,7 @@ impl Receiving {
         }
     }
 
-    /// As [`Socket::receive`].
+    /// Like [`Socket::receive`].
     pub(crate) fn receive(
         &mut self,
         into: &mut [u8],
@@ -43,7 +44,7 @@ impl Receiving {
 }
 
 impl Sending {
-    /// As [`Socket::send`].
+    /// Like [`Socket::send`].
     pub(crate) fn send(
         &mut self,
         slices: &mut [IoSlice<'_>],
@@ -61,7 +62,8 @@ impl Sending {
         self.send(&mut [IoSlice::new(bytes)], stall, None)
     }
 
-    /// Says that nothing more comes, where that can be said, if the peer takes it at once.
+    /// Announces the end of the stream, where the protocol has such a message, if the peer can take
+    /// it immediately.
     pub(crate) fn say_goodbye(&mut self) {
         if let Self::Tls(sending) = self {
             sending.say_goodbye();

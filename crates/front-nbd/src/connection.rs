@@ -1,12 +1,14 @@
-//! One connection, from its first byte to the end: the handshake, then requests into the port. A second thread
-//! ([`crate::writer`]) sends the replies; what needs no waiting is done on the engine's ring ([`crate::lane`]).
+//! Serves one connection, from its first byte to its end: the handshake, then requests into the
+//! port. A second thread ([`crate::writer`]) sends the replies. Requests that need no waiting are
+//! handled on the engine's ring ([`crate::ring_path`]).
 //!
-//! **Back pressure.** Before a request is submitted it has its place in the window and its bytes in the budget; while
-//! it waits for either nothing more is read, and the peer's sends block.
+//! **Back-pressure.** Before a request is submitted, it has its place in the window and its bytes
+//! in the budget. While it waits for either, nothing more is read, and the peer's sends block.
 //!
-//! **The end**, however it comes (DISC, a closed or broken socket, bytes that are no NBD, the server stopping): no
-//! more requests are read, everything submitted is carried out and answered as far as the peer still listens, then the
-//! right to write is given up and the socket is closed. A write whose payload did not come whole is never submitted.
+//! **The end** may come by DISC, a closed or broken socket, bytes that are not NBD, or the server
+//! stopping. In each case no more requests are read. Everything submitted is carried out, and
+//! answered as far as the peer still listens. Then the write claim is released and the socket is
+//! closed. A write whose payload did not arrive completely is never submitted.
 
 use crate::channel::{Receiving, Sending};
 use crate::handoff::{Resumed, Right, State};
@@ -31,10 +33,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// What any way to a client can do, beyond an initial stall.
+/// The bandwidth that any path to a client is assumed to have, apart from an initial stall.
 const SLOWEST_BYTES_A_SECOND: u64 = 1 << 20;
 
-/// Why a connection ended before its client said goodbye.
+/// Why a connection ended before its client disconnected properly.
 #[derive(Debug, Error)]
 pub(crate) enum Broken {
     #[error("the client broke the protocol: {0}")]
@@ -47,22 +49,23 @@ pub(crate) enum Broken {
     Gone(String),
 }
 
-/// Who is on the other side of a connection.
+/// The client of a connection, as far as the server knows it.
 #[derive(Clone)]
 pub(crate) struct Caller {
-    /// Our number for the connection.
+    /// The connection's number.
     pub(crate) number: u64,
-    /// Which client it belongs to.
+    /// The client that it belongs to.
     pub(crate) peer: Peer,
-    /// It may only look.
+    /// Whether it may only read.
     pub(crate) read_only: bool,
-    /// It must begin TLS, with this.
+    /// If set, the connection must begin TLS, with this.
     pub(crate) tls: Option<Tls>,
-    /// It has this export without asking, and there is no handshake.
+    /// If set, the connection uses this export, without a handshake.
     pub(crate) export: Option<String>,
 }
 
-/// Serves a connection to its end, or from where another server has left it; what there is to it if yet another one goes on.
+/// Serves a connection to its end, from the start or from the state in which another server left
+/// it. Returns its state if a further server is to resume it.
 pub(crate) fn serve(
     shared: &Arc<Shared>,
     socket: &Arc<Socket>,
@@ -115,7 +118,8 @@ impl Connection<'_> {
         let export = Arc::clone(&session.agreed().offer.export);
         let Some(route) = &export.served else { return Err(Broken::Gone(export.name.clone())) };
         let limits = &shared.limits;
-        // The engine's thread does not decrypt: TLS costs those who want it.
+        // The engine's thread does not decrypt, so that the cost of TLS falls on the connections
+        // that use it.
         let ring = if caller.tls.is_none() { shared.rings.of(export.uuid.0) } else { None };
         let lane = ring.as_ref().map(Lane::new);
         let (requests, replies) = match lane.clone() {
@@ -163,12 +167,12 @@ impl Connection<'_> {
         if let Some(claim) = claim {
             reader.has(claim);
         }
-        // However it ends, the writer hears of it.
+        // The writer learns of the reader's end in every case.
         let ending = lane.clone().map(EndsLane);
         let (reader, result) = reader.run(lane.as_deref());
         let right = reader.right();
         let Reader { requests, claim, source, session, .. } = *reader;
-        // Nothing more is asked: the writer ends with the last reply.
+        // No more requests follow: the writer ends with the last reply.
         drop(requests);
         drop(ending);
         let has_sent_all = writer.join().unwrap_or_else(|_| {
@@ -179,19 +183,19 @@ impl Connection<'_> {
             );
             false
         });
-        // Only now is everything that this connection wrote done.
+        // Only now is every write of this connection complete.
         drop(claim);
         let goes_on = result? == Ended::Here && has_sent_all && lane.is_some() && shared.is_leaving();
         Ok(goes_on.then(|| State::of(&session, caller, right, source.here())))
     }
 }
 
-/// Who has ended a connection.
+/// Which side has ended a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ended {
-    /// The client, as it should.
+    /// The client, properly.
     There,
-    /// The server: it stops, or leaves.
+    /// The server: it is stopping, or leaving.
     Here,
 }
 
@@ -209,23 +213,24 @@ struct PeerCatalog<'a> {
     shared: &'a Arc<Shared>,
     caller: &'a Caller,
     socket: &'a Arc<Socket>,
-    /// When the last offer was made: what the client reads is at least as new.
+    /// When the last offer was made; whatever the client reads is at least as new.
     since: Cell<Moment>,
-    /// How long it has waited for volumes that were not served yet.
+    /// How long the client has waited for volumes that were not served yet.
     waited: Cell<Duration>,
 }
 
 impl PeerCatalog<'_> {
-    /// The volume that is meant, perhaps after waiting for it, and for its last writer: by then the client may have gone, or lost its place,
-    /// or the server stops.
+    /// Finds a volume by name. May wait for the volume, and for its last writer to leave. Stops
+    /// waiting if the client has hung up or lost its place, or if the server stops.
     fn find(&self, name: &str) -> Result<Arc<Export>, NoExport> {
         self.shared.go_on();
         let begun = Instant::now();
         let goes_on = || !self.shared.is_stopping() && !self.socket.has_hung_up();
         let found = self.shared.exports.find_or_wait(name, self.waited.get(), goes_on);
-        // Clients that were here before go on first.
+        // Connections taken over from another server are resumed first.
         self.shared.go_on();
-        // Who may only look has nothing to wait for. What is offered is the volume as it is after that.
+        // A read-only client need not wait for a writer. The offer describes the volume as it is
+        // after the wait.
         let found = match found {
             Ok(export) if !export.shared && !export.read_only && !self.caller.read_only => {
                 self.shared.exports.writing().await_leavers(export.uuid, self.caller.peer, goes_on);
@@ -264,19 +269,20 @@ struct Hands<'a> {
 }
 
 impl Hands<'_> {
-    /// Who is on the other side knows what there is to agree on.
+    /// Starts without a handshake: the client of a handed connection already knows its parameters.
     fn begin_with(&self, name: &str, catalog: &PeerCatalog<'_>) -> Result<Agreed, Broken> {
         let offer = catalog.offer(name).map_err(|_| Broken::Gone(name.to_owned()))?;
         self.shared.entered(self.caller.number, &offer.export.name, offer.read_only);
         Ok(Agreed { offer, structured: false, block_status: false })
     }
 
-    /// `None` when the client hung up properly, or the server is stopping.
+    /// Runs the handshake. Returns `None` if the client hung up properly, or the server is
+    /// stopping.
     fn shake(&mut self, catalog: &PeerCatalog<'_>) -> Result<Option<Agreed>, Broken> {
         let encryption = if self.caller.tls.is_some() { Encryption::Demanded } else { Encryption::None };
         let mut handshake = Handshake::new(encryption);
         let agreed = self.agree(&mut handshake, catalog);
-        // It may have come to TLS after all.
+        // The client may have begun TLS after all.
         if handshake.wants_no_tls() {
             self.shared.is_not_encrypted(
                 self.caller.number,
@@ -294,7 +300,7 @@ impl Hands<'_> {
         let stall = self.shared.limits.handshake;
         let begun = Instant::now() + stall;
         loop {
-            // While it waits for a volume it is not the client that is slow.
+            // Time spent waiting for a volume is not the client's fault.
             let moment = begun + catalog.waited.get();
             let deadline = Patience::Deadline(moment);
             self.sending.send_slice(&handshake.take_outgoing(), stall)?;
@@ -302,7 +308,7 @@ impl Hands<'_> {
                 return Ok(None);
             };
             match handshake.step(bytes, catalog) {
-                // The deadline holds also for a client that always has another question ready.
+                // The deadline also applies to a client that keeps asking questions.
                 Step::Continue if Patience::Deadline(begun + catalog.waited.get()).is_over() => {
                     return Err(io::Error::from(io::ErrorKind::TimedOut).into());
                 }
@@ -312,7 +318,8 @@ impl Hands<'_> {
                     self.start_tls(&acknowledged, moment)?;
                 }
                 Step::Transmission(agreed) => {
-                    // Before it is told: from then on it is nobody who may have to go for others.
+                    // Registered before the client is told: with an export, its connection cannot
+                    // be evicted for a new one.
                     let Offer { export, read_only, .. } = &agreed.offer;
                     self.shared.entered(self.caller.number, &export.name, *read_only);
                     self.sending.send_slice(&handshake.take_outgoing(), stall)?;
@@ -328,7 +335,8 @@ impl Hands<'_> {
         }
     }
 
-    /// From here on everything is said in TLS. What came before the client was told to begin may be somebody else's.
+    /// Switches to TLS. Plaintext received before the client was told to begin may be from an
+    /// attacker, and is a violation.
     fn start_tls(&mut self, acknowledged: &[u8], deadline: Instant) -> Result<(), Broken> {
         if self.source.has_more() {
             return Err(Broken::Violation(Violation::BeforeTls));
@@ -342,11 +350,11 @@ impl Hands<'_> {
     }
 }
 
-/// How long a thread that has read a large payload waits for the next request before it lends its half again: in a stream the next is
-/// already on its way.
+/// How long a thread that has read a large payload waits for the next request before it lends the
+/// reader to the ring again: in a stream the next request is already on its way.
 const LINGER: Duration = Duration::from_millis(1);
 
-/// Requests that the ring begins before others have their turn.
+/// The most requests that the ring starts before other connections get their turn.
 const REQUESTS_MAX: usize = 64;
 
 /// The receiving half of a connection.
@@ -357,19 +365,20 @@ pub(crate) struct Reader {
     requests: Requests<Pending>,
     route: Route,
     budget: Arc<Budget>,
-    /// Of payloads.
+    /// The pace of payloads.
     pace: Pace,
     caller: Caller,
-    /// When the connection was established, for the right to write; `None`: somebody else has written since.
+    /// When the connection was established, for the write claim. `None` if another client has
+    /// written since.
     since: Option<Moment>,
-    /// The right to write, once it was needed and given.
+    /// The write claim, once it was needed and granted.
     claim: Option<Claim>,
     /// Tells whether the client has left.
     socket: Arc<Socket>,
 }
 
 impl Reader {
-    /// Runs until the connection ends; `lane` does what needs no waiting.
+    /// Runs until the connection ends. `lane` handles the requests that need no waiting.
     fn run(mut self: Box<Self>, lane: Option<&Lane>) -> (Box<Self>, Result<Ended, Broken>) {
         let stall = self.shared.limits.stall;
         let mut was_large = false;
@@ -386,7 +395,8 @@ impl Reader {
                 Ok(Some(bytes)) => {
                     was_large = bytes > SMALL_BYTES_MAX || !self.source.fits(HEADER_BYTES + bytes);
                 }
-                // The end that a server makes of what it cannot leave looks like the client's.
+                // When a server ends a connection that it cannot hand over, that looks like an end
+                // by the client.
                 Ok(None) => return (self, Ok(Ended::There)),
                 Err(error) => return (self, Err(error)),
             }
@@ -394,7 +404,7 @@ impl Reader {
         (self, Ok(Ended::Here))
     }
 
-    /// How it stands with writing.
+    /// The client's standing as a writer.
     fn right(&self) -> Right {
         let volume = self.session.agreed().offer.export.uuid;
         let writing = self.shared.exports.writing();
@@ -405,7 +415,8 @@ impl Reader {
         }
     }
 
-    /// Waits for a request and for what it needs; how many bytes of payload go either way. `None` when there are no more.
+    /// Waits for a request, and for what it needs. Returns its bytes of payload, in either
+    /// direction, or `None` if there are no more requests.
     fn serve_one(&mut self) -> Result<Option<usize>, Broken> {
         let stall = Patience::Stall(self.shared.limits.stall);
         let Some(bytes) = self.source.next(HEADER_BYTES, Patience::Forever, stall)? else {
@@ -430,12 +441,13 @@ impl Reader {
         Ok(Some(0))
     }
 
-    /// Whether a part of a request has come.
+    /// Whether part of a request has been received.
     pub(crate) fn has_part(&self) -> bool {
         !self.source.here().is_empty()
     }
 
-    /// Begins the small requests that have come whole, as far as there is memory and room.
+    /// Starts the small requests that have arrived completely, as far as memory and the window
+    /// permit.
     pub(crate) fn work_now(&mut self) -> Now {
         let mut is_all = false;
         for _ in 0..REQUESTS_MAX {
@@ -454,7 +466,7 @@ impl Reader {
         Now::More
     }
 
-    /// The next request, if it is here. Nothing of it has happened if it is not begun.
+    /// Starts the next request, if it is complete. If it is not started, it has had no effect.
     fn begin_one(&mut self) -> Begun {
         let here = self.source.here();
         let Some(bytes) = here.first_chunk::<HEADER_BYTES>() else { return Begun::Part };
@@ -506,7 +518,8 @@ impl Reader {
         self.claim.is_some()
     }
 
-    /// It has the right to write, until it has left and all that it asked for is done.
+    /// Takes the write claim. It is held until the client has left and all its requests are
+    /// complete.
     fn has(&mut self, claim: Claim) {
         let socket = Arc::clone(&self.socket);
         claim.ends_after(Arc::new(move || socket.has_hung_up()));
@@ -520,8 +533,9 @@ impl Reader {
         Ok(())
     }
 
-    /// For a payload: it holds its bytes of the budget from its first byte on, so that one which comes in drops would hold
-    /// them from the others for as long as it likes.
+    /// The deadline for a payload. It holds its bytes of the budget from its first byte on, so a
+    /// payload that trickles in would otherwise keep them from other connections for as long as it
+    /// likes.
     fn patience(&self, payload: u32) -> Patience {
         let transfer = Duration::from_millis(1000 * u64::from(payload) / SLOWEST_BYTES_A_SECOND);
         Patience::Deadline(Instant::now() + self.shared.limits.stall + transfer)
@@ -547,17 +561,18 @@ impl Reader {
     }
 }
 
-/// What has become of the next request.
+/// The outcome of trying to start the next request.
 enum Begun {
-    /// It is on its way.
+    /// It is started.
     One,
-    /// It is not here, or not whole.
+    /// It has not arrived, or not completely.
     Part,
-    /// It is not for here, or there is no room.
+    /// It cannot be handled here, or there is no room.
     Not,
 }
 
-/// What the engine is asked, and the payload of a write; `buffer` is that of a read, or holds what is to be written.
+/// Returns the operation for the engine, and the payload of a write. `buffer` is that of a read, or
+/// holds the data to be written.
 fn operation(command: Command, buffer: Buffer) -> (Operation, Option<Payload>) {
     let operation = match command {
         Command::Read { sector, .. } => Operation::Read { sector, buffer },

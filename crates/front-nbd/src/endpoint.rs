@@ -1,9 +1,9 @@
-//! Where the server listens.
+//! The endpoints at which the server listens.
 //!
-//! **Unix sockets**, and those that somebody else has bound: see [`bcached_port::socket`].
+//! **Unix sockets**, and sockets that another process has bound: see [`bcached_port::socket`].
 //!
-//! **TCP** without TLS has no encryption and no authentication, so any address but a loopback one is refused then unless that
-//! was asked for in so many words.
+//! **TCP** without TLS has no encryption and no authentication. So an address that is not a
+//! loopback one is refused in that case, unless it is explicitly allowed.
 
 use crate::handoff::LeftSocket;
 use bcached_port::socket::inherited::{self, Purpose};
@@ -16,42 +16,43 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// A place to listen on, and what those may do who come there.
+/// A place to listen at, and the rights of clients that connect there.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// Where.
+    /// The place.
     pub place: Place,
-    /// To them every export is read-only.
+    /// Whether every export is read-only for these clients.
     pub read_only: bool,
 }
 
-/// A place to listen on.
+/// A place to listen at.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// A unix socket.
     Unix {
-        /// Where; its directory must exist.
+        /// Its path; the directory must exist.
         path: PathBuf,
-        /// Group that may connect; the process' own if `None`.
+        /// The group that may connect; the process's own if `None`.
         group: Option<u32>,
     },
     /// TCP, in TLS if the server has that.
     Tcp {
-        /// Where; port 0 takes any free one.
+        /// The address; port 0 takes any free port.
         address: SocketAddr,
-        /// Addresses other than loopback are allowed without TLS: anybody who reaches them can read and write the volumes.
+        /// Allows addresses other than loopback without TLS. Anyone that can reach them can read
+        /// and write the volumes.
         anywhere: bool,
     },
-    /// What somebody else listens on, for us. TCP is what it is elsewhere.
+    /// A socket on which another process has called `listen` for us. For TCP the same rules apply.
     Passed {
         /// The socket.
         socket: Arc<Passed>,
-        /// As of TCP.
+        /// As for TCP.
         anywhere: bool,
     },
 }
 
-/// A place that is listened on.
+/// A place at which the server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Bound {
     /// A unix socket.
@@ -60,35 +61,35 @@ pub enum Bound {
     Tcp(SocketAddr),
 }
 
-/// Why a place cannot be listened on.
+/// Why the server cannot listen at a place.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// TCP beyond this machine was not allowed.
+    /// A TCP address beyond this machine was not allowed.
     #[error("{0} is not a loopback address, and NBD without TLS lets anybody who reaches it read and write")]
     NotLoopback(SocketAddr),
-    /// Somebody listens at that address.
+    /// Another server listens at that address.
     #[error("{0} is in use by another server")]
     InUse(SocketAddr),
     /// The socket was passed by another process, which alone can bind it again.
     #[error("another process has bound this socket, such as systemd: restart it there")]
     SomebodyElses,
-    /// There is no unix socket at a path.
+    /// A unix socket could not be bound.
     #[error(transparent)]
     Unix(#[from] SocketError),
     /// The system refused a TCP address.
     #[error("could not listen on {address}: {step}")]
     System {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Doing what.
+        /// The step that failed.
         step: &'static str,
-        /// Its reason.
+        /// The system's reason.
         source: io::Error,
     },
 }
 
-/// A place that is listened on. Dropped, a unix socket takes its file with it.
+/// A listening socket. Dropping it removes a unix socket's file.
 pub(crate) struct Listening {
     pub(crate) bound: Bound,
     pub(crate) read_only: bool,
@@ -107,7 +108,7 @@ impl Endpoint {
         !matches!(self.place, Place::Passed { .. })
     }
 
-    /// `encrypted`: TCP is in TLS.
+    /// Listens at the endpoint. `encrypted` says that TCP is in TLS.
     pub(crate) fn listen(&self, encrypted: bool) -> Result<Listening, ListenError> {
         let (bound, socket) = match &self.place {
             Place::Unix { path, group } => {
@@ -127,7 +128,7 @@ impl Endpoint {
 }
 
 impl Listening {
-    /// For who listens there next.
+    /// Hands over the socket to the next server.
     pub(crate) fn leave(self) -> io::Result<LeftSocket> {
         let (socket, whose) = match self.socket {
             Socket::Unix(socket) => socket.leave(),
@@ -144,7 +145,7 @@ impl From<Place> for Endpoint {
     }
 }
 
-/// The address, if it may be.
+/// Returns the address, if it is allowed.
 fn reachable(address: SocketAddr, anywhere: bool) -> Result<SocketAddr, ListenError> {
     if anywhere || address.ip().to_canonical().is_loopback() {
         Ok(address)

@@ -1,8 +1,11 @@
-//! Connections that another server goes on with, in another process or in this one: between two requests all there is to a connection is
-//! its socket, what was agreed on, and the bytes that nobody has looked at yet.
+//! Hands over connections to another server, in another process or in this one. Between two
+//! requests a connection consists of its socket, the negotiated parameters, and the bytes that were
+//! received and not yet parsed.
 //!
-//! Who has begun a request is waited for, and everything that was asked is answered first. What cannot be taken along ends as when a server
-//! stops: a connection in TLS, whose keys are nobody else's, and one that is served by its threads alone, which wait in the socket.
+//! A request that was started is waited for, and everything asked is answered first. A connection
+//! that cannot be handed over is ended, as when a server stops. That applies to a connection in
+//! TLS, whose keys are private to the process, and to one that is served by its threads alone,
+//! which wait in the socket.
 
 use crate::accept::Newcomer;
 use crate::connection::Caller;
@@ -22,97 +25,99 @@ use std::time::{Duration, Instant};
 
 /// A connection between two requests.
 pub struct Left {
-    /// The same as its server has: no second descriptor is needed for it.
+    /// Shared with its server, so that no second descriptor is needed.
     socket: Arc<Socket>,
-    /// What else there is to it.
+    /// The rest of its state.
     pub state: State,
 }
 
-/// What a connection is beside its socket.
+/// The state of a connection apart from its socket.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct State {
     /// UUID of the volume.
     pub volume: String,
-    /// Its size as the client was told, in bytes.
+    /// The volume's size as the client was told, in bytes.
     pub bytes: u64,
-    /// Replies are structured.
+    /// Whether replies are structured.
     pub structured: bool,
-    /// Block status may be asked for.
+    /// Whether block status was negotiated.
     pub block_status: bool,
-    /// The client was told that it may not write.
+    /// Whether the client was told that the export is read-only.
     pub read_only: bool,
-    /// It may use several connections at once.
+    /// Whether the client was told that it may use several connections.
     pub multi_conn: bool,
-    /// It has come where one may only look.
+    /// Whether it arrived at a read-only endpoint.
     pub only_looks: bool,
-    /// Whether it writes.
+    /// Its standing as a writer.
     pub right: Right,
-    /// What has come and belongs to no request yet.
+    /// Bytes that were received and belong to no request yet.
     pub unread: Vec<u8>,
 }
 
-/// How a client stands with writing.
+/// A client's standing as a writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Right {
-    /// It writes.
+    /// It holds the write claim.
     Has,
-    /// It may begin to.
+    /// It may still claim writing.
     MayBegin,
-    /// Somebody else has written since it connected.
+    /// Another client has written since it connected.
     Lost,
 }
 
-/// What a server leaves.
+/// What a server hands over.
 #[derive(Debug)]
 pub struct Leaving {
-    /// Where it has listened, in the order of the options.
+    /// The sockets at which it has listened, in the order of the options.
     pub sockets: Vec<LeftSocket>,
-    /// Connections that wait for who goes on with them.
+    /// Connections to be resumed.
     pub connections: Vec<Left>,
-    /// Those that had to be ended.
+    /// Connections that had to be ended.
     pub ended: Vec<Client>,
 }
 
-/// A socket that has been listened on.
+/// A listening socket to hand over.
 #[derive(Debug)]
 pub struct LeftSocket {
-    /// It.
+    /// The socket.
     pub socket: OwnedFd,
-    /// Where it is.
+    /// Its address.
     pub bound: Bound,
-    /// Who has bound it.
+    /// Whose process has bound it.
     pub whose: Whose,
 }
 
-/// Connections that are leaving.
+/// Connections that are being handed over.
 #[derive(Default)]
 pub(crate) struct Leavers {
-    /// Those that another server is to go on with, so far.
+    /// Those that another server is to resume, so far.
     left: Vec<Left>,
-    /// Those that end instead.
+    /// Those that are ended instead.
     ended: Vec<Client>,
 }
 
-/// A connection that is gone on with.
+/// A resumed connection.
 pub(crate) struct Resumed {
     pub(crate) session: Session,
-    /// From when on nobody else may have written for it to begin; `None`: somebody has.
+    /// The moment since which no other client may have written, for it to claim writing. `None` if
+    /// another client has written.
     pub(crate) since: Option<Moment>,
     pub(crate) claim: Option<Claim>,
     pub(crate) unread: Vec<u8>,
 }
 
-/// How long a client that is about to choose its volume has for that.
+/// How long clients that are in the handshake have to choose their volume.
 const HANDSHAKES: Duration = Duration::from_secs(1);
 
 impl NbdServer {
-    /// Stops, and leaves what it has to another server. Clients get the replies to what they have asked, up to `limit`, and those who are
-    /// not through with a request by then are cut off.
+    /// Stops the server and hands over its sockets and connections. Clients get the replies to
+    /// pending requests, up to `limit`; a client with a request still incomplete by then is cut
+    /// off.
     #[must_use = "what is dropped is closed"]
     pub fn leave(mut self, limit: Duration) -> Leaving {
         let shared = Arc::clone(self.shared());
         let deadline = Instant::now() + limit;
-        // First, so that no connection ends only because this server does.
+        // First, so that no connection ends just because this server does.
         shared.recall_all();
         let listening = self.stop_accepting();
         let mut cut = Vec::new();
@@ -122,7 +127,7 @@ impl NbdServer {
         }
         let Leavers { left: mut connections, mut ended } = shared.take_left();
         connections.append(&mut shared.lock_kept());
-        // Who was told to end may not have.
+        // A client that was told to end may not have ended yet.
         cut.retain(|client| ended.iter().all(|told| told.number != client.number));
         ended.append(&mut cut);
         let sockets = listening.into_iter().filter_map(|socket| match socket.leave() {
@@ -135,24 +140,27 @@ impl NbdServer {
         Leaving { sockets: sockets.collect(), ended, connections }
     }
 
-    /// Keeps connections that another server has left for when their volumes are served: see [`NbdServer::go_on`].
+    /// Keeps connections that another server has handed over until their volumes are served: see
+    /// [`NbdServer::go_on`].
     pub fn keep(&self, left: Vec<Left>) {
         self.shared().lock_kept().extend(left);
     }
 
-    /// Goes on with those that are kept whose volumes are served by now. They are let in whatever the limit of connections is, and if the server
-    /// is closed. Before anybody else is offered a volume the server does so by itself: who has written to it may go on to.
+    /// Resumes the kept connections whose volumes are now served, regardless of the connection
+    /// limit, and even if the server is closed. The server does this automatically before it offers
+    /// a volume to any other client, so that a client that has written may continue to.
     pub fn go_on(&self) {
         self.shared().go_on();
     }
 
-    /// The UUIDs of the volumes that are waited for, one for each connection that is kept.
+    /// The UUIDs of the volumes that are waited for, one for each kept connection.
     #[must_use]
     pub fn awaited(&self) -> Vec<String> {
         self.shared().lock_kept().iter().map(|left| left.state.volume.clone()).collect()
     }
 
-    /// Ends those that are kept for such volumes, by their UUIDs; one for each connection.
+    /// Ends the kept connections whose volume's UUID satisfies the condition. Returns the UUIDs,
+    /// one for each connection.
     pub fn give_up(&self, is_in_vain: impl Fn(&str) -> bool) -> Vec<String> {
         let mut kept = self.shared().lock_kept();
         let ended = kept.extract_if(.., |left| is_in_vain(&left.state.volume));
@@ -161,7 +169,7 @@ impl NbdServer {
 }
 
 impl Left {
-    /// That another process has passed.
+    /// A connection that another process has passed.
     #[must_use]
     pub fn new(socket: OwnedFd, state: State) -> Self {
         Self { socket: Arc::new(Socket::new(socket)), state }
@@ -181,7 +189,8 @@ impl fmt::Debug for Left {
 }
 
 impl State {
-    /// The connection as it was. Who has written has the right to it before anybody else can have it.
+    /// Restores the connection. A client that has written gets the write claim again before any
+    /// other client can.
     pub(crate) fn resumed(self, exports: &ExportTable, caller: &Caller) -> Result<Resumed, NoExport> {
         let export = exports.find(&self.volume)?;
         let (now, _) = exports.writing().look(export.uuid, caller.peer);
@@ -189,14 +198,15 @@ impl State {
             Right::Has => exports.writing().claim(export.uuid, caller.peer, now),
             Right::MayBegin | Right::Lost => None,
         };
-        // Nobody has written by NBD since, or it had lost the right: nobody is offered the volume before this (`Shared::go_on`).
+        // Either no client has written by NBD since, or this one had lost the claim already: the
+        // volume is not offered to any client before this (`Shared::go_on`).
         let since = (self.right != Right::Lost).then_some(now);
         let offer = Offer { export, read_only: self.read_only, multi_conn: self.multi_conn };
         let agreed = Agreed { offer, structured: self.structured, block_status: self.block_status };
         Ok(Resumed { session: Session::resumed(agreed, self.bytes), since, claim, unread: self.unread })
     }
 
-    /// What is left of a connection; `unread` has come.
+    /// Returns the state of a connection; `unread` are the bytes received and not yet parsed.
     pub(crate) fn of(session: &Session, caller: &Caller, right: Right, unread: &[u8]) -> Self {
         let Agreed { offer, structured, block_status } = session.agreed();
         Self {
@@ -214,12 +224,13 @@ impl State {
 }
 
 impl Shared {
-    /// Whether connections that end now are gone on with elsewhere.
+    /// Whether connections that end now are to be resumed by another server.
     pub(crate) fn is_leaving(&self) -> bool {
         self.lock().leavers.is_some()
     }
 
-    /// A connection is served like this from now on. If those that are here are leaving, it does as well.
+    /// Records how a connection is served from now on. If a hand-over is under way, the connection
+    /// takes part in it.
     pub(crate) fn is_served(&self, number: u64, served: Served) {
         let mut connections = self.lock();
         let Connections { live, leavers, .. } = &mut *connections;
@@ -230,15 +241,15 @@ impl Shared {
         }
     }
 
-    /// A connection is left.
+    /// Adds a connection to those that are handed over.
     pub(crate) fn leave(&self, socket: &Arc<Socket>, state: State) {
         if let Some(leavers) = &mut self.lock().leavers {
             leavers.left.push(Left { socket: Arc::clone(socket), state });
         }
     }
 
-    /// Connections are between two requests as soon as they can be, also those that come to their first one now; those that cannot be left
-    /// end.
+    /// Stops all connections between two requests, as soon as possible, including those that have
+    /// not reached their first request yet. Those that cannot be handed over are ended.
     fn recall_all(&self) {
         let mut connections = self.lock();
         let Connections { live, leavers, .. } = &mut *connections;
@@ -246,7 +257,7 @@ impl Shared {
         live.values().filter(|live| !live.done).for_each(|live| leavers.recall(live));
     }
 
-    /// Goes on with one whose volume is served.
+    /// Resumes a connection whose volume is served.
     fn resume(self: &Arc<Self>, Left { socket, state }: Left) {
         let address = rustix::net::getpeername(&*socket).ok().flatten();
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());
@@ -266,7 +277,8 @@ impl Shared {
 
     /// See [`NbdServer::go_on`].
     pub(crate) fn go_on(self: &Arc<Self>) {
-        // Held until they have the right to write: nobody is offered their volumes before that.
+        // Held until these connections have their write claims: their volumes are not offered to
+        // other clients before that.
         let mut kept = self.lock_kept();
         if !kept.is_empty() {
             let served: Vec<_> =

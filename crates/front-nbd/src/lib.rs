@@ -1,25 +1,29 @@
-//! Volumes as NBD exports.
+//! Serves volumes as NBD exports.
 //!
-//! [`proto`] is the protocol without any I/O: bytes in, decisions and bytes out; it is what the fuzzer attacks. The
-//! rest moves bytes between sockets, that codec and the engine's port:
+//! [`proto`] is the protocol without any I/O: bytes in, decisions and bytes out. It is the target
+//! of the fuzzer. The rest moves bytes between sockets, that codec and the engine's port:
 //!
 //! ```text
 //!   socket ──► reader thread ── handshake, then requests ──► port ──► engine
 //!   socket ◄── writer thread ◄──────────── replies ◄──────── port ◄──┘
 //! ```
 //!
-//! Between two requests there is nothing to wait for but the next, and a thread that has to be woken for it costs more than it: what needs
-//! no waiting is done on the ring of the volume's engine, if it has one (`lane`).
+//! Between two requests there is nothing to wait for except the next request, and waking a thread
+//! for it costs more than the request itself. So requests that need no waiting are handled on the
+//! ring of the volume's engine, if it has one (`ring_path`).
 //!
-//! - **Bounded.** A connection has at most so many requests outstanding and so many bytes of payload in memory, and
-//!   all connections together too ([`Limits`]); at a bound the reader stops reading its socket, and the peer waits.
-//! - **No client can hold anything for ever** but an idle connection: the handshake has a deadline, and so has a
-//!   payload; replies that nobody reads end the connection after [`Limits::stall`].
-//! - **No client stops the others** by what it holds: memory is given out so that something is left
-//!   ([`bcached_port::budget`]), and who is too slow to give it back goes when others wait ([`Limits::give_way`]).
-//! - **A lost connection loses no request**: what was received whole is carried out, and the right to write (see
-//!   [`server`]) is given up only after the last of it is done.
-//! - **TLS** ([`Tls`]) is for TCP, and demanded there or not there at all.
+//! - **Bounded.** Each connection has limits on its pending requests and on its bytes of payload in
+//!   memory, and so have all connections together ([`Limits`]). At a limit the reader stops reading
+//!   its socket, and the peer waits.
+//! - **No client can hold a resource forever**, except an idle connection. The handshake has a
+//!   deadline, and so has a payload. If a client does not read its replies, its connection ends
+//!   after [`Limits::stall`].
+//! - **No client stops the others** by what it holds. Memory is granted such that some is left
+//!   ([`bcached_port::budget`]). A client that is too slow to return it is disconnected when others
+//!   wait ([`Limits::give_way`]).
+//! - **A lost connection loses no request**: a request that was received completely is carried out.
+//!   The write claim (see [`server`]) is released only after the last request is complete.
+//! - **TLS** ([`Tls`]) is for TCP, where it is either required or not available.
 //! - Threads sleep in the kernel whenever there is nothing to do.
 
 mod accept;

@@ -1,37 +1,40 @@
-//! What clients may use at most, and the memory for that.
+//! The limits on what clients use, and the memory for it.
 
 use crate::proto::wire::PAYLOAD_BYTES_MAX;
 use crate::server::StartError;
 use bcached_port::Pool;
 use std::time::Duration;
 
-/// What clients may use at most.
+/// The most that clients may use.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Connections at a time. One more takes the place of the oldest that has not chosen its export; if all have, it is
-    /// closed as it comes.
+    /// Connections at a time. One more takes the place of the oldest that has not chosen its
+    /// export. If all have, the new connection is closed.
     pub connections: usize,
-    /// Requests of one connection that are not answered yet.
+    /// Unanswered requests of one connection.
     pub requests: usize,
     /// Bytes of payload that one connection holds in memory, at least 32 MiB: the largest request.
     pub connection_bytes: u64,
-    /// Bytes of payload that all connections hold in memory, at least 32 MiB; an eighth comes on top for small requests. How
-    /// it is given out: [`bcached_port::budget`].
+    /// Bytes of payload that all connections hold in memory, at least 32 MiB. An eighth is added
+    /// for small requests. For how it is granted, see [`bcached_port::budget`].
     pub total_bytes: u64,
-    /// A connection must have chosen its export by then.
+    /// The time within which a connection must have chosen its export.
     pub handshake: Duration,
-    /// A peer that stops in the middle of a request, or reads no replies while some wait, is given up after this; one whose
-    /// payload is not whole by then has a second for each MiB of it on top.
+    /// The time after which a peer is given up that stalls in the middle of a request, or does not
+    /// read replies while some are pending. A payload has one second more for each MiB of it.
     pub stall: Duration,
-    /// As long as somebody waits for memory who has none, connections that hold some go when this much time is lost with
-    /// them: they take no replies, or send no payload, or go slower than 256 KiB a second. Who waits has waited as long.
+    /// While another connection waits for memory and holds none, the connections that hold some are
+    /// ended once this much time was lost with each: they do not read replies, or do not send
+    /// payload, or are slower than 256 KiB a second. The waiting connection has then waited as
+    /// long.
     pub give_way: Duration,
 }
 
-/// A connection that holds memory leaves four times as much: a fifth is enough for any depth of queue, and many that keep theirs
-/// leave enough for large requests of others.
+/// A connection that holds memory has to leave four times as much free. So it gets at most a fifth,
+/// which is enough for any queue depth. Many connections that keep theirs still leave enough for
+/// large requests of others.
 const LEAVES: u64 = 4;
-/// Memory of requests that is kept for the next ones, of what all of them may hold.
+/// The divisor that gives the share of the total memory kept as buffers for reuse.
 const STOCK_PART: u64 = 8;
 
 impl Default for Limits {
@@ -61,13 +64,14 @@ impl Limits {
     }
 }
 
-/// Memory of so many bytes for payloads, given out so that a connection that keeps what it has stops nobody else.
+/// Creates a pool of so many bytes for payloads. Its memory is granted such that a connection that
+/// keeps what it has blocks no other.
 #[must_use]
 pub fn memory(bytes: u64) -> Pool {
     Pool::new(bytes).leaving(LEAVES)
 }
 
-/// How much memory of past requests is kept.
+/// The bytes of buffers of past requests that are kept.
 pub(crate) fn stock_of(total_bytes: u64) -> usize {
     usize::try_from(total_bytes / STOCK_PART).unwrap_or(usize::MAX)
 }

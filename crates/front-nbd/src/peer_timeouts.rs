@@ -1,11 +1,14 @@
-//! How fast a peer has to be with what holds memory: replies that it is to take, payloads that it is to send.
+//! Enforces a minimum pace on peers for anything that holds memory: replies that they receive, and
+//! payloads that they send.
 //!
-//! As long as nobody else waits for that memory, any pace will do that keeps to the limit for stalls. Once somebody does
-//! who holds nothing of it, a peer that has fallen behind has to go: it can connect again, and who waits can do nothing.
+//! As long as no other connection waits for that memory, any pace within the stall limit is
+//! acceptable. Once a connection waits that holds none of it, a peer that has fallen behind is
+//! disconnected: it can reconnect, whereas the waiting one can do nothing.
 //!
-//! A peer falls behind while we wait for it and catches up with each byte, at [`SLOWEST_BYTES_A_SECOND`]. So a few bytes
-//! now and then are no progress, and a slow way to a client is no stall. Threads that wait look for themselves; nobody who
-//! moves pays for that.
+//! A peer falls behind while we wait for it, and catches up with each byte, at
+//! [`SLOWEST_BYTES_A_SECOND`]. So a few bytes now and then are not progress, and a slow link is not
+//! a stall. The waiting threads check this themselves; connections that make progress pay nothing
+//! for it.
 
 use bcached_port::Budget;
 use std::io;
@@ -13,16 +16,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Two megabits a second: the slowest way to a client that is good for block devices at all.
+/// Two megabits a second: the slowest link that is of use for block devices at all.
 const SLOWEST_BYTES_A_SECOND: u64 = 256 << 10;
 
-/// Why a peer had to go.
+/// Why a peer was disconnected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("others wait for the memory that it holds")]
 pub(crate) struct InTheWay;
 
 impl InTheWay {
-    /// Whether that is what an error says.
+    /// Whether the error has this cause.
     pub(crate) fn is(error: &io::Error) -> bool {
         error.get_ref().is_some_and(|inner| inner.is::<Self>())
     }
@@ -31,7 +34,7 @@ impl InTheWay {
 /// The pace of one direction of a connection.
 pub(crate) struct Pace {
     budget: Arc<Budget>,
-    /// It may be so far behind, and others may have waited for so long.
+    /// How far it may fall behind, and how long others may wait.
     give_way: Duration,
     behind: Duration,
 }
@@ -41,12 +44,12 @@ impl Pace {
         Self { budget, give_way, behind: Duration::ZERO }
     }
 
-    /// Who waits looks this often.
+    /// How often a waiting thread checks the pace.
     pub(crate) fn look_every(&self) -> Duration {
         self.give_way / 8
     }
 
-    /// So many bytes went through.
+    /// Records that so many bytes were moved.
     pub(crate) fn moved(&mut self, bytes: usize) {
         if !self.behind.is_zero() {
             let worth = Duration::from_micros(bytes as u64 * 1_000_000 / SLOWEST_BYTES_A_SECOND);
@@ -54,9 +57,9 @@ impl Pace {
         }
     }
 
-    /// So long nothing did.
+    /// Records that nothing moved for this time. Fails if the peer has to give way.
     pub(crate) fn waited(&mut self, time: Duration) -> io::Result<()> {
-        // More is not remembered: it can catch up.
+        // More is not recorded, so that the peer can catch up.
         self.behind = (self.behind + time).min(self.give_way);
         if self.behind < self.give_way {
             return Ok(());
@@ -70,7 +73,7 @@ impl Pace {
 
 #[cfg(test)]
 impl Pace {
-    /// For who has all the time and memory in the world.
+    /// A pace for a peer with unlimited time and memory.
     pub(crate) fn unhurried() -> Self {
         let pool = Arc::new(bcached_port::Pool::new(1 << 20));
         Self::new(Arc::new(Budget::new(1 << 20, pool)), Duration::from_secs(3600))
@@ -86,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_peer_falls_behind_by_what_it_is_too_slow() {
-        // Half as fast as it has to be, it is 1, 1.5, 2 .. seconds behind when looked at.
+        // At half the required pace it is 1, 1.5, 2 .. seconds behind at each check.
         for (bytes_a_second, late_at) in [(0, Some(5)), (128 << 10, Some(9)), (256 << 10, None)] {
             let mut pace = Pace { give_way: 5 * SECOND, ..Pace::unhurried() };
             let late = (1..=60).find(|_| {

@@ -1,8 +1,11 @@
-//! A connection's place on the ring of the engine that serves its volume: what needs no waiting is done there.
+//! The fast path of a connection: requests and replies that need no waiting are handled on the ring
+//! of the engine that serves its volume.
 //!
-//! The threads of a connection can wait: for a payload, for memory, for a peer that takes no replies. Between two requests there is nothing
-//! to wait for but the next one, and then they cost more than they do: waking one takes longer than a small request. So each lends its half
-//! of the connection to the ring, and sleeps until it is given back, because something has to be waited for.
+//! The threads of a connection can wait: for a payload, for memory, for a peer that does not read
+//! its replies. Between two requests, however, there is nothing to wait for except the next
+//! request, and waking a thread takes longer than a small request. So each thread lends its half of
+//! the connection to the ring, and sleeps until the half is returned because something has to be
+//! waited for.
 //!
 //! ```text
 //!   reader thread ── lends its half ──► ring: small requests that are here whole ──► port
@@ -11,9 +14,11 @@
 //!                 ◄── given back ────── a large reply, a socket that is full
 //! ```
 //!
-//! A half is in one place at a time, and has all that belongs to it; what the ring cannot finish it has not begun, but for replies of
-//! which a part is sent. A peer that sends a part of a small request and no more is left waiting by the ring, which holds no memory for it;
-//! its thread asks for its half as often as a stall may last, gets it if it holds a part, and then knows what to do.
+//! Each half is in one place at a time, with everything that belongs to it. What the ring cannot
+//! finish, it has not begun, except for partly sent replies. If a peer sends part of a small
+//! request and then stalls, the ring waits for the rest, and holds no memory for it. The reader
+//! thread asks for its half at intervals of the stall limit. If the half then holds part of a
+//! request, the thread gets it back and enforces the limit.
 
 use crate::connection::Reader;
 use crate::socket::Socket;
@@ -24,21 +29,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What the threads of a connection and the ring have in common.
+/// The state shared by the threads of a connection and the ring.
 pub(crate) struct Lane {
     reader: Place<Box<Reader>>,
     writer: Place<Box<Writer>>,
-    /// The ring is to look here.
+    /// Whether the ring has been asked to look at this connection.
     rung: AtomicBool,
     bell: Bell,
-    /// The reading half is wanted back, whatever it has.
+    /// Whether the reader's half is recalled, whatever it holds.
     is_recalled: AtomicBool,
-    /// Nothing more is asked.
+    /// Whether no more requests follow.
     is_ending: AtomicBool,
 }
 
 impl Lane {
-    /// On this ring.
+    /// Creates a lane on a ring.
     pub(crate) fn new(ring: &Guests) -> Arc<Self> {
         Arc::new(Self {
             reader: Place::default(),
@@ -50,7 +55,7 @@ impl Lane {
         })
     }
 
-    /// Begins. Where there is no ring any more the threads keep what they lend.
+    /// Starts the lane. If the ring is gone, the threads keep their halves.
     pub(crate) fn host(self: &Arc<Self>, ring: &Guests, socket: &Arc<Socket>) {
         let guest = Lent {
             lane: Arc::clone(self),
@@ -64,55 +69,56 @@ impl Lane {
         }
     }
 
-    /// The ring gets a turn.
+    /// Makes the ring give this connection a turn.
     pub(crate) fn ring(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {
             self.bell.ring();
         }
     }
 
-    /// Lends the receiving half until something has to be waited for; `stall` is how long a part of a request may lie there.
+    /// Lends the receiving half until something has to be waited for. `stall` is how long part of a
+    /// request may stay there.
     pub(crate) fn lend_reader(&self, reader: Box<Reader>, stall: Duration) -> Box<Reader> {
         self.reader.lend(reader, Some(stall), || self.ring())
     }
 
-    /// Lends the sending half likewise.
+    /// Lends the sending half until something has to be waited for.
     pub(crate) fn lend_writer(&self, writer: Box<Writer>) -> Box<Writer> {
         self.writer.lend(writer, None, || self.ring())
     }
 
-    /// The reader has what it has lent back, and keeps it.
+    /// Returns the receiving half to the reader, which then keeps it.
     pub(crate) fn recall(&self) {
         self.is_recalled.store(true, Ordering::Release);
         self.ring();
     }
 
-    /// The writer keeps what it has from now on, to the end.
+    /// Returns the sending half to the writer, which keeps it to the end.
     pub(crate) fn end(&self) {
         self.is_ending.store(true, Ordering::Release);
         self.ring();
     }
 
-    /// Whether the ring takes anything.
+    /// Whether the ring still accepts anything.
     pub(crate) fn is_open(&self) -> bool {
         !self.is_ending.load(Ordering::Acquire) && !locked(&self.writer.state).is_closed
     }
 }
 
-/// Where one half is handed over.
+/// The place where one half is handed over.
 struct Place<T> {
     state: Mutex<Handing<T>>,
     given_back: Condvar,
 }
 
 struct Handing<T> {
-    /// From its thread, for the ring.
+    /// From its thread to the ring.
     lent: Option<T>,
-    /// From the ring, for its thread.
+    /// From the ring to its thread.
     back: Option<T>,
     /// Its thread asks for it.
     is_recalled: bool,
-    /// The ring takes nothing any more.
+    /// The ring accepts nothing any more.
     is_closed: bool,
 }
 
@@ -124,7 +130,7 @@ impl<T> Default for Place<T> {
 }
 
 impl<T> Place<T> {
-    /// Lends `thing` and waits until it is back. Asks for it every `look`.
+    /// Lends `thing` and waits until it is returned. Asks for it every `look`.
     fn lend(&self, thing: T, look: Option<Duration>, ring: impl Fn()) -> T {
         let mut state = locked(&self.state);
         if state.is_closed {
@@ -164,7 +170,7 @@ impl<T> Place<T> {
         self.given_back.notify_one();
     }
 
-    /// Whether its thread has asked for it since the last question.
+    /// Whether its thread has asked for it since the last call.
     fn was_recalled(&self) -> bool {
         std::mem::take(&mut locked(&self.state).is_recalled)
     }
@@ -181,24 +187,24 @@ impl<T> Place<T> {
     }
 }
 
-/// What a look at what has come has led to.
+/// The outcome of handling what is available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Now {
-    /// All of it is on its way; the next has to come.
+    /// Everything is handled; the next input or reply has to arrive.
     Waits,
-    /// There is more to be done.
+    /// There is more to do.
     More,
-    /// Something has to be waited for.
+    /// Something has to be waited for, which needs the thread.
     Thread,
 }
 
-/// The connection on the ring.
+/// The connection as a guest on the ring.
 struct Lent {
     lane: Arc<Lane>,
     socket: Arc<Socket>,
     reader: Option<Box<Reader>>,
     writer: Option<Box<Writer>>,
-    /// What is here has not all been looked at.
+    /// Received data may not have been handled yet.
     has_more: bool,
 }
 
@@ -229,7 +235,8 @@ impl Lent {
         }
     }
 
-    /// Somebody has rung: a half is lent or asked for, replies have come, or there is more to do.
+    /// Handles a ring of the bell: a half is lent or asked for, replies have arrived, or there is
+    /// more to do.
     fn look(&mut self) {
         if self.writer.is_none() {
             self.writer = self.lane.writer.take();
@@ -265,7 +272,7 @@ impl Guest for Lent {
     }
 
     fn turn(&mut self, _: &mut dyn FnMut(Command) -> bool) {
-        // Taken before the look, so that what rings during it is not missed.
+        // Cleared before the look, so that a ring of the bell during it is not missed.
         if self.lane.rung.load(Ordering::Relaxed) && self.lane.rung.swap(false, Ordering::AcqRel) {
             self.look();
         }

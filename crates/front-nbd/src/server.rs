@@ -1,12 +1,14 @@
-//! The server: listens, starts a thread for each connection, knows who is connected, stops within a limit.
+//! The server: it listens, starts a thread for each connection, keeps track of the clients, and
+//! stops within a time limit.
 //!
-//! One thread accepts on all endpoints; it sleeps in poll, and an eventfd wakes it when a connection has ended (its
-//! thread is then joined) or the server stops. When all places are taken, the newcomer gets that of the connection that
-//! has longest been without an export: whoever only connects keeps nobody out.
+//! One thread accepts on all endpoints. It sleeps in poll; an eventfd wakes it when a connection
+//! has ended (its thread is then joined) or the server stops. When the connection limit is reached,
+//! a new connection takes the place of the one that has been without an export for longest. So
+//! clients that only connect keep no others out.
 //!
-//! Who may write is said in [`bcached_port::writer_claim`]: one client at a time unless the volume is shared; writing begins with the
-//! first write, another client is offered the export read-only from then on, and one that connected before is
-//! answered EPERM until it connects again.
+//! Which client may write is decided in [`bcached_port::writer_claim`]: one at a time, unless the
+//! volume is shared. Writing begins with the first write. From then on the export is offered to
+//! other clients read-only, and one that connected before gets EPERM until it reconnects.
 
 mod socket_recreate;
 
@@ -35,18 +37,18 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How a server is to run.
+/// The options of a server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where to listen; at least one place.
+    /// The endpoints to listen at; at least one.
     pub endpoints: Vec<Endpoint>,
-    /// Whoever comes waits until [`NbdServer::open`].
+    /// Whether new connections wait until [`NbdServer::open`].
     pub closed: bool,
-    /// What clients may use.
+    /// The limits on what clients use.
     pub limits: Limits,
-    /// If there is one, every client on TCP must begin TLS before anything else.
+    /// If set, every client on TCP must begin TLS before anything else.
     pub tls: Option<Tls>,
-    /// Where volumes are served, as far as connections can be there.
+    /// The rings of the engines that serve volumes, for the fast path of connections.
     pub rings: Rings,
 }
 
@@ -54,7 +56,7 @@ pub struct Options {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A place cannot be listened on.
+    /// Listening at a place failed.
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The limits leave no room to work.
@@ -69,14 +71,14 @@ pub enum StartError {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{connections} NBD connections still wait for the engine")]
 pub struct StillBusy {
-    /// How many.
+    /// Their number.
     pub connections: usize,
 }
 
 /// A connection, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Client {
-    /// Counts connections since the start.
+    /// Number of the connection, counted from the start of the server.
     pub number: u64,
     /// Process or address.
     pub peer: String,
@@ -84,42 +86,44 @@ pub struct Client {
     pub export: Option<String>,
     /// Whether it has written.
     pub writing: bool,
-    /// It may only look: by where it has come in, or by what it was told when it chose its volume.
+    /// Whether it is read-only, either because of its endpoint or because of the offer it got for
+    /// its volume.
     pub read_only: bool,
-    /// What it says and hears is encrypted, or will be before anything is told.
+    /// Whether its traffic is encrypted, or will be before anything is disclosed.
     pub tls: bool,
 }
 
-/// A running server. Dropped, it stops without waiting for anybody; see [`NbdServer::shutdown`].
+/// A running server. Dropping it stops it without waiting for clients; see [`NbdServer::shutdown`].
 pub struct NbdServer {
     shared: Arc<Shared>,
     bound: Vec<Bound>,
-    /// In the same order; and whether TCP is in TLS there.
+    /// The endpoints in the same order, and whether TCP is in TLS there.
     endpoints: (Vec<Endpoint>, bool),
     accepting: Option<JoinHandle<Vec<Listening>>>,
 }
 
-/// What all threads of a server share.
+/// The state that all threads of a server share.
 pub(crate) struct Shared {
     pub(crate) exports: ExportTable,
     pub(crate) limits: Limits,
     pub(crate) memory: Arc<Pool>,
-    /// For those who come next.
+    /// TLS for future connections.
     tls: Mutex<Option<Tls>>,
     pub(crate) rings: Rings,
-    /// Memory of requests that have been answered, for the next ones.
+    /// Buffers of completed requests, kept for reuse.
     stock: Mutex<Stock>,
     connections: Mutex<Connections>,
-    /// Those that another server has left, whose volumes are not served yet. Locked before `connections`.
+    /// Connections handed over by another server whose volumes are not served yet. Locked before
+    /// `connections`.
     pub(crate) kept: Mutex<Vec<Left>>,
-    /// A connection has ended.
+    /// Signalled when a connection has ended.
     ended: Condvar,
-    /// They take the places of those whose files have gone.
+    /// Recreated sockets that are to replace those whose files were removed.
     again: Mutex<Vec<Listening>>,
     /// Wakes the accepting thread.
     wake: OwnedFd,
     stopping: AtomicBool,
-    /// Nobody is accepted yet.
+    /// Connections are not accepted yet.
     closed: AtomicBool,
 }
 
@@ -127,19 +131,19 @@ pub(crate) struct Shared {
 pub(crate) struct Connections {
     pub(crate) next: u64,
     pub(crate) live: BTreeMap<u64, Live>,
-    /// Once what is here goes on elsewhere.
+    /// Set once connections are being handed over to another server.
     pub(crate) leavers: Option<Leavers>,
-    /// Connections cut or closed for want of a place.
+    /// Connections closed because the limit is reached.
     crowded_out: Quiet,
-    /// Connections cut because they did not move.
+    /// Connections cut because they made no progress.
     stuck: Quiet,
-    /// Those that did not come to TLS.
+    /// Connections that did not begin TLS.
     not_encrypted: Quiet,
 }
 
 /// How the requests of a connection are served.
 pub(crate) enum Served {
-    /// It has not come so far.
+    /// Not yet: the connection is still in the handshake.
     NotYet,
     /// On the engine's ring.
     OnRing(Arc<Lane>),
@@ -154,26 +158,29 @@ pub(crate) struct Live {
     pub(crate) thread: JoinHandle<()>,
     /// The thread is about to return: joining it does not wait.
     pub(crate) done: bool,
-    /// It lost its place to another and will end soon.
+    /// It lost its place to another connection and will end soon.
     pub(crate) cut: bool,
 }
 
-/// So many connections that have lost their places may not have ended yet; more than these and nobody is accepted until one has. They only wait for their
-/// sockets, which are shut.
+/// The most connections beyond the limit, which have lost their places but have not ended yet. At
+/// this number no connection is accepted until one has ended. They only wait for their sockets,
+/// which are shut down.
 const LEAVING_MAX: usize = 32;
-/// Payloads up to this size are copied where they are, in bytes; larger ones have threads of their own.
+/// Payloads up to this size are copied on the ring, in bytes; larger ones are left to the
+/// connection's own threads.
 pub(crate) const SMALL_BYTES_MAX: usize = 64 << 10;
-/// Stacks of connection threads: a batch of replies is the largest thing on them.
+/// Stack size of connection threads; the largest item on a stack is a batch of replies.
 const STACK_BYTES: usize = 256 << 10;
-/// So many descriptors stay for commands, and for a process that is to take over: who only connects takes none of them.
+/// File descriptors reserved for commands and for a process that is to take over; new connections
+/// never use them.
 const SPARE: u64 = 8;
-/// When descriptors run out, accepting pauses this long instead of spinning.
+/// How long accepting pauses when descriptors run out, instead of spinning.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-/// After the limit of a shutdown sockets are cut; what ends by that needs no longer than this.
+/// How long connections take at most to end after their sockets are cut at the limit of a shutdown.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
 impl NbdServer {
-    /// Listens and serves the table's volumes, also those that are added later.
+    /// Listens, and serves the volumes of the table, including those added later.
     ///
     /// # Errors
     /// [`StartError`]; nothing is left behind then.
@@ -182,7 +189,8 @@ impl NbdServer {
         Self::start_sharing(options, exports, memory)
     }
 
-    /// The same with [`memory`] for payloads that other front ends may have too: of as many bytes as the limits say.
+    /// Like [`NbdServer::start`], with [`memory`] for payloads that other front ends may share. Its
+    /// size has to be `total_bytes` of the limits.
     ///
     /// # Errors
     /// [`StartError`]; nothing is left behind then.
@@ -226,7 +234,7 @@ impl NbdServer {
         Ok(Self { shared, bound, endpoints, accepting: Some(accepting) })
     }
 
-    /// Where it listens, in the order of the options.
+    /// Where the server listens, in the order of the options.
     #[must_use]
     pub fn bound(&self) -> &[Bound] {
         &self.bound
@@ -236,7 +244,7 @@ impl NbdServer {
         &self.shared
     }
 
-    /// Who is connected.
+    /// The connected clients.
     #[must_use]
     pub fn clients(&self) -> Vec<Client> {
         self.shared
@@ -248,14 +256,14 @@ impl NbdServer {
             .collect()
     }
 
-    /// Those who have come are let in, and who comes.
+    /// Accepts connections from now on, including those that are already waiting.
     pub fn open(&self) {
         self.shared.closed.store(false, Ordering::SeqCst);
         self.shared.wake();
     }
 
-    /// From now on clients are shown another certificate, and have to show others. Those who are there stay. A server that
-    /// began without TLS goes on without.
+    /// Uses another certificate, and other authorities, for future connections. Existing
+    /// connections stay. A server that started without TLS continues without.
     pub fn renew(&self, tls: Tls) {
         let mut current = self.shared.tls.lock().unwrap_or_else(PoisonError::into_inner);
         if current.is_some() {
@@ -263,11 +271,13 @@ impl NbdServer {
         }
     }
 
-    /// Stops: no new connections, socket files removed; connected clients get the replies to what they have asked,
-    /// up to `limit`, then they are cut off. May take a second longer. Nothing is flushed that no client asked for.
+    /// Stops the server: it accepts no more connections and removes its socket files. Connected
+    /// clients get the replies to pending requests, up to `limit`, and are then cut off. May take a
+    /// second longer. Flushes nothing that no client asked to flush.
     ///
     /// # Errors
-    /// [`StillBusy`] if the engine owes replies even then. Those threads end when it gives them, or goes away.
+    /// [`StillBusy`] if the engine owes replies even then. The threads concerned end when the
+    /// replies arrive or the engine goes away.
     pub fn shutdown(mut self, limit: Duration) -> Result<(), StillBusy> {
         drop(self.stop_accepting());
         self.shared.for_each_socket(Socket::end_receiving);
@@ -279,7 +289,7 @@ impl NbdServer {
         }
     }
 
-    /// Where it has listened: dropped, those places are nobody's.
+    /// Stops accepting, and returns the listening sockets. Dropping them closes them.
     pub(crate) fn stop_accepting(&mut self) -> Vec<Listening> {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.wake();
@@ -299,7 +309,8 @@ impl Drop for NbdServer {
 }
 
 impl Connections {
-    /// Sees to it that there is a place for one more; false if all belong to clients that have chosen their export.
+    /// Makes room for one more connection. Returns false if all connections have chosen their
+    /// export.
     pub(crate) fn make_room(&mut self, limit: usize) -> bool {
         if self.live.values().filter(|live| !live.done && !live.cut).count() < limit {
             return true;
@@ -337,17 +348,17 @@ impl Shared {
         thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body)
     }
 
-    /// Memory for a request. It holds anything: [`Stock::take`].
+    /// Returns a buffer for a request, with arbitrary content: [`Stock::take`].
     pub(crate) fn buffer(&self, bytes: usize) -> Buffer {
         self.stock().take(bytes)
     }
 
-    /// Where memory of requests is kept.
+    /// The buffers kept for reuse.
     pub(crate) fn stock(&self) -> MutexGuard<'_, Stock> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection has chosen its export, to which it may write or not.
+    /// Records that a connection has chosen its export, and whether it is read-only.
     pub(crate) fn entered(&self, number: u64, export: &str, read_only: bool) {
         self.update(number, |client| {
             client.export = Some(export.to_owned());
@@ -355,13 +366,14 @@ impl Shared {
         });
     }
 
-    /// A connection has been given the right to write.
+    /// Records that a connection has got the write claim.
     pub(crate) fn writes(&self, number: u64) {
         self.update(number, |client| client.writing = true);
     }
 
-    /// A connection can no longer be used. If that is because its peer does not move, people want to know: it may have left
-    /// others without memory, and its own program sees an error now.
+    /// Reports that a connection can no longer be used. If its peer made no progress, that is
+    /// logged as a warning: it may have left other connections without memory, and its own program
+    /// now sees an error.
     pub(crate) fn lost(&self, number: u64, peer_does: &str, error: &io::Error) {
         let is_in_the_way = InTheWay::is(error);
         if !is_in_the_way && error.kind() != io::ErrorKind::TimedOut {
@@ -383,7 +395,8 @@ impl Shared {
         );
     }
 
-    /// A connection has broken off. That one could not go over to TLS is for people to mend: a certificate, or a client.
+    /// Reports that a connection broke off. A failure to begin TLS is a warning, because the fix is
+    /// up to people: a certificate, or a client.
     pub(crate) fn broke_off(&self, number: u64, broken: &Broken) {
         tracing::debug!(event = "nbd-broke-off", connection = number, error = %broken, "an NBD connection broke off");
         if let Broken::Tls(why) = broken {
@@ -391,7 +404,7 @@ impl Shared {
         }
     }
 
-    /// A connection has not come to TLS.
+    /// Warns that a connection did not begin TLS.
     pub(crate) fn is_not_encrypted(&self, number: u64, why: &dyn std::fmt::Display) {
         let mut connections = self.lock();
         let peer = connections.live.get(&number).map(|live| live.client.peer.clone());
@@ -416,11 +429,12 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // Only a counter at its maximum refuses, and then the sleeper is awake.
+        // The write fails only if the counter is at its maximum, and then the thread is awake
+        // anyway.
         let _: Result<usize, Errno> = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// The accepting thread.
+    /// The body of the accepting thread.
     fn accept(self: &Arc<Self>, listening: &mut [Listening]) {
         let mut pause = false;
         while !self.is_stopping() {
@@ -442,7 +456,7 @@ impl Shared {
             }
             if fds[0].revents().contains(PollFlags::IN) {
                 let mut count = [0; 8];
-                // Non-blocking; empty is as good as read.
+                // Non-blocking; it does not matter if there is nothing to read.
                 let _: Result<usize, Errno> = rustix::io::read(&self.wake, &mut count);
             }
             pause = false;
@@ -454,7 +468,8 @@ impl Shared {
         }
     }
 
-    /// There are more descriptors than have to stay. The next one is the lowest that is free.
+    /// Checks that more descriptors are free than are reserved. The next descriptor is the lowest
+    /// free one.
     fn spare_descriptors(&self) -> Result<(), Errno> {
         let next = fcntl_dupfd_cloexec(&self.wake, 0).map(|next| u64::from(next.as_raw_fd().unsigned_abs()));
         let most = getrlimit(Resource::Nofile).current;
@@ -464,7 +479,8 @@ impl Shared {
         }
     }
 
-    /// Accepts a connection, if it is still there; false: none waits. An error means that none can be accepted for a while.
+    /// Accepts a connection, if there still is one. Returns false if none is waiting. An error
+    /// means that none can be accepted for a while.
     fn accept_one(self: &Arc<Self>, listening: &Listening) -> Result<bool, ()> {
         let (fd, address) = match self
             .spare_descriptors()
@@ -516,12 +532,13 @@ impl Shared {
         }
     }
 
-    /// For those that have not ended.
+    /// Applies `act` to the sockets of connections that have not ended.
     fn for_each_socket(&self, act: impl Fn(&Socket)) {
         self.lock().live.values().filter(|live| !live.done).for_each(|live| act(&live.socket));
     }
 
-    /// Waits until the deadline for connections to end, and cuts off those that have not: of them, those that have chosen a volume.
+    /// Waits until the deadline for connections to end, and cuts off the remaining ones. Returns
+    /// those of them that have chosen a volume.
     pub(crate) fn end_all(&self, deadline: Instant) -> Vec<Client> {
         if self.wait_all_ended(deadline) {
             return Vec::new();
@@ -533,7 +550,7 @@ impl Shared {
         cut
     }
 
-    /// Whether all connections ended before the deadline.
+    /// Whether all connections end before the deadline.
     pub(crate) fn wait_all_ended(&self, deadline: Instant) -> bool {
         let mut connections = self.lock();
         loop {
@@ -550,12 +567,12 @@ impl Shared {
     }
 }
 
-/// Says that a connection's thread is about to return.
+/// Marks a connection as ended when its thread is about to return.
 pub(crate) struct Ending<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) number: u64,
     pub(crate) socket: &'a Socket,
-    /// Somebody else has the socket, too, and goes on with it.
+    /// Another server shares the socket and resumes the connection.
     pub(crate) is_left: bool,
 }
 

@@ -1,7 +1,8 @@
-//! A connected socket: receive and send with patience, and who is at the other end.
+//! A connected socket: receives and sends with time limits, and identifies the peer.
 //!
-//! The descriptor stays in blocking mode. A receive without a limit is one system call; one with a limit asks without
-//! blocking first and polls only if there is nothing, so that a busy connection pays nothing for its limits.
+//! The descriptor stays in blocking mode. A receive without a limit is one system call. One with a
+//! limit first tries without blocking, and polls only if there is nothing. So a busy connection
+//! pays nothing for its limits.
 
 use crate::peer_timeouts::Pace;
 use bcached_port::Peer;
@@ -20,21 +21,22 @@ pub(crate) struct Socket {
 /// How long a receive may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Patience {
-    /// As long as it takes.
+    /// Without a limit.
     Forever,
-    /// Until something comes, but not longer than this without anything.
+    /// Until something arrives, but at most this long without anything.
     Stall(Duration),
     /// Until a moment.
     Deadline(Instant),
 }
 
 impl Patience {
-    /// Whether its moment has passed.
+    /// Whether its deadline has passed.
     pub(crate) fn is_over(self) -> bool {
         matches!(self, Self::Deadline(moment) if moment <= Instant::now())
     }
 
-    /// The same for all that is done from now on until something has come.
+    /// Starts the time limit: returns a patience for everything that is done until data has
+    /// arrived.
     pub(crate) fn begun(self) -> Self {
         match self {
             Self::Stall(limit) => Self::Deadline(Instant::now() + limit),
@@ -42,13 +44,13 @@ impl Patience {
         }
     }
 
-    /// Ends what is done in pieces, each of which comes in time.
+    /// Fails after the deadline. For operations in pieces, each of which is in time.
     pub(crate) fn check(self) -> io::Result<()> {
         if self.is_over() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
 }
 
-/// A TCP peer that vanished without a word is found out after this and three more probes.
+/// A TCP peer that vanished silently is detected after this time and three more probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
@@ -64,7 +66,7 @@ impl Socket {
         Self { fd }
     }
 
-    /// Sets a TCP connection up: no delay for small replies, and vanished peers are found out.
+    /// Prepares a TCP connection: no delay for small replies, and detection of vanished peers.
     pub(crate) fn prepare_tcp(&self) -> io::Result<()> {
         sockopt::set_tcp_nodelay(&self.fd, true)?;
         sockopt::set_tcp_keepidle(&self.fd, KEEPALIVE_IDLE)?;
@@ -74,8 +76,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives what is there, at least a byte. 0 when the peer will send no more. `pace` is for what holds memory
-    /// until it has come.
+    /// Receives the available data, at least a byte. Returns 0 if the peer will send no more.
+    /// `pace` is for data that holds memory until it has arrived.
     pub(crate) fn receive(
         &self,
         into: &mut [u8],
@@ -104,7 +106,8 @@ impl Socket {
         }
     }
 
-    /// Receives what is there: 0 when the peer will send no more, `None` if there is nothing now.
+    /// Receives the available data: 0 if the peer will send no more, `None` if there is nothing
+    /// now.
     pub(crate) fn receive_now(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match recv(&self.fd, &mut *into, RecvFlags::DONTWAIT) {
@@ -116,19 +119,19 @@ impl Socket {
         }
     }
 
-    /// Waits until a receive would not, no longer than `limit`; whether it would not.
+    /// Waits, at most for `limit`, until a receive would not block. Returns whether that is so.
     pub(crate) fn await_some(&self, limit: Duration) -> bool {
         let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: 0, tv_nsec: 0 });
         let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN)];
         poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
     }
 
-    /// The other side sends nothing any more, or this one was told to end.
+    /// Whether the peer has closed its sending side, or this socket was shut down for receiving.
     pub(crate) fn has_hung_up(&self) -> bool {
         bcached_port::socket::has_hung_up(self.fd.as_fd())
     }
 
-    /// Sends what the peer's buffer takes now, in bytes.
+    /// Sends what the socket takes now. Returns its length in bytes.
     pub(crate) fn send_now(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
@@ -142,14 +145,15 @@ impl Socket {
         }
     }
 
-    /// Sends everything, unless the peer takes nothing for `stall`. `pace` is for what holds memory until it is sent.
+    /// Sends everything, unless the peer takes nothing for `stall`. `pace` is for data that holds
+    /// memory until it is sent.
     pub(crate) fn send(
         &self,
         mut slices: &mut [IoSlice<'_>],
         stall: Duration,
         mut pace: Option<&mut Pace>,
     ) -> io::Result<()> {
-        // Empty slices at the front would make the loop's end invisible.
+        // Skip empty slices at the front, so that the loop ends.
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
             match self.send_now(slices)? {
@@ -165,18 +169,18 @@ impl Socket {
         Ok(())
     }
 
-    /// Ends receiving: a receive under way returns 0.
+    /// Ends receiving: a receive in progress returns 0.
     pub(crate) fn end_receiving(&self) {
-        // A peer that has gone already has done it for us.
+        // An error means that the peer has gone already, which has the same effect.
         let _: Result<(), Errno> = rustix::net::shutdown(&self.fd, Shutdown::Read);
     }
 
-    /// Ends the connection both ways: a receive or send under way returns.
+    /// Ends the connection in both directions: a receive or send in progress returns.
     pub(crate) fn end(&self) {
         let _: Result<(), Errno> = rustix::net::shutdown(&self.fd, Shutdown::Both);
     }
 
-    /// The process at the other end of a unix socket, if it is one that we can see.
+    /// The process at the other end of a unix socket, if it is visible from here.
     pub(crate) fn peer_process(&self) -> Option<Peer> {
         let pid = crate::credentials::peer_pid(self.fd.as_raw_fd())?;
         let started = start_time(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
@@ -213,7 +217,8 @@ impl Socket {
     }
 }
 
-/// Field 22 of `/proc/PID/stat`. The second field is a name in parentheses that may hold anything, also parentheses.
+/// Returns field 22 of `/proc/PID/stat`. The second field is a name in parentheses, which may
+/// contain anything, even parentheses.
 fn start_time(stat: &str) -> Option<u64> {
     let (_, behind_name) = stat.rsplit_once(')')?;
     behind_name.split_ascii_whitespace().nth(19)?.parse().ok()

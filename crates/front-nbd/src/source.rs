@@ -1,5 +1,5 @@
-//! Bytes from a peer, through a small buffer: headers and small payloads come many to a system call, large payloads
-//! go past the buffer into their own memory.
+//! Reads bytes from a peer through a small buffer. Many headers and small payloads arrive with one
+//! system call; large payloads bypass the buffer and go directly into their own memory.
 
 use crate::channel::Receiving;
 use crate::peer_timeouts::Pace;
@@ -8,21 +8,22 @@ use crate::socket::Patience;
 use std::io;
 use std::time::Duration;
 
-/// A thousand headers, or several small writes. Every connection has one for its life, idle ones too.
+/// Enough for a thousand headers, or several small writes. Every connection has one for its
+/// lifetime, even if idle.
 const BUFFER_BYTES: usize = 32 << 10;
 
 const _: () = assert!(BUFFER_BYTES >= OPTION_BYTES_MAX as usize, "an option fits");
 
-/// What a look at the socket has found.
+/// The outcome of a look at the socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Look {
-    /// Some bytes, and there was room for others: what comes now is told of.
+    /// Some bytes, which did not fill the buffer: later data will be signalled.
     All,
-    /// Some bytes, and maybe more.
+    /// Some bytes, and maybe there are more.
     More,
-    /// None now.
+    /// Nothing at present.
     Nothing,
-    /// The end, an error, or no room for more: whoever reads with patience finds out.
+    /// The end, an error, or no room for more: a read with patience finds out which.
     Other,
 }
 
@@ -39,7 +40,7 @@ impl Source {
         Self { receiving, buffer: vec![0; BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// Behind bytes that somebody else has received: at most a buffer full.
+    /// Creates a source that starts with bytes received elsewhere: at most a full buffer.
     pub(crate) fn behind(receiving: Receiving, received: &[u8]) -> Self {
         let mut source = Self::new(receiving);
         let here = received.len().min(BUFFER_BYTES);
@@ -48,18 +49,19 @@ impl Source {
         source
     }
 
-    /// Goes on with what comes this other way.
+    /// Continues with another channel.
     pub(crate) fn go_over_to(&mut self, receiving: Receiving) {
         self.receiving = receiving;
     }
 
-    /// Something is here that nobody has asked for yet.
+    /// Whether there are unread bytes in the buffer.
     pub(crate) const fn has_more(&self) -> bool {
         self.start < self.end
     }
 
-    /// The next `bytes` (at most the buffer), once they have come. `first` is the patience for the first of them if
-    /// none is here yet, `rest` for the others. `None` if the peer ended before the first.
+    /// Returns the next `bytes` (at most the buffer's size), once they have arrived. `first` is the
+    /// patience for the first of them if none is here yet, `rest` for the others. Returns `None` if
+    /// the peer ended before the first.
     pub(crate) fn next(
         &mut self,
         bytes: usize,
@@ -88,17 +90,17 @@ impl Source {
         Ok(Some(&self.buffer[range]))
     }
 
-    /// Whether so many bytes can be here at once.
+    /// Whether so many bytes fit in the buffer.
     pub(crate) fn fits(&self, bytes: usize) -> bool {
         bytes <= self.buffer.len()
     }
 
-    /// What has come and is unread.
+    /// The bytes that were received and not read.
     pub(crate) fn here(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// The next `bytes` of what is here have been read.
+    /// Marks the next `bytes` of the buffer as read.
     pub(crate) fn consume(&mut self, bytes: usize) {
         assert!(bytes <= self.end - self.start, "no more than is here");
         self.start += bytes;
@@ -107,7 +109,7 @@ impl Source {
         }
     }
 
-    /// Adds what the socket has now.
+    /// Adds the data that the socket has now.
     pub(crate) fn look(&mut self) -> Look {
         if self.end == self.buffer.len() {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -116,7 +118,7 @@ impl Source {
         if self.end == self.buffer.len() {
             return Look::Other;
         }
-        // Decrypting is for the connection's own thread.
+        // Decryption is left to the connection's own thread.
         let Some(socket) = self.receiving.plain() else { return Look::Other };
         match socket.receive_now(&mut self.buffer[self.end..]) {
             Ok(Some(0)) | Err(_) => Look::Other,
@@ -128,12 +130,13 @@ impl Source {
         }
     }
 
-    /// Waits until something is here, no longer than `limit`; whether it is. What ends the connection counts as something.
+    /// Waits, at most for `limit`, until something is available. Returns whether that is so. The
+    /// end of the connection counts as something.
     pub(crate) fn await_some(&self, limit: Duration) -> bool {
         self.has_more() || self.receiving.plain().is_some_and(|socket| socket.await_some(limit))
     }
 
-    /// Fills `into`, which holds memory meanwhile.
+    /// Fills `into`, which holds memory until then.
     pub(crate) fn read(&mut self, into: &mut [u8], patience: Patience, pace: &mut Pace) -> io::Result<()> {
         let here = into.len().min(self.end - self.start);
         into[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);
@@ -149,7 +152,7 @@ impl Source {
         Ok(())
     }
 
-    /// Reads over `bytes`.
+    /// Skips `bytes`.
     pub(crate) fn skip(&mut self, bytes: u32, patience: Patience) -> io::Result<()> {
         let mut left = bytes as usize;
         while left > 0 {
@@ -179,8 +182,9 @@ mod tests {
 
     const FIRST: Patience = Patience::Stall(Duration::from_secs(30));
 
-    /// Everything that was sent comes out once and in order, however it is cut: by the sender into pieces, by the
-    /// reader into things that fit the buffer, wrap it, go past it or are read over.
+    /// Every byte that was sent is read once and in order, however it is split: by the sender into
+    /// pieces, and by the reader into parts that fit the buffer, wrap around it, bypass it or are
+    /// skipped.
     #[test]
     fn nothing_is_lost_or_repeated_at_the_buffers_edges() {
         let total = 10 * BUFFER_BYTES + 13;

@@ -1,9 +1,9 @@
-//! The sending half of a connection: takes replies as the engine gives them and writes them, many at a time, with
-//! content straight from the buffers it was read into.
+//! The sending half of a connection: it takes replies from the engine and sends them, many at a
+//! time, with the content directly from the buffers that it was read into.
 //!
-//! It ends when the reader is gone and every request has been answered. If the peer is gone or reads nothing for too
-//! long, it says so by ending the socket, and from then on throws replies away as they come: requests in flight are
-//! carried out, their memory comes back.
+//! It ends when the reader has ended and every request has been answered. If the peer is gone, or
+//! reads nothing for too long, the writer shuts down the socket and from then on discards replies.
+//! Requests in flight are carried out, and their memory is returned.
 
 use crate::channel::Sending;
 use crate::peer_timeouts::Pace;
@@ -16,47 +16,47 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-/// What travels with a request and makes an answer of its reply.
+/// What accompanies a request and turns its reply into an answer.
 pub(crate) struct Pending {
     pub(crate) awaited: Awaited,
     /// The memory that the request holds until its answer is sent.
     #[expect(dead_code, reason = "dropping it is its use")]
     pub(crate) permit: Option<Permit>,
-    /// What is written: its memory serves again.
+    /// The data that it writes; its memory is reused.
     pub(crate) payload: Option<Payload>,
 }
 
 /// The sending half.
 pub(crate) struct Writer {
     pub(crate) shared: Arc<Shared>,
-    /// The connection's.
+    /// The connection's number.
     pub(crate) number: u64,
-    /// Ends it where replies cannot go out.
+    /// For ending the connection if replies cannot be sent.
     pub(crate) socket: Arc<Socket>,
     pub(crate) sending: Sending,
     pub(crate) replies: Replies<Pending>,
     pub(crate) structured: bool,
     pub(crate) pace: Pace,
-    /// Replies that have come and are not sent whole.
+    /// Replies received and not completely sent.
     pub(crate) batch: VecDeque<(Pending, Reply)>,
     pub(crate) outgoing: Outgoing,
 }
 
-/// Replies in one system call, at most: what they need of slices fits on the stack.
+/// The most replies in one system call: their slices fit on the stack.
 const REPLIES_MAX: usize = 64;
 
-/// Calls that the ring makes before others have their turn.
+/// The most calls that the ring makes before other connections get their turn.
 const CALLS_MAX: usize = 2;
-/// Bytes of content in each of them, unless the first reply alone has more.
+/// Bytes of content in each call, unless the first reply alone has more.
 const BYTES_MAX: usize = 128 << 10;
 
-/// The first replies of a batch, as they go out.
+/// The first replies of a batch, encoded for sending.
 pub(crate) struct Outgoing {
     heads: Vec<u8>,
     /// Where each head ends, and whether content follows it.
     ends: [(usize, bool); REPLIES_MAX],
     count: usize,
-    /// Bytes of them all.
+    /// Their total size in bytes.
     bytes: usize,
     sent: usize,
 }
@@ -68,7 +68,7 @@ impl Default for Outgoing {
 }
 
 impl Outgoing {
-    /// Takes the first replies of `batch`, but no large one behind small ones.
+    /// Encodes the first replies of `batch`, but never a large one after small ones.
     fn encode(&mut self, batch: &VecDeque<(Pending, Reply)>, structured: bool) {
         self.heads.clear();
         (self.count, self.bytes, self.sent) = (0, 0, 0);
@@ -84,7 +84,7 @@ impl Outgoing {
         self.bytes += self.heads.len();
     }
 
-    /// What of them is not sent, in two slices each.
+    /// Fills in two slices for each reply: its head and its content.
     fn slices<'a>(
         &'a self,
         batch: &'a VecDeque<(Pending, Reply)>,
@@ -113,7 +113,8 @@ fn is_large(reply: &Reply) -> bool {
 }
 
 impl Writer {
-    /// Runs until everything is answered; `lane` does what needs no waiting. True if all of it has gone out.
+    /// Runs until everything is answered. `lane` handles replies that need no waiting. Returns
+    /// whether all replies were sent.
     pub(crate) fn run(mut self: Box<Self>, lane: Option<&Lane>) -> bool {
         let mut is_broken = false;
         loop {
@@ -137,7 +138,7 @@ impl Writer {
         !is_broken
     }
 
-    /// Sends the first replies of the batch and drops them, which gives their memory back.
+    /// Sends the first replies of the batch and drops them, which returns their memory.
     fn send_some(&mut self) -> io::Result<()> {
         let Self { outgoing, batch, .. } = self;
         if outgoing.count == 0 {
@@ -152,7 +153,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Sends small replies that have come, as far as the socket takes them.
+    /// Sends small replies that have arrived, as far as the socket takes them.
     pub(crate) fn send_now(&mut self) -> Now {
         for _ in 0..CALLS_MAX {
             while self.batch.len() < REPLIES_MAX {
@@ -168,10 +169,10 @@ impl Writer {
             outgoing.encode(batch, self.structured);
             let mut slices = [IoSlice::new(&[]); 2 * REPLIES_MAX];
             outgoing.slices(batch, &mut slices);
-            // Its thread finds out what is wrong with the socket.
+            // On an error, the connection's own thread finds out what is wrong with the socket.
             let Ok(sent) = self.socket.send_now(&slices[..2 * outgoing.count]) else { return Now::Thread };
             outgoing.sent = sent;
-            // What went is to the peer's credit, whoever sent it.
+            // The bytes count towards the peer's pace, whichever thread sent them.
             self.pace.moved(sent);
             if sent < outgoing.bytes {
                 return Now::Thread;

@@ -1,4 +1,4 @@
-//! The same where no ring is to be had: each connection is served by its own threads.
+//! Runs the tests again without a ring: each connection is served by its own threads.
 
 #![allow(clippy::duplicate_mod, reason = "each of the files has the support for itself when it runs alone")]
 

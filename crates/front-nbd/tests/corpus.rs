@@ -1,4 +1,4 @@
-//! Replays the fuzzer's corpus: conversations that were found interesting once.
+//! Replays the fuzzer's corpus: conversations that it once found interesting.
 
 use bcached_front_nbd::proto::loopback::converse;
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! Hundreds of connections that say nothing, half of something, or what is no NBD, beside clients that work: these are served, and what the others cost is bounded
-//! by their number.
+//! Hundreds of connections that send nothing, half a message, or bytes that are not NBD, beside
+//! clients that work. The working clients are served, and the cost of the others is bounded by
+//! their number.
 
 mod support;
 
@@ -13,16 +14,18 @@ use support::certificates::Authority;
 use support::{Client, LIMIT, Served, serve_in};
 
 const CROWD: usize = 400;
-/// So many descriptors are needed: both ends of each connection, and some.
+/// The descriptors needed: both ends of each connection, and some more.
 const DESCRIPTORS: u64 = 2 * 512 + 100;
 /// Clients that work, which have a second thread each.
 const ENTERED: usize = 3;
-/// So many that have lost their places may be on their way.
+/// The most connections beyond the limit that have lost their places and have not ended yet.
 const LEAVING: usize = 32;
-/// What one connection may cost: its buffer, what TLS has in hand, and what is touched of two stacks.
+/// What one connection may cost: its buffer, the TLS state, and the touched part of two stacks.
 const CONNECTION_KIB: usize = 96;
 
-/// Threads, memory and descriptors are the process's: one test at a time. Takes as many descriptors as may be had; `None`, with a reason, if they are too few.
+/// Takes the lock for one test at a time, because threads, memory and descriptors belong to the
+/// process. Raises the limit of descriptors as far as possible. Returns `None`, with a reason, if
+/// they are too few.
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,7 +38,7 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
     enough.then_some(alone)
 }
 
-/// A number of `/proc/self/status`.
+/// Returns a number from `/proc/self/status`.
 fn of_process(what: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("it is there");
     let line = status.lines().find_map(|line| line.strip_prefix(what)).expect("it has that");
@@ -48,7 +51,7 @@ fn serve_crowd(authority: &Authority, limits: Limits) -> Served {
     serve_in(Some(tls), limits, Box::new(|_, _| Verdict::Serve))
 }
 
-/// Whether a client gets what it asks for.
+/// Checks that a client's requests are served.
 fn works(client: &mut Client, turn: usize) {
     let byte = turn.to_le_bytes()[0];
     client.write(0, 7, 4096, &[byte; 8192]);
@@ -56,7 +59,7 @@ fn works(client: &mut Client, turn: usize) {
     assert_eq!(client.read(4096, 8192), [byte; 8192]);
 }
 
-/// One of those who only stand there, each of another kind.
+/// Connects one of the idle connections, each of a different kind.
 fn bystander(served: &Served, turn: usize) -> Client {
     let start_tls = || {
         let mut client = served.tcp();
@@ -74,7 +77,7 @@ fn bystander(served: &Served, turn: usize) -> Client {
         6 => (start_tls(), hello),
         _ => (start_tls(), vec![0xff; 30_000]),
     };
-    // Some are gone before they have said it.
+    // Some are closed before they have sent it.
     let _ended_already = client.try_send(&bytes);
     client
 }
@@ -83,7 +86,7 @@ fn bystander(served: &Served, turn: usize) -> Client {
 fn hundreds_that_choose_nothing_cost_what_their_places_cost() {
     let Some(_alone) = alone() else { return };
     let authority = Authority::new();
-    // Nobody goes for want of time: only the number bounds them.
+    // No connection ends for lack of time: only the number limits them.
     let limits = Limits { handshake: 10 * LIMIT, connections: 200, ..Limits::default() };
     let places = limits.connections;
     let served = serve_crowd(&authority, limits);
@@ -100,7 +103,7 @@ fn hundreds_that_choose_nothing_cost_what_their_places_cost() {
         }
         assert!(of_process("Threads") <= threads + places + ENTERED + LEAVING, "those that go are few");
     }
-    // A newcomer who wants something gets in, by either way.
+    // A new client that chooses an export is let in, plain or in TLS.
     let mut newcomer = served.unix();
     newcomer.enter("archive");
     assert_eq!(newcomer.read(0, 4096), [0; 4096]);
@@ -109,7 +112,8 @@ fn hundreds_that_choose_nothing_cost_what_their_places_cost() {
     let mut encrypted = encrypted.start_tls(&authority);
     encrypted.go("archive");
     assert_eq!(encrypted.read(0, 4096), [0; 4096]);
-    // All before them have been accepted by now. Those that had to go are gone in a moment, with their threads.
+    // All connections before these have been accepted by now. Those that lost their places end
+    // soon, with their threads.
     let clients = served.server().clients().len();
     assert!(clients <= places && clients > places / 2, "{clients} of {CROWD} have stayed");
     support::wait_until("the threads to be as many as the places", || {
@@ -123,7 +127,7 @@ fn hundreds_that_choose_nothing_cost_what_their_places_cost() {
     works(&mut plain, CROWD + 1);
 }
 
-/// The time of a handshake is everybody's own: those who do not end theirs go, all of them.
+/// The time limit of a handshake applies to each connection: all that do not complete it are ended.
 #[test]
 fn hundreds_of_handshakes_that_do_not_end_are_ended() {
     let Some(_alone) = alone() else { return };
@@ -139,7 +143,8 @@ fn hundreds_of_handshakes_that_do_not_end_are_ended() {
     works(&mut working, 2);
 }
 
-/// Hundreds that have chosen a volume and ask for nothing keep their places, for as long as they like.
+/// Hundreds that have chosen a volume and send no requests keep their places, for as long as they
+/// like.
 #[test]
 fn hundreds_that_are_idle_stay_and_hold_nobody_up() {
     let Some(_alone) = alone() else { return };

@@ -1,4 +1,4 @@
-//! Connections within the process: no handshake, and else as all others.
+//! Connections within the process: they have no handshake, and otherwise behave like all others.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn who_is_handed_a_connection_asks_at_once() {
     assert_eq!(client.simple(), (22, 3), "behind the end");
     let seen = served.server().clients();
     assert_eq!((seen.len(), seen[0].export.as_deref(), seen[0].writing), (1, Some("tank"), true));
-    // Nobody else writes meanwhile; it ends as all do.
+    // No other client can write meanwhile. The connection ends like any other.
     let mut other = served.unix();
     let (_, offered) = other.enter("tank");
     assert_ne!(offered & flag::READ_ONLY, 0);

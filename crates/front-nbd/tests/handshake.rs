@@ -1,4 +1,4 @@
-//! The corners of the handshake, through a real socket.
+//! Edge cases of the handshake, through a real socket.
 
 mod support;
 
@@ -57,7 +57,8 @@ fn a_long_option_is_read_over_and_an_absurd_one_ends_it() {
     client.assert_closed();
 }
 
-/// With the socket the connection would go that nobody has accepted.
+/// A connection that waits at a socket which is replaced is still served: closing that socket would
+/// drop it.
 #[test]
 fn who_has_connected_to_a_socket_that_is_bound_again_is_served() {
     let served = serve_closed();

@@ -1,5 +1,5 @@
-//! Clients that break off, stall, flood and lie, and a server that stops: everything stays bounded, everybody else is
-//! served, and nothing half received is written.
+//! Clients that break off, stall, flood and lie, and a server that stops. Everything stays bounded,
+//! all other clients are served, and nothing half received is written.
 
 mod support;
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use support::{Client, LIMIT, Served, TANK, request, serve, serve_with, wait_until};
 
 const SHORT: Duration = Duration::from_millis(60);
-/// An honest client has done its part of a handshake by then, on a busy machine too.
+/// Enough for an honest client to do its part of a handshake, even on a busy machine.
 const HANDSHAKE: Duration = Duration::from_secs(2);
 
 fn entered(served: &Served) -> Client {
@@ -41,7 +41,8 @@ fn a_handshake_has_a_deadline() {
     }
 }
 
-/// It has always sent the next question before the last is answered, so that the server never waits for it.
+/// The client always sends the next question before the last is answered, so that the server never
+/// waits for it.
 #[test]
 fn questions_without_end_have_a_deadline_too() {
     let served = serve_all(Limits { handshake: HANDSHAKE, ..Limits::default() });
@@ -78,7 +79,8 @@ fn a_payload_that_stops_halfway_ends_the_connection_and_is_not_written() {
     assert_eq!(served.ram.content(TANK, 0, 128), [0; 65_536]);
 }
 
-/// A payload that came in drops held its bytes of the budget for as long as its client liked: each drop was progress.
+/// A payload that trickles in is ended by a deadline. (It used to hold its bytes of the budget for
+/// as long as the client liked, since each drop was progress.)
 #[test]
 fn a_payload_that_trickles_has_a_deadline() {
     let served = serve_all(Limits { stall: Duration::from_secs(1), ..Limits::default() });
@@ -139,7 +141,8 @@ fn garbage_ends_the_connection_after_what_came_before_it() {
     assert_eq!(entered(&served).read(0, 512), [0; 512]);
 }
 
-/// Asks for two hundred megabytes and reads none of them.
+/// A client that asks for two hundred megabytes and reads none of them is limited to its own
+/// budget.
 #[test]
 fn a_client_that_does_not_read_fills_its_own_budget_only() {
     const ASKED: usize = 200;
@@ -168,7 +171,8 @@ fn a_client_that_does_not_read_fills_its_own_budget_only() {
     }
 }
 
-/// A stopped virtual machine holds all the memory there is for a minute: the others go on meanwhile.
+/// A client that reads nothing, like a stopped virtual machine, may hold all the memory for a
+/// minute. Others are served meanwhile.
 #[test]
 fn clients_that_never_read_do_not_stop_the_others() {
     let served = serve_all(Limits { total_bytes: 32 << 20, ..Limits::default() });
@@ -201,7 +205,7 @@ fn too_many_connections_are_turned_away() {
     let served = serve_all(Limits { connections: 2, ..Limits::default() });
     let mut first = entered(&served);
     let second = entered(&served);
-    // Whoever has been told that it is in, is.
+    // Every client that has been told that it entered is registered.
     assert!(served.server().clients().iter().all(|client| client.export.is_some()));
     served.unix().assert_closed();
     served.tcp().assert_closed();
@@ -211,7 +215,7 @@ fn too_many_connections_are_turned_away() {
     assert_eq!(entered(&served).read(0, 512), [0; 512]);
 }
 
-/// Somebody holds every place with connections that say nothing. Whoever really wants a volume gets it at once.
+/// Silent connections hold every place, and a client that chooses a volume is served immediately.
 #[test]
 fn connections_without_an_export_keep_nobody_out() {
     let served = serve_all(Limits { connections: 2, ..Limits::default() });

@@ -1,5 +1,5 @@
-//! Connections on a ring: what is small and here whole is begun there, everything else goes to the connection's threads and comes back.
-//! What a client sees must not tell which of the two it was.
+//! Connections on a ring. Small requests that have arrived completely are started there; everything
+//! else goes to the connection's threads and returns. A client cannot tell the two apart.
 
 mod support;
 
@@ -9,7 +9,7 @@ use bcached_port::ram::Verdict;
 use std::time::Duration;
 use support::{Client, request, serve_on_a_ring, serve_with};
 
-/// Numbers that look random, the same each time.
+/// Deterministic pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -19,7 +19,7 @@ impl Dice {
     }
 }
 
-/// Sends in pieces that end anywhere, some of them after a moment.
+/// Sends in pieces that end anywhere, with short pauses after some of them.
 fn send_in_pieces(client: &mut Client, bytes: &[u8], dice: &mut Dice) {
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -37,7 +37,8 @@ fn send_in_pieces(client: &mut Client, bytes: &[u8], dice: &mut Dice) {
     }
 }
 
-/// Many requests at once, of all sizes, however they are cut: each is carried out once, with the bytes it came with.
+/// Many requests at once, of all sizes and split anywhere: each is carried out once, with its own
+/// bytes.
 #[test]
 fn sizes_and_cuts_make_no_difference() {
     let Some(served) = serve_on_a_ring() else { return };
@@ -48,7 +49,8 @@ fn sizes_and_cuts_make_no_difference() {
         client.write(0, 1, 0, &model);
         assert_eq!(client.simple(), (0, 1));
         for round in 0..12 {
-            // Disjoint ranges: requests that overlap may be carried out in any order.
+            // The ranges are disjoint, because overlapping requests may be carried out in any
+            // order.
             let (mut sent, mut at, mut due) = (Vec::new(), 0, Vec::new());
             while at + (256 << 10) < model.len() {
                 let sizes = [512, 4096, 4096, 4096, 16 << 10, 32 << 10, 60 << 10, 200 << 10];
@@ -66,7 +68,7 @@ fn sizes_and_cuts_make_no_difference() {
                 }
                 at += bytes + 512 * dice.below(200);
             }
-            // What has been sent is answered while more is sent: nobody must stand still for the other.
+            // Requests are answered while more are sent: neither side must block the other.
             std::thread::scope(|scope| {
                 let mut sender = client.also();
                 let sender = scope.spawn(move || {
@@ -87,10 +89,10 @@ fn sizes_and_cuts_make_no_difference() {
     }
 }
 
-/// Fewer than a connection may have at once.
+/// Fewer than the limit of a connection.
 const REQUESTS: u64 = 120;
 
-/// Replies that the socket takes only a part of: the rest comes from there on.
+/// If the socket takes only part of a reply, the rest is sent from there on.
 #[test]
 fn replies_that_nobody_takes_for_a_while_are_whole() {
     let Some(served) = serve_on_a_ring() else { return };
@@ -101,7 +103,7 @@ fn replies_that_nobody_takes_for_a_while_are_whole() {
     client.write(0, 1, 0, &content);
     assert_eq!(client.simple(), (0, 1));
     for bytes in [4096_u32, 20 << 10, 64 << 10] {
-        // All in one piece, more of them than the ring begins at a time.
+        // All in one piece, and more than the ring starts at a time.
         let ask = |cookie| request(command::READ, 0, cookie, cookie * u64::from(bytes), bytes);
         client.send(&(0..REQUESTS).flat_map(ask).collect::<Vec<_>>());
         std::thread::sleep(Duration::from_millis(50));
@@ -131,7 +133,7 @@ fn a_part_of_a_request_and_then_nothing_ends_the_connection() {
     assert_eq!(idle.read(0, 4096), [0; 4096], "who only waits stays, and no part was written");
 }
 
-/// An engine that goes takes its ring with it; the connection goes on, perhaps to another engine.
+/// If an engine and its ring go away, connections continue, perhaps on another engine.
 #[test]
 fn without_the_ring_the_threads_go_on() {
     let Some(mut served) = serve_on_a_ring() else { return };

@@ -1,4 +1,4 @@
-//! A server leaves its connections to another one: clients notice nothing but a pause.
+//! A server hands over its connections to another: clients notice nothing but a pause.
 
 mod support;
 
@@ -13,7 +13,8 @@ use support::{Client, LIMIT, request, serve_on_a_ring, serve_with, wait_until};
 
 const EPERM: u32 = 1;
 
-/// Writes and reads its own part of the volume, several requests at a time, until told to end. How many rounds that were.
+/// Writes and reads its own part of the volume, several requests at a time, until told to stop.
+/// Returns the number of rounds.
 fn works(mut client: Client, part: usize, ends: &AtomicBool) -> u32 {
     const BYTES: usize = 1 << 20;
     let start = part * BYTES;
@@ -70,7 +71,8 @@ fn clients_at_work_notice_nothing() {
     });
 }
 
-/// Who came newly could have the right to write of a client that had written, and waited for its volume to be served again.
+/// A kept connection that had written gets its write claim back before a new client is offered the
+/// volume. (A new client could get it first.)
 #[test]
 fn who_is_kept_goes_on_before_anybody_else_is_offered_the_volume() {
     let Some(mut served) = serve_on_a_ring() else { return };
@@ -97,7 +99,7 @@ fn who_is_kept_goes_on_before_anybody_else_is_offered_the_volume() {
     newcomer.assert_closed();
 }
 
-/// A part of a request that has come goes along.
+/// Part of a request that has been received is handed over, too.
 #[test]
 fn a_request_in_two_pieces_is_one() {
     let Some(mut served) = serve_on_a_ring() else { return };
@@ -107,7 +109,7 @@ fn a_request_in_two_pieces_is_one() {
     sent.extend_from_slice(&[5; 512]);
     for cut in [1, 27, 28, 300] {
         client.send(&sent[..cut]);
-        // The ring has it by now, mostly.
+        // By now the ring has usually received it.
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(served.go_over(LIMIT), 0);
         client.send(&sent[cut..]);
@@ -118,7 +120,8 @@ fn a_request_in_two_pieces_is_one() {
     assert_eq!(next.read(4096, 512), [5; 512]);
 }
 
-/// Who writes goes on writing, who must not is not let, and who connects meanwhile waits and is not turned away.
+/// The writer keeps its write claim, clients without it stay denied, and a client that connects
+/// meanwhile waits and is not refused.
 #[test]
 fn the_right_to_write_goes_along() {
     let Some(mut served) = serve_on_a_ring() else { return };
@@ -154,7 +157,8 @@ fn the_right_to_write_goes_along() {
     assert_eq!(next.simple(), (0, 5), "nobody else has begun");
 }
 
-/// Who has only just chosen a volume goes along like all others, and who has just gone is nobody's business.
+/// A client that has just chosen a volume is handed over like all others, and one that has just
+/// left does not count as cut off.
 #[test]
 fn who_has_only_just_come_goes_along() {
     let Some(mut served) = serve_on_a_ring() else { return };
@@ -168,8 +172,8 @@ fn who_has_only_just_come_goes_along() {
     }
 }
 
-/// One that stops in the middle of a request, one that takes no replies and one that never chose a volume hold up nobody for longer than
-/// the limit; the others go on.
+/// A client that stalls within a request, one that does not read replies and one that never chose a
+/// volume delay the hand-over at most for the limit. The others continue.
 #[test]
 fn who_is_not_through_in_time_is_cut_off() {
     let Some(mut served) = serve_on_a_ring() else { return };
@@ -192,7 +196,7 @@ fn who_is_not_through_in_time_is_cut_off() {
     assert_eq!(well.read(1 << 20, 512), [0; 512], "nothing of the half was written");
 }
 
-/// What has been asked is answered before a connection goes, however long that takes.
+/// Pending requests are answered before a connection is handed over, however long that takes.
 #[test]
 fn what_is_under_way_is_answered_first() {
     let (tell, told) = std::sync::mpsc::channel();
@@ -208,7 +212,7 @@ fn what_is_under_way_is_answered_first() {
     client.enter_plainly("tank");
     client.write(0, 1, 0, &[9; 512]);
     client.request(command::READ, 0, 2, 1 << 20, 512);
-    // Both are on their way.
+    // Both are in flight.
     std::thread::sleep(Duration::from_millis(50));
     let are_served = Arc::new(AtomicBool::new(false));
     let serves = Arc::clone(&are_served);

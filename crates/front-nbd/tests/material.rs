@@ -1,4 +1,5 @@
-//! Keys and certificates as openssl makes them, in the kinds that nbdkit and qemu take: they are taken, or it is said why not.
+//! Keys and certificates made by openssl, of the kinds that nbdkit and qemu accept. They are
+//! accepted, or the error says why not.
 
 mod support;
 
@@ -19,7 +20,7 @@ const ED25519: &[&str] = &["genpkey", "-algorithm", "ed25519"];
 const SERVER: &str = "subjectAltName = DNS:localhost, IP:127.0.0.1\n";
 const CLIENT: &str = "extendedKeyUsage = clientAuth\n";
 
-/// It has no `--version`.
+/// openssl has no `--version`.
 fn has_openssl() -> bool {
     let is_there = tool("openssl").arg("version").output().is_ok_and(|ran| ran.status.success());
     if !is_there {
@@ -28,10 +29,10 @@ fn has_openssl() -> bool {
     is_there
 }
 
-/// Files that openssl makes.
+/// Files made by openssl.
 struct Files(tempfile::TempDir);
 
-/// The size of a key stands last.
+/// The size of the key comes last.
 fn make_key(command: &[&str], file: &str) {
     succeed("openssl", &[&command[..1], &["-out", file], &command[1..]].concat());
 }
@@ -45,7 +46,7 @@ impl Files {
         std::fs::read(self.path(name)).expect("openssl has made it")
     }
 
-    /// An authority with such a key, whose signatures have that digest.
+    /// Makes an authority with a key of this kind, which signs with this digest.
     fn authority(name: &str, key: &[&str], digest: &str) -> Self {
         let files = Self(tempfile::tempdir().expect("a folder"));
         make_key(key, &files.path("ca.key"));
@@ -61,7 +62,8 @@ impl Files {
         files
     }
 
-    /// A key of that kind, and its certificate with these extensions; without any it is of X.509 version 1.
+    /// Makes a key of this kind, and its certificate with these extensions. Without extensions it
+    /// is of X.509 version 1.
     fn leaf(&self, name: &str, key: &[&str], extensions: &str, digest: &str) {
         let of = |ending: &str| self.path(&format!("{name}.{ending}"));
         make_key(key, &of("key"));
@@ -89,7 +91,7 @@ impl Files {
         succeed("openssl", &[&sign[..], with, &["-out", &pem]].concat());
     }
 
-    /// A client's folder that trusts the authority `of`.
+    /// Makes the directory of a client that trusts the authority `of`.
     fn client(&self, of: &Self) -> PathBuf {
         let folder = self.0.path().join("client");
         std::fs::create_dir_all(&folder).expect("a folder");
@@ -157,7 +159,8 @@ fn a_servers_key_or_certificate_that_cannot_be_used_is_named_with_its_reason() {
     );
     let (part, why) = refused("odd");
     assert!(part == Part::Key && why.contains("of a curve") && why.contains("P-521"), "{why}");
-    // An old authority is taken: what it lacks only its clients' certificates need.
+    // An old certificate is accepted as an authority: what it lacks matters only for certificates
+    // of clients.
     let tls = Tls::new(&files.read("s.pem"), &files.read("s.key"), Some(&files.read("old.pem")));
     assert!(tls.is_ok(), "{tls:?}");
 }

@@ -1,5 +1,5 @@
-//! Whatever a client sends: no panic, bounded memory, every whole request answered once, nothing carried out that is
-//! outside the export.
+//! For any input from a client: no panic, bounded memory, every complete request answered once, and
+//! nothing carried out outside the export.
 
 use bcached_front_nbd::proto::handshake::Encryption;
 use bcached_front_nbd::proto::loopback::{Conversation, End, converse, converse_with};
@@ -22,7 +22,7 @@ fn string(text: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes()[..], text].concat()
 }
 
-/// Options that are nearly right, and some that are right.
+/// Options that are nearly valid, and some that are valid.
 fn any_option() -> impl Strategy<Value = Vec<u8>> {
     let name = prop_oneof![
         Just(b"tank".to_vec()),
@@ -53,7 +53,7 @@ struct Asked {
     length: u32,
 }
 
-/// Requests of which about half are right.
+/// Requests, of which about half are valid.
 fn any_request() -> impl Strategy<Value = Asked> {
     let offset = prop_oneof![
         6 => (0..TANK_BYTES / 512).prop_map(|sector| sector * 512),
@@ -87,7 +87,8 @@ impl Asked {
     }
 }
 
-/// The handshake's answers end where the first reply to a request begins; both parts must be whole messages.
+/// The handshake's answers end where the first reply to a request begins; both parts must consist
+/// of complete messages.
 fn cookies_answered(outgoing: &[u8], asked: &[Asked]) -> Vec<u64> {
     let mut rest = &outgoing[18..];
     let number = |bytes: &[u8]| bytes.iter().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
@@ -135,7 +136,7 @@ proptest! {
         let _: Conversation = converse(&bytes);
     }
 
-    /// Whoever has not begun TLS is told nothing of what there is, and can do nothing to it.
+    /// A client that has not begun TLS learns nothing about the exports and can do nothing to them.
     #[test]
     fn before_tls_nothing_is_told(
         client_flags in prop_oneof![8 => Just(3u32), 1 => any::<u32>()],
@@ -175,7 +176,7 @@ proptest! {
             let cookies: Vec<u64> = requests.iter().map(|asked| asked.cookie).collect();
             prop_assert_eq!(cookies_answered(&whole.outgoing, &requests), cookies);
         }
-        // Cut anywhere, it is the same conversation as far as it goes.
+        // If the input is cut anywhere, the conversation is the same up to there.
         let part = converse(&input[..input.len().saturating_sub(cut)]);
         prop_assert!(whole.outgoing.starts_with(&part.outgoing));
         prop_assert!(whole.commands.starts_with(&part.commands));

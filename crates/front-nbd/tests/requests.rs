@@ -22,7 +22,7 @@ fn entered(served: &Served) -> Client {
     client
 }
 
-/// A hook that keeps everything until told to serve, and counts.
+/// A hook that holds all operations until told to serve, and counts them.
 fn gate() -> (Arc<AtomicBool>, Arc<AtomicUsize>, Hook) {
     let (open, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let (is_open, sees) = (Arc::clone(&open), Arc::clone(&seen));
@@ -110,7 +110,7 @@ fn what_is_malformed_is_refused_and_the_connection_goes_on() {
     let served = serve_with(
         Limits::default(),
         Box::new(|_, operation| match operation {
-            // Nothing below may reach the engine.
+            // None of the requests below may reach the engine.
             Operation::Read { sector: 0, .. } => Verdict::Serve,
             _ => Verdict::Fail(ErrorKind::Io),
         }),

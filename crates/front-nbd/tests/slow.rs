@@ -1,5 +1,6 @@
-//! Clients that keep memory and do not move: they take no replies, or take them in drops, or announce payloads that do
-//! not come. Small requests of all others go on at once, large ones when one of them has had to go.
+//! Clients that hold memory and make no progress: they read no replies, or read them in drops, or
+//! announce payloads that do not arrive. Small requests of all other clients continue immediately,
+//! and large ones once a stuck client has been disconnected.
 
 mod support;
 
@@ -23,7 +24,7 @@ fn entered(served: &Served) -> Client {
     client
 }
 
-/// With the memory that the daemon gives by default; also counts the MiB that have been read.
+/// Serves with the memory that the daemon grants by default, and counts the MiB that were read.
 fn serve_counting(limits: Limits) -> (Served, Arc<AtomicUsize>) {
     let read = Arc::new(AtomicUsize::new(0));
     let counts = Arc::clone(&read);
@@ -36,7 +37,7 @@ fn serve_counting(limits: Limits) -> (Served, Arc<AtomicUsize>) {
     (serve_with(Limits { total_bytes: 64 << 20, ..limits }, Box::new(hook)), read)
 }
 
-/// Two clients that ask for the largest replies, which is all the memory there is.
+/// Two clients that ask for the largest replies and so hold all the memory there is.
 fn hold_everything(served: &Served, read: &AtomicUsize) -> [Client; 2] {
     let mut stuck = [entered(served), entered(served)];
     for client in &mut stuck {
@@ -46,7 +47,8 @@ fn hold_everything(served: &Served, read: &AtomicUsize) -> [Client; 2] {
     stuck
 }
 
-/// Eight virtual machines are stopped. Every other client stood still until they were given up, a minute later.
+/// Eight stopped virtual machines do not hold up the other clients. (These used to stand still
+/// until the stuck ones were given up, a minute later.)
 #[test]
 fn many_clients_that_never_read_do_not_stop_the_others() {
     let (served, read) = serve_counting(Limits::default());
@@ -93,14 +95,15 @@ fn who_takes_no_replies_goes_when_another_waits_for_its_memory() {
     let mut other = entered(&served);
     assert_eq!(other.read(0, LARGEST).len(), LARGEST as usize);
     drop(other);
-    // What was on its way before the end still comes.
+    // Replies sent before the disconnection still arrive.
     assert!(stuck.iter_mut().any(|client| {
         let mut rest = vec![0; LARGEST as usize];
         client.try_receive(&mut rest).is_err()
     }));
 }
 
-/// A few bytes now and then were progress enough to keep all the memory, without an end.
+/// A client that reads a few bytes now and then is disconnected, too. (That used to count as
+/// progress, and it kept all the memory indefinitely.)
 #[test]
 fn who_takes_replies_in_drops_goes_too() {
     let (served, read) = serve_counting(Limits { give_way: SHORT, ..Limits::default() });
@@ -123,7 +126,7 @@ fn who_takes_replies_in_drops_goes_too() {
     }
 }
 
-/// What holds memory for a payload that does not come is in the way as well.
+/// A client that holds memory for a payload that does not arrive is disconnected as well.
 #[test]
 fn who_sends_no_payload_goes_when_another_waits_for_its_memory() {
     let (served, _) = serve_counting(Limits { give_way: SHORT, ..Limits::default() });

@@ -1,4 +1,5 @@
-//! TLS on TCP: other people's clients with and without certificates, what is said before it, and what comes in its place.
+//! TLS on TCP: third-party clients with and without certificates, requests before TLS, and garbage
+//! in its place.
 
 mod support;
 
@@ -15,10 +16,11 @@ use support::{
 };
 
 const SHORT: Duration = Duration::from_millis(60);
-/// An honest client has done its part of a handshake by then, on a busy machine too.
+/// Enough for an honest client to do its part of a handshake, even on a busy machine.
 const HANDSHAKE: Duration = Duration::from_secs(2);
 
-/// What a server shows that `authority` vouches for; clients must show certificates of `clients`, if that is somebody.
+/// The configuration of a server with a certificate of `authority`. Clients must have certificates
+/// of `clients`, if given.
 fn tls(authority: &Authority, clients: Option<&Authority>) -> Tls {
     let (certificate, key) = authority.server();
     let clients = clients.map(Authority::pem);
@@ -41,7 +43,8 @@ fn uri(served: &Served, export: &str, certificates: &Path) -> String {
     format!("nbds://localhost:{}/{export}?tls-certificates={}", served.tcp.port(), certificates.display())
 }
 
-/// Folders for clients that trust `authority`: one without a certificate, one with one of its own, one with one of somebody else.
+/// Directories of clients that trust `authority`: one without a certificate, one with a certificate
+/// of it, and one with a certificate of another authority.
 struct Folders {
     root: tempfile::TempDir,
 }
@@ -107,13 +110,13 @@ fn libnbd_is_let_in_with_a_certificate_of_ours_only() {
         let refused = size(&folder);
         assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
     }
-    // The other way round: who trusts somebody else does not talk to us.
+    // The other way round: a client that trusts another authority does not talk to us.
     let other = tempfile::tempdir().expect("a folder");
     Authority::new().put_client(other.path(), None);
     assert!(!size(other.path()).status.success());
 }
 
-/// Through qemu's own TLS, with `more` of the credentials.
+/// Runs qemu-io through qemu's own TLS, with the credentials in `folder`.
 fn qemu_io(served: &Served, folder: &Path, commands: &[&str]) -> Output {
     let credentials =
         format!("tls-creds-x509,id=tls,endpoint=client,verify-peer=yes,dir={}", folder.display());
@@ -180,7 +183,7 @@ fn who_does_not_begin_tls_is_told_nothing_else() {
     assert_eq!(client.option(option::ABORT, &[]), [(option_reply::ACK, vec![])], "it may hang up");
     client.assert_closed();
 
-    // The oldest way in has no way to say no.
+    // The oldest way to enter has no error reply.
     let mut old = served.tcp();
     old.greet(0).send_option(option::EXPORT_NAME, b"tank");
     old.assert_closed();
@@ -194,7 +197,7 @@ fn who_does_not_begin_tls_is_told_nothing_else() {
         let said = String::from_utf8_lossy(&plain.stderr);
         assert!(!plain.status.success() && said.contains("TLS"), "{plain:?}");
     }
-    // On this machine's own sockets nothing has changed.
+    // On unix sockets nothing changes.
     let mut local = served.unix();
     assert_eq!(local.greet(3).option(option::STARTTLS, &[])[0].0, option_reply::ERR_UNSUP);
     assert_eq!(local.go("tank").0, TANK_SECTORS * 512);
@@ -220,7 +223,7 @@ fn in_tls_everything_is_as_without() {
         let bytes = sectors * 512;
         assert_eq!(client.read(512, bytes), data[512..512 + bytes as usize]);
     }
-    // Many at once, each way while the other is busy.
+    // Many requests at once, in both directions at the same time.
     for cookie in 0..64 {
         client.write(0, cookie, cookie << 16, &[7; 64 << 10]);
         client.request(command::READ, 0, 1000 + cookie, 8 << 20, 64 << 10);
@@ -237,11 +240,12 @@ fn in_tls_everything_is_as_without() {
     let [only] = &served.server().clients()[..] else { unreachable!("one") };
     assert!(only.tls && only.writing && !only.read_only, "{only:?}");
     client.request(command::DISC, 0, 0, 0, 0);
-    // An end that says that it is one: what was cut off would be an error.
+    // The end is announced: a truncated stream would be an error.
     client.assert_closed();
 }
 
-/// What came before the client was told to begin may be somebody else's, who is between.
+/// Plaintext sent before the client was told to begin TLS may be from a man in the middle. It ends
+/// the connection.
 #[test]
 fn what_is_sent_before_tls_is_not_taken_for_what_is_said_in_it() {
     let authority = Authority::new();
@@ -260,7 +264,8 @@ fn what_is_no_tls_ends_the_connection_and_nothing_else() {
     let served = serve_tls(tls(&authority, None), Limits::default());
     let mut working = encrypted(&served, &authority);
     working.go("tank");
-    // A record that claims more than there may be, one of another kind, a hello that is cut, requests in the clear.
+    // Records of invalid length, a record of another type, a truncated hello, and requests in
+    // plaintext.
     let hello = [&[22, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3][..], &[0xee; 50]].concat();
     for garbage in [
         vec![0xff; 4096],
@@ -273,13 +278,13 @@ fn what_is_no_tls_ends_the_connection_and_nothing_else() {
         let mut client = served.tcp();
         client.greet(3);
         assert_eq!(client.option(option::STARTTLS, &[]), [(1, vec![])]);
-        // It may be gone before all is sent.
+        // The connection may be closed before everything is sent.
         let _ended_already = client.try_send(&garbage);
         client.drain();
         assert_eq!(working.read(0, 512), [0; 512]);
     }
     served.wait_for_clients(1);
-    // Inside TLS, too.
+    // Garbage inside TLS, too.
     let mut client = encrypted(&served, &authority);
     client.send(&[0xff; 64]);
     client.drain();
@@ -297,7 +302,7 @@ fn a_handshake_in_tls_has_the_deadline_of_any() {
         client
     };
     let (mut silent, mut halfway, mut dripping) = (start(&served), start(&served), start(&served));
-    // A hello that never becomes whole.
+    // A hello that is never complete.
     let hello = [&[22, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc, 3, 3][..], &[0xee; 32]].concat();
     halfway.send(&hello);
     dripping.send(&hello);
@@ -308,13 +313,13 @@ fn a_handshake_in_tls_has_the_deadline_of_any() {
     silent.drain();
     halfway.drain();
     served.wait_for_clients(0);
-    // And one that has begun TLS, and then asks nothing.
+    // And a client that has begun TLS and then sends nothing.
     let mut idle = encrypted(&served, &authority);
     idle.drain();
     served.wait_for_clients(0);
 }
 
-/// A renewed certificate needs no restart.
+/// A renewed certificate is used for new connections, without a restart.
 #[test]
 fn who_comes_later_is_shown_the_renewed_certificate() {
     let (before, after) = (Authority::new(), Authority::new());
@@ -329,7 +334,8 @@ fn who_comes_later_is_shown_the_renewed_certificate() {
     assert!(distrustful.try_send(&[0]).is_err(), "it does not know the new one");
 }
 
-/// As in the clear: it has what it asked for, and goes when others wait for that.
+/// As without TLS: a client that does not read its replies is disconnected when another waits for
+/// its memory.
 #[test]
 fn who_takes_no_replies_in_tls_goes_when_another_waits_for_its_memory() {
     let authority = Authority::new();

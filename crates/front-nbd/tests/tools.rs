@@ -1,5 +1,5 @@
-//! Other people's clients as judges: nbdinfo, nbdsh, nbdcopy and qemu-io. A tool that is not installed skips its test
-//! with a line that says so.
+//! Third-party clients as judges: nbdinfo, nbdsh, nbdcopy and qemu-io. If a tool is not installed,
+//! its test is skipped with a line that says so.
 
 mod support;
 

@@ -1,4 +1,5 @@
-//! Who may write. On TCP every connection is a client of its own; on the unix socket this process is one client.
+//! Tests which client may write. On TCP every connection is a client of its own; on the unix socket
+//! this process is one client.
 
 mod support;
 
@@ -12,7 +13,7 @@ use support::{Client, LIMIT, Served, TANK, serve, serve_with, tank, wait_until};
 const OK: u32 = 0;
 const EPERM: u32 = 1;
 
-/// A connection on TCP and whether it was offered writing.
+/// Connects on TCP. Returns the connection and whether it was offered writing.
 fn connect(served: &Served) -> (Client, bool) {
     let mut client = served.tcp();
     let (_, flags) = client.enter("tank");
@@ -55,8 +56,8 @@ fn looking_takes_writing_from_nobody() {
     assert_eq!(write(&mut writer, 1), OK);
 }
 
-/// Two machines mount the volume. One writes and leaves. The other one's cached blocks are old now; its next write
-/// would put them over the new ones.
+/// Two machines mount the volume. One writes and leaves. The other's cached blocks are now stale,
+/// and its next write would put them over the new ones, so it is refused.
 #[test]
 fn a_client_that_looked_before_another_wrote_must_connect_again() {
     let served = serve();
@@ -86,7 +87,8 @@ fn the_writer_is_gone_only_when_its_last_write_is_done() {
         served.server().clients().iter().any(|client| client.writing)
     });
     drop(writer);
-    // A program that comes right after another one, as in a script, is not told that the volume is read-only.
+    // A program that starts right after another, as in a script, is not told that the volume is
+    // read-only.
     let (_next, offered) = std::thread::scope(|scope| {
         let next = scope.spawn(|| connect(&served));
         wait_until("the next one to have come", || served.server().clients().len() == 2);

@@ -1,23 +1,24 @@
-//! Numbers and layouts of the kernel's interface (`linux/ublk_cmd.h`): values to bytes and back, nothing else.
+//! The kernel's ublk interface (`linux/ublk_cmd.h`): its constants and layouts, and conversions to
+//! bytes and back.
 //!
-//! Everything is in the machine's own byte order, at offsets that the header fixes.
+//! Everything is in native byte order, at the offsets that the header defines.
 
 use rustix::ioctl::{Opcode, opcode};
 
-/// The head of a control command: its size is in the command's number.
+/// The head of a control command; its size is part of the command's number.
 type Head = [u8; 32];
 
-/// A command that only asks: `_IOR('u', ..)`.
+/// A command that only queries: `_IOR('u', ..)`.
 const fn asks(number: u8) -> Opcode {
     opcode::read::<Head>(b'u', number)
 }
 
-/// One that changes something: `_IOWR('u', ..)`.
+/// A command that changes something: `_IOWR('u', ..)`.
 const fn changes(number: u8) -> Opcode {
     opcode::read_write::<Head>(b'u', number)
 }
 
-/// What can be asked of `/dev/ublk-control`.
+/// The commands to `/dev/ublk-control`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Command {
     AddDev,
@@ -48,7 +49,7 @@ impl Command {
         }
     }
 
-    /// For messages: what it does.
+    /// What the command does, for messages.
     pub(crate) const fn does(self) -> &'static str {
         match self {
             Self::AddDev => "make a device",
@@ -65,31 +66,31 @@ impl Command {
     }
 }
 
-/// Features (`UBLK_F_..`).
+/// Feature (`UBLK_F_..`): a device survives the death of its server.
 pub(crate) const F_USER_RECOVERY: u64 = 1 << 3;
-/// Requests that a dead server had are given to the next one.
+/// In-flight requests of a dead server are reissued to the next one.
 pub(crate) const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
-/// Commands have ioctl numbers; those without are of old servers.
+/// Commands have ioctl numbers; plain numbers are for old servers.
 pub(crate) const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
 /// Data is copied by reads and writes of the character device.
 pub(crate) const F_USER_COPY: u64 = 1 << 7;
-/// The memory of requests is registered with a ring by the driver itself.
+/// The driver registers the memory of requests with a ring automatically.
 pub(crate) const F_AUTO_BUF_REG: u64 = 1 << 11;
 /// The device can be resized.
 pub(crate) const F_UPDATE_SIZE: u64 = 1 << 10;
-/// A device can be told to keep requests back.
+/// A device can be quiesced.
 pub(crate) const F_QUIESCE: u64 = 1 << 12;
 
-/// What a device's server does with it, as the driver sees it.
+/// The state of a device's server, as the driver sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
-    /// It has not been started, or has been stopped.
+    /// The device was not started, or was stopped.
     Dead,
-    /// It is served.
+    /// The device is being served.
     Live,
-    /// Its server is gone, and its I/O waits for the next one.
+    /// The server is gone, and I/O waits for the next one.
     Quiesced,
-    /// Its server is gone, and its I/O fails.
+    /// The server is gone, and I/O fails.
     FailIo,
 }
 
@@ -100,16 +101,16 @@ pub(crate) struct DeviceInfo {
     pub depth: u16,
     pub state: u16,
     pub max_io_bytes: u32,
-    /// `u32::MAX` asks for any.
+    /// The device's number; `u32::MAX` asks for any.
     pub number: u32,
-    /// Its server.
+    /// The server's process.
     pub process: i32,
     pub features: u64,
-    /// The server's own.
+    /// A word that the driver keeps for the server.
     pub identity: u64,
 }
 
-/// Bytes of [`DeviceInfo`].
+/// Size of [`DeviceInfo`] in bytes.
 pub(crate) const INFO_BYTES: usize = 64;
 
 impl DeviceInfo {
@@ -156,23 +157,24 @@ fn part<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
     part
 }
 
-/// What a device is like, for the block layer: `struct ublk_params` with its basic and its discard part.
+/// The properties of a device for the block layer: `struct ublk_params` with its basic and discard
+/// parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Params {
     pub read_only: bool,
-    /// Both logical and physical; a power of two.
+    /// Logical and physical block size; a power of two.
     pub block_bytes: u32,
-    /// What is best given at once, in bytes: a power of two, at least a block.
+    /// Optimal I/O size in bytes: a power of two, at least a block.
     pub optimal_io_bytes: u32,
     /// Largest request, in sectors.
     pub max_sectors: u32,
-    /// Capacity.
+    /// Capacity in sectors.
     pub sectors: u64,
-    /// Largest discard and write of zeroes, in sectors.
+    /// Largest discard or zeroing request, in sectors.
     pub max_discard_sectors: u32,
 }
 
-/// Bytes of [`Params`]: the head, the basic and the discard part.
+/// Size of [`Params`] in bytes: the head, the basic and the discard part.
 pub(crate) const PARAMS_BYTES: usize = 60;
 
 const PARAM_BASIC: u32 = 1;
@@ -192,22 +194,23 @@ impl Params {
         let read_only = if self.read_only { ATTR_READ_ONLY } else { 0 };
         put(8, ATTR_VOLATILE_CACHE | ATTR_FUA | read_only);
         put(16, self.max_sectors);
-        // Discards: granularity, largest, largest write of zeroes.
+        // Discards: granularity, largest discard, largest zeroing request.
         put(44, self.block_bytes);
         put(48, self.max_discard_sectors);
         put(52, self.max_discard_sectors);
         bytes[24..32].copy_from_slice(&self.sectors.to_ne_bytes());
-        // One range a discard: the driver takes no more.
+        // One range for each discard: the driver accepts no more.
         bytes[56..58].copy_from_slice(&1_u16.to_ne_bytes());
         let shift = |bytes: u32| u8::try_from(bytes.trailing_zeros()).expect("at most 32");
         let block = shift(self.block_bytes);
-        // Logical, physical, optimal and least: an optimum that is a block tells file systems nothing, which is right.
+        // Logical, physical, optimal and minimum size. An optimal size of one block tells file
+        // systems nothing, which is right.
         bytes[12..16].copy_from_slice(&[block, block, shift(self.optimal_io_bytes), block]);
         bytes
     }
 }
 
-/// What a request wants (`UBLK_IO_OP_..`).
+/// The operation of a request (`UBLK_IO_OP_..`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wanted {
     Read,
@@ -215,32 +218,32 @@ pub(crate) enum Wanted {
     Flush,
     Discard,
     WriteZeroes,
-    /// Something of zoned devices, or of a newer kernel.
+    /// An operation of zoned devices, or of a newer kernel.
     Other(u8),
 }
 
 impl Wanted {
-    /// Whether it changes what the device holds.
+    /// Whether it changes the device's content.
     pub(crate) const fn changes(self) -> bool {
         matches!(self, Self::Write | Self::Discard | Self::WriteZeroes | Self::Other(_))
     }
 }
 
-/// `struct ublksrv_io_desc`, as the driver has put it for one tag.
+/// `struct ublksrv_io_desc`, as written by the driver for one tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Description {
     pub wanted: Wanted,
-    /// Durable when it is answered.
+    /// Must be durable when it is answered.
     pub fua: bool,
-    /// A write of zeroes must keep its space.
+    /// A zeroing request must keep its space allocated.
     pub keeps_space: bool,
-    /// Its memory was to be registered, and could not be.
+    /// Its memory was to be registered, but could not be.
     pub is_unregistered: bool,
     pub sector: u64,
     pub sectors: u32,
 }
 
-/// Bytes of a [`Description`].
+/// Size of a [`Description`] in bytes.
 pub(crate) const DESCRIPTION_BYTES: usize = 24;
 
 const IO_F_FUA: u32 = 1 << 13;
@@ -248,7 +251,7 @@ const IO_F_NOUNMAP: u32 = 1 << 15;
 const IO_F_NEED_REG_BUF: u32 = 1 << 17;
 
 impl Description {
-    /// Of `op_flags`, `nr_sectors`, `start_sector`.
+    /// Decodes `op_flags`, `nr_sectors` and `start_sector`.
     pub(crate) const fn new(flags: u32, sectors: u32, sector: u64) -> Self {
         let wanted = match flags.to_ne_bytes()[if cfg!(target_endian = "little") { 0 } else { 3 }] {
             0 => Wanted::Read,
@@ -258,17 +261,18 @@ impl Description {
             5 => Wanted::WriteZeroes,
             other => Wanted::Other(other),
         };
-        // The header counts flags from bit 8 of the same word on.
+        // The header numbers the flags from bit 8 of the same word.
         let (fua, keeps_space) = (flags & IO_F_FUA != 0, flags & IO_F_NOUNMAP != 0);
         let is_unregistered = flags & IO_F_NEED_REG_BUF != 0;
         Self { wanted, fua, keeps_space, is_unregistered, sector, sectors }
     }
 }
 
-/// Descriptions of one queue lie so far apart in the mapping of the character device: as many as a queue can be deep, in whole pages.
+/// Distance between the descriptions of two queues in the mapping of the character device: enough
+/// for the maximum queue depth, in whole pages.
 pub(crate) const QUEUE_STRIDE: u64 = 4096 * DESCRIPTION_BYTES as u64;
 
-/// Where in the character device the data of a tag's request lies.
+/// The offset of a tag's request data in the character device.
 pub(crate) const fn data_offset(queue: u16, tag: u16) -> u64 {
     0x8000_0000 + ((queue as u64) << 41) + ((tag as u64) << 25)
 }

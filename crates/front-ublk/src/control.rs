@@ -1,4 +1,4 @@
-//! Commands to the driver, each with a limit of its own.
+//! Commands to the driver, each with a time limit.
 #![allow(
     unsafe_code,
     reason = "a command's entry carries the address of the memory that the driver reads or writes"
@@ -19,20 +19,22 @@ use std::time::{Duration, Instant};
 
 /// `/dev/ublk-control`.
 ///
-/// All its commands go by one ring. A ring that is closed interrupts the thread that had it a moment later, and when that is in the middle of
-/// another command Linux 6.18 now and then starts nobody to carry the command out (one of a dozen, seen in `bcached remove`).
+/// All its commands use one ring. When a ring is closed, its former thread is interrupted a moment
+/// later. If that thread is then in the middle of another command, Linux 6.18 sometimes never
+/// starts the command (one of a dozen, seen in `bcached remove`).
 pub(crate) struct Control {
     device: OwnedFd,
-    /// `None`: the last command did not end in time, and has its ring.
+    /// The ring, or `None` if the last command did not end in time and still has it.
     ring: RefCell<Option<Ring>>,
 }
 
-/// Where the driver is spoken to.
+/// The driver's control device.
 pub(crate) const CONTROL: &str = "/dev/ublk-control";
 
 type Ring = IoUring<Entry128, cqueue::Entry>;
 
-/// A command's ring, and the memory that it refers to. Nobody looks at the memory before the command has ended.
+/// A command's ring, and the memory that it refers to. The memory is not accessed before the
+/// command has ended.
 struct Call {
     ring: Ring,
     memory: Box<[u8]>,
@@ -45,10 +47,12 @@ impl Control {
         Ok(Self { device, ring: RefCell::default() })
     }
 
-    /// Has `command` done to a device, with a word of data. `memory` goes to the driver and comes back as it leaves it.
+    /// Runs `command` on a device, with a word of data. `memory` is passed to the driver and
+    /// returned as the driver leaves it.
     ///
     /// # Errors
-    /// What the driver says, or that it says nothing within `limit`: then it may still do it.
+    /// The driver's error, or `TIMEDOUT` if it does not answer within `limit`: then it may still
+    /// carry out the command.
     pub(crate) fn call(
         &self,
         command: Command,
@@ -62,7 +66,7 @@ impl Control {
         let mut call = Call { ring, memory: memory.into() };
         let mut head = [0; 80];
         head[0..4].copy_from_slice(&number.to_ne_bytes());
-        // Of no queue.
+        // For no particular queue.
         head[4..6].copy_from_slice(&u16::MAX.to_ne_bytes());
         let length = u16::try_from(call.memory.len()).map_err(|_| failed(Errno::INVAL))?;
         head[6..8].copy_from_slice(&length.to_ne_bytes());
@@ -70,14 +74,14 @@ impl Control {
         head[8..16].copy_from_slice(&address.to_ne_bytes());
         head[16..24].copy_from_slice(&data.to_ne_bytes());
         let entry = UringCmd80::new(Fd(self.device.as_raw_fd()), command.number()).cmd(head).build();
-        // SAFETY: the entry refers to `call.memory`, which is on the heap, and which is freed only after the command has ended: a call that
-        // does not end in time is leaked with its ring below.
+        // SAFETY: the entry refers to `call.memory`, which is on the heap and is freed only after
+        // the command has ended. A call that does not end in time is leaked with its ring below.
         unsafe { call.ring.submission().push(&entry) }.map_err(|_| failed(Errno::AGAIN))?;
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let time = Timespec::new().sec(left.as_secs()).nsec(left.subsec_nanos());
-            // An error is a wake-up: time over, or a signal.
+            // An error is a wake-up: a timeout or a signal.
             let _woken = call.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
             let ended = call.ring.completion().next().map(|entry| entry.result());
             if let Some(result) = ended {

@@ -1,4 +1,5 @@
-//! What the driver has put for each tag of a queue: memory of its own, mapped for reading.
+//! The descriptions that the driver writes for each tag of a queue: memory of the driver, mapped
+//! read-only.
 #![allow(unsafe_code, reason = "the driver's descriptions are shared memory")]
 
 use crate::abi::{DESCRIPTION_BYTES, Description, QUEUE_STRIDE};
@@ -15,16 +16,16 @@ pub(crate) struct Descriptors {
     depth: u16,
 }
 
-// SAFETY: it is memory that only the driver writes, and that is read with atomic loads.
+// SAFETY: only the driver writes this memory, and it is read with atomic loads.
 unsafe impl Send for Descriptors {}
 
 impl Descriptors {
-    /// Those of `queue`, which is `depth` deep.
+    /// Maps those of `queue`, whose depth is `depth`.
     pub(crate) fn map(device: impl AsFd, queue: u16, depth: u16) -> Result<Self, Errno> {
         let page = rustix::param::page_size();
         let bytes = (usize::from(depth) * DESCRIPTION_BYTES).next_multiple_of(page);
         let offset = u64::from(queue) * QUEUE_STRIDE.next_multiple_of(page as u64);
-        // SAFETY: the kernel chooses the place, so no memory of ours is replaced.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -39,12 +40,14 @@ impl Descriptors {
         Ok(Self { start, bytes, depth })
     }
 
-    /// What the request of `tag` is. Only meant between the end of the command that brought it and the next command of the tag; at any other
-    /// time it is anything.
+    /// Reads the description of the request of `tag`. It is valid only between the completion of
+    /// the command that delivered the request and the next command of the tag. At any other time
+    /// its content is arbitrary.
     pub(crate) fn read(&self, tag: u16) -> Description {
         assert!(tag < self.depth, "a queue has no such tag");
-        // SAFETY: `tag` is within the mapping, which begins at a page and lives as long as `self`; a description is aligned to 8 bytes, and
-        // loads of the sizes of its fields are atomic, so that the driver may write meanwhile.
+        // SAFETY: `tag` is within the mapping, which starts at a page boundary and lives as long as
+        // `self`. A description is aligned to 8 bytes, and loads of the sizes of its fields are
+        // atomic, so the driver may write concurrently.
         let (flags, sectors, sector) = unsafe {
             let description = self.start.as_ptr().add(usize::from(tag) * DESCRIPTION_BYTES);
             (
@@ -59,7 +62,7 @@ impl Descriptors {
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: it is the mapping that `map` has made, and nothing refers to it any more.
+        // SAFETY: this is the mapping made by `map`, and nothing refers to it any more.
         let _unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

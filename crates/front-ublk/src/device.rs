@@ -1,7 +1,8 @@
-//! One device of the kernel's, from its making, or its taking over from a dead server, to its end.
+//! One device of the kernel, from its creation, or the take-over from a dead server, to its end.
 //!
-//! Every call here may wait for the kernel, and the kernel for I/O on the device, which the queue serves on the engine's thread: so these
-//! are called on a thread of the device's own, and never on an engine's.
+//! Every call here may wait for the kernel, and the kernel for I/O on the device, which the queue
+//! serves on the engine's thread. So these functions run on a thread of the device's own, and never
+//! on an engine's.
 
 use crate::abi::{
     Command, DeviceInfo, F_AUTO_BUF_REG, F_CMD_IOCTL_ENCODE, F_QUIESCE, F_UPDATE_SIZE, F_USER_COPY,
@@ -23,35 +24,37 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Requests of a queue at once.
+/// Queue depth: requests in flight.
 const DEPTH: u16 = 128;
-/// Queues of a device at most: one for each processor up to that. All are served by one thread, so more would only spare the processors of
-/// clients that they wait for each other.
+/// Maximum number of queues of a device; there is one for each processor up to that. One thread
+/// serves all of them, so more would only reduce the contention between processors that submit
+/// requests.
 const QUEUES_MAX: usize = 4;
-/// Largest request: the block layer cuts what is larger.
+/// Largest request in bytes: the block layer splits larger ones.
 const IO_BYTES_MAX: u32 = 512 << 10;
 /// Largest discard, in sectors: 1 GiB.
 const DISCARD_SECTORS_MAX: u32 = 1 << 21;
-/// What the driver needs no I/O for.
+/// Time limit of commands that need no I/O.
 const QUICK: Duration = Duration::from_secs(5);
-/// What includes I/O on the device: looking for partitions, or waiting for the last requests.
+/// Time limit of commands that include I/O on the device: scanning for partitions, or waiting for
+/// the last requests.
 const WITH_IO: Duration = Duration::from_secs(60);
-/// A dead server's end is seen by the driver some moments after the process has gone.
+/// How long it may take the driver to notice the death of a server after the process has gone.
 const QUIESCE_MAX: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Where the driver lists character devices.
+/// Where the driver lists its character devices.
 const CLASS: &str = "/sys/class/ublk-char";
 
-/// What this machine's driver can do for us, found by asking.
+/// The features of this machine's driver, as reported by it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Features(u64);
 
 impl Features {
-    /// Asks the driver.
+    /// Queries the driver.
     ///
     /// # Errors
-    /// Why there is no ublk for us here.
+    /// Why ublk is not available here.
     pub fn probe() -> Result<Self, Unavailable> {
         let control = Control::open().map_err(|errno| match errno {
             Errno::NOENT | Errno::NODEV | Errno::NXIO => Unavailable::NoDriver,
@@ -62,7 +65,7 @@ impl Features {
             return Err(Unavailable::Unprivileged);
         }
         let features = Self::of(&control).map_err(|error| match error.why {
-            // A driver from before this command, or one that hides from us.
+            // A driver that predates this command, or denies it to us.
             Errno::PERM | Errno::ACCESS => Unavailable::NotPermitted,
             Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV => Unavailable::TooOld("tell its features"),
             _ => Unavailable::Other(error.to_string()),
@@ -81,20 +84,22 @@ impl Features {
         Ok(Self(u64::from_ne_bytes((*bytes).try_into().unwrap_or_default())))
     }
 
-    /// Those that devices of ours are made with: what they cannot do without, and of the rest what there is.
+    /// The features with which devices are created: all that are required, and of the optional ones
+    /// those available.
     const fn for_devices(self) -> u64 {
         let needed = F_USER_COPY | F_USER_RECOVERY | F_USER_RECOVERY_REISSUE | F_CMD_IOCTL_ENCODE;
         needed | self.0 & (F_UPDATE_SIZE | F_AUTO_BUF_REG)
     }
 
-    /// The driver may complete a command twice when a server's ring ends while a request is on its way (CVE-2025-37906), which brings the
-    /// kernel down. No feature tells of the mending, in Linux 6.15: so one of 6.16 does, and 6.15 counts as one that may.
+    /// Whether the driver may complete a command twice if a server's ring ends while a request is
+    /// in flight (CVE-2025-37906), which crashes the kernel. Linux 6.15 fixed that, but no feature
+    /// indicates the fix. So a feature of 6.16 is checked, and 6.15 counts as affected.
     #[must_use]
     pub const fn may_complete_twice(self) -> bool {
         !self.has(F_QUIESCE)
     }
 
-    /// The driver can be told that a device has another size (Linux 6.16).
+    /// Whether the driver can resize a device (Linux 6.16).
     #[must_use]
     pub const fn may_resize(self) -> bool {
         self.has(F_UPDATE_SIZE)
@@ -105,31 +110,32 @@ impl Features {
     }
 }
 
-/// A device that is served.
+/// A device that is being served.
 pub(crate) struct Device {
     control: Control,
     number: u32,
     features: u64,
     shared: Arc<Shared>,
-    /// Where its queues live.
+    /// The ring on which its queues live.
     guests: Guests,
-    /// It was another server's, and the kernel has not been heard to say that it is ours.
+    /// It was another server's, and the kernel has not yet confirmed that it is ours.
     is_recovering: bool,
 }
 
-/// What there is of a volume in the kernel already.
+/// What the kernel already has of a volume.
 enum Found {
     Nothing,
-    /// Its server is gone.
+    /// A device whose server is gone.
     Orphan(DeviceInfo),
-    /// It was never started, or has been stopped.
+    /// A device that was never started, or has been stopped.
     Remains(u32),
 }
 
 impl Device {
-    /// Gives `export` a device of the kernel, that of its dead server if there is one, whose requests on `guests`' ring end up at the
-    /// export's route. It has that `number` if one is said. The process `former`, if any, counts as dead. `on_end` is called when the ring is
-    /// done with the queues. It can be used when it has been [settled](Self::settle).
+    /// Provides `export` with a device, whose requests reach the export's route through `guests`'
+    /// ring. If there is a device of a dead server, it is taken over. A new device gets `number`,
+    /// if given. The process `former`, if any, counts as dead. `on_end` is called when the ring has
+    /// finished with the queues. The device can be used once it is [settled](Self::settle).
     pub(crate) fn bring(
         export: &Export,
         guests: &Guests,
@@ -146,7 +152,7 @@ impl Device {
         Self::make(control, (identity, number), export, guests, on_end)
     }
 
-    /// Takes what there is of a volume that nobody serves from the kernel: what waits there fails.
+    /// Removes the device of a volume that is no longer served. I/O that waits for it fails.
     pub(crate) fn remove_left(export: &Export) -> Result<(), DeviceError> {
         let control = open_control()?;
         let number = match find(&control, identity_of(export), None)? {
@@ -157,23 +163,23 @@ impl Device {
         take_away(&control, number)
     }
 
-    /// The driver has these features, the device perhaps fewer.
+    /// Makes the value. `driver` are the driver's features; the device may have fewer.
     fn of(control: Control, driver: Features, info: &DeviceInfo, guests: &Guests) -> Self {
         let (number, features) = (info.number, info.features);
         let shared = Arc::new(Shared::of(info.queues, driver.may_complete_twice()));
         Self { control, number, features, shared, guests: guests.clone(), is_recovering: false }
     }
 
-    /// All queues have a turn, and look at everything in it.
+    /// Gives all queues a turn, in which they check everything.
     fn ring(&self) {
         self.shared.ring();
         self.guests.bell().ring();
     }
 
-    /// The volume is served by the engine of that ring now.
+    /// Notes that the volume is now served by the engine of that ring.
     pub(crate) fn is_served_by(&self, guests: &Guests) {
         self.shared.is_abroad.store(!self.guests.is_same(guests), Ordering::Release);
-        // Who waits for memory that is abroad looks for it.
+        // Tags that wait for memory lent to another ring check for it.
         self.ring();
     }
 
@@ -205,7 +211,7 @@ impl Device {
         match started {
             Ok(()) => Ok(device),
             Err(error) => {
-                // Nothing of it stays behind.
+                // Leave nothing of it behind.
                 let _is_gone = device.remove();
                 Err(error)
             }
@@ -227,32 +233,34 @@ impl Device {
         Ok(device)
     }
 
-    /// It can be used.
+    /// Whether the device can be used.
     pub(crate) const fn is_settled(&self) -> bool {
         !self.is_recovering
     }
 
-    /// Has requests come to the queues, of a device that was another server's, and does nothing for others. Its queues are on the ring: whoever
-    /// gets an error keeps the device and comes back, and does not bring it once more.
+    /// Lets requests reach the queues of a device that was taken over; does nothing for other
+    /// devices. Its queues are already on the ring. So after an error the caller keeps the device
+    /// and calls again, rather than bringing it once more.
     pub(crate) fn settle(&mut self, export: &Export) -> Result<(), DeviceError> {
         if self.is_settled() {
             return Ok(());
         }
-        // A command that was not heard of in time may have been carried out since.
+        // A command that timed out may have been carried out since.
         let info = info_of(&self.control, self.number)?;
         let is_ours = info.state() == State::Live && u64::try_from(info.process).ok() == Some(own_process());
         if !is_ours {
             self.command(Command::EndUserRecovery, (&[], own_process()), WITH_IO)?;
         }
         self.is_recovering = false;
-        // It may have grown since. What the kernel cannot be told is seen when the device is made anew.
+        // The volume may have grown in the meantime. If the kernel cannot resize the device, the
+        // new size appears when the device is next created.
         if let Err(error) = self.resize(export.sectors) {
             tracing::warn!(event = "ublk-not-resized", "{}: {error}", self.path().display());
         }
         Ok(())
     }
 
-    /// From now on a queue is waited for.
+    /// Starts recovery: from then on the driver waits for queues.
     fn begin_recovery(&self) -> Result<(), DeviceError> {
         let deadline = Instant::now() + QUIESCE_MAX;
         loop {
@@ -260,7 +268,8 @@ impl Device {
                 matches!(info_of(&self.control, self.number)?.state(), State::Quiesced | State::FailIo);
             let Err(error) = self.command(Command::StartUserRecovery, (&[], 0), QUICK) else { return Ok(()) };
             match &error {
-                // Somebody has begun that and then ended, or could not go on: the driver does not begin it twice.
+                // A recovery was started and its server ended, or could not complete it: the driver
+                // does not start it twice.
                 DeviceError::Control(ControlError { why: Errno::INVAL, .. }) if waits => return Ok(()),
                 DeviceError::Control(ControlError { why: Errno::BUSY | Errno::INVAL, .. })
                     if Instant::now() < deadline => {}
@@ -270,7 +279,7 @@ impl Device {
         }
     }
 
-    /// Puts the queues on the ring, all or none; their commands are with the kernel soon after.
+    /// Puts the queues on the ring, all or none. Their commands reach the kernel soon after.
     fn host(
         &self,
         info: &DeviceInfo,
@@ -299,7 +308,7 @@ impl Device {
             Queue::new(place, Arc::clone(&on_end)).map_err(unusable)
         };
         let queues = (0..info.queues).map(queue).collect::<Result<Vec<_>, _>>()?;
-        // A ring that takes no more drops those that it has taken, too.
+        // A ring that accepts no more also drops those that it has accepted.
         queues.into_iter().try_for_each(|queue| self.guests.host(Box::new(queue)))?;
         Ok(())
     }
@@ -309,12 +318,12 @@ impl Device {
         block_device(self.number)
     }
 
-    /// How its data comes and goes, now that it has been started.
+    /// How its data is transferred. Valid once the device is started.
     pub(crate) fn transfer(&self) -> Transfer {
         if self.shared.lends.load(Ordering::Acquire) { Transfer::ZeroCopy } else { Transfer::UserCopy }
     }
 
-    /// The volume has another size now. False: this kernel cannot be told.
+    /// Resizes the device. Returns false if this kernel cannot do that.
     pub(crate) fn resize(&self, sectors: u64) -> Result<bool, DeviceError> {
         if self.features & F_UPDATE_SIZE == 0 {
             return Ok(false);
@@ -323,10 +332,10 @@ impl Device {
         Ok(true)
     }
 
-    /// Takes the device from the kernel: what it has not answered fails.
+    /// Removes the device from the kernel. Unanswered requests fail.
     pub(crate) fn remove(&self) -> Result<(), DeviceError> {
         self.shared.is_going.store(true, Ordering::Release);
-        // What its engine has given up is answered now: the stop waits for that.
+        // Requests that the engine has given up are answered now, because the stop waits for them.
         self.ring();
         take_away(&self.control, self.number)
     }
@@ -342,7 +351,7 @@ pub(crate) fn block_device(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{number}"))
 }
 
-/// Takes a device from the kernel: what waits there fails.
+/// Removes a device from the kernel. I/O that waits for it fails.
 pub(crate) fn take_away(control: &Control, number: u32) -> Result<(), DeviceError> {
     for command in [Command::StopDev, Command::DelDev] {
         control.call(command, number, (&[], 0), WITH_IO)?;
@@ -358,33 +367,34 @@ pub(crate) fn open_control() -> Result<Control, DeviceError> {
     })?)
 }
 
-/// Eight bytes of the volume's UUID: the word that the driver keeps for a server. A device without our mark is somebody else's.
+/// Eight bytes derived from the volume's UUID: the word that the driver keeps for a server. A
+/// device without our mark belongs to another program.
 fn identity_of(export: &Export) -> u64 {
     let (first, last) = export.uuid.0.split_at(8);
     let word = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().unwrap_or_default());
     (word(first) ^ word(last)) & !0xffff | MARK
 }
 
-/// In the lowest 16 bits of the word that the driver keeps for us.
+/// The mark in the lowest 16 bits of the word that the driver keeps for us.
 pub(crate) const MARK: u64 = 0xbcac;
 
 fn own_process() -> u64 {
     u64::from(std::process::id())
 }
 
-/// The numbers of all devices.
+/// The numbers of all ublk devices.
 pub(crate) fn listed() -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir(CLASS) else { return Vec::new() };
     let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
     entries.flatten().filter_map(|entry| number(entry.file_name().to_str()?)).collect()
 }
 
-/// Looks for a device of that identity.
+/// Looks for the device with that identity.
 fn find(control: &Control, identity: u64, former: Option<u32>) -> Result<Found, DeviceError> {
     for number in listed() {
         let info = match info_of(control, number) {
             Ok(info) => info,
-            // It went in between, or is not for us to see.
+            // It was removed in the meantime, or we may not see it.
             Err(ControlError { why: Errno::NODEV | Errno::INVAL | Errno::ACCESS | Errno::PERM, .. }) => {
                 continue;
             }
@@ -399,19 +409,21 @@ fn find(control: &Control, identity: u64, former: Option<u32>) -> Result<Found, 
             State::Live if is_alive(info.process) && u32::try_from(info.process).ok() != former => {
                 Err(DeviceError::ServedByOther { number, process: info.process })
             }
-            // The driver has not noticed yet.
+            // The driver has not noticed the server's death yet.
             State::Live => Ok(Found::Orphan(info)),
         };
     }
     Ok(Found::Nothing)
 }
 
-/// Our own counts as dead: what of it was served by this process is not any more, or nobody would look for it.
+/// Whether a process is alive. This process itself counts as dead: it no longer serves the device,
+/// or it would not look for it.
 pub(crate) fn is_alive(process: i32) -> bool {
     u32::try_from(process) != Ok(std::process::id()) && Path::new(&format!("/proc/{process}")).exists()
 }
 
-/// Queues of a new device: one where each further one would leave the driver more time for its fault.
+/// Number of queues of a new device. Only one on a driver with the double-completion fault, since
+/// each further one would widen the window for it.
 fn queues(driver: Features) -> u16 {
     if driver.may_complete_twice() {
         return 1;
@@ -443,7 +455,7 @@ fn params_of(export: &Export) -> Result<Params, DeviceError> {
     })
 }
 
-/// Opens what udev, or the kernel's own file system of devices, may be about to make, or to give to us.
+/// Opens a device file that udev or devtmpfs may be about to create, or to grant us access to.
 fn open_when_there(path: &Path) -> Result<File, Errno> {
     let deadline = Instant::now() + QUICK;
     loop {

@@ -1,4 +1,4 @@
-//! What can go wrong outside of requests, in one sentence each.
+//! Errors outside of requests, in one sentence each.
 
 use crate::abi::Command;
 use crate::control::CONTROL;
@@ -6,17 +6,18 @@ use rustix::io::Errno;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Why this machine has no ublk for us.
+/// Why ublk is not available on this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum Unavailable {
     /// The driver is not loaded, or the kernel has none.
     #[error("{CONTROL} does not exist: load the module (modprobe ublk_drv; Linux 6.5 and newer)")]
     NoDriver,
-    /// It is there, and not for us.
+    /// The control device exists, but may not be opened.
     #[error("{CONTROL} may not be opened: root is needed")]
     NotPermitted,
-    /// It may be opened, but what the kernel would make for us is not what a volume is promised.
+    /// The control device may be opened, but the devices that the kernel would create do not fulfil
+    /// what a volume is promised.
     #[error(
         "without CAP_SYS_ADMIN a device fails when the daemon dies, and a request that takes 30 s has the daemon killed: none is made"
     )]
@@ -24,13 +25,14 @@ pub enum Unavailable {
     /// The driver is too old.
     #[error("the kernel's ublk cannot do {0} (Linux 6.5 can)")]
     TooOld(&'static str),
-    /// Anything else.
+    /// Any other error.
     #[error("{CONTROL} does not answer as it should: {0}")]
     Other(String),
 }
 
 impl Unavailable {
-    /// What brings it, or what to use instead, if it is the user that lacks something and not the machine.
+    /// What to do about it, or what to use instead, if the user and not the machine lacks
+    /// something.
     #[must_use]
     pub const fn mends(&self) -> Option<&'static str> {
         match self {
@@ -47,11 +49,12 @@ impl Unavailable {
 pub struct ControlError {
     pub(crate) command: Command,
     pub(crate) number: u32,
-    /// Its answer.
+    /// The driver's error.
     pub why: Errno,
 }
 
-/// Up to some kernels of 2025 the limit is of all devices, and answers like a missing privilege; since then it is of those of ordinary users.
+/// Up to some kernels of 2025 the limit applies to all devices, and its error looks like a missing
+/// privilege. In later ones it applies to devices of ordinary users.
 const NONE_LEFT: &str = "the kernel has no more ublk devices to give: `bcached remove` those that nobody serves any more, or load the module with more \
                          (modprobe ublk_drv ublks_max=256)";
 
@@ -62,7 +65,7 @@ impl std::fmt::Display for ControlError {
         let (does, number) = (self.command.does(), self.number);
         match self.why {
             Errno::TIMEDOUT => write!(formatter, "the kernel took too long to {does}"),
-            // Who lacks a privilege does not come so far.
+            // Without the privilege, the code does not reach this point.
             Errno::ACCESS if self.command == Command::AddDev => formatter.write_str(NONE_LEFT),
             Errno::NOSPC if number == u32::MAX => formatter.write_str(NONE_LEFT),
             Errno::EXIST => write!(formatter, "there is a ublk device {number} already"),
@@ -76,7 +79,7 @@ impl std::fmt::Display for ControlError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The driver has refused something.
+    /// The driver refused a command.
     #[error(transparent)]
     Control(#[from] ControlError),
     /// The character device could not be used.
@@ -84,10 +87,10 @@ pub enum DeviceError {
     Character {
         /// Its path.
         path: String,
-        /// Why.
+        /// The reason.
         why: std::io::Error,
     },
-    /// The character device is not ours to open.
+    /// We may not open the character device.
     #[error(
         "{path} may not be opened, and nobody has given it to this user within {} s: CAP_DAC_OVERRIDE is needed, or a udev rule that does",
         .patience.as_secs()
@@ -95,13 +98,13 @@ pub enum DeviceError {
     NotGiven {
         /// Its path.
         path: String,
-        /// How long that was waited for.
+        /// How long we waited for access.
         patience: Duration,
     },
     /// The engine's ring takes no queues.
     #[error(transparent)]
     NoRing(#[from] bcached_uring::ring_client::NoRing),
-    /// Somebody else serves it.
+    /// Another process serves it.
     #[error("/dev/ublkb{number} is this volume's, and process {process} serves it")]
     ServedByOther {
         /// The device.
@@ -109,7 +112,7 @@ pub enum DeviceError {
         /// Its server.
         process: i32,
     },
-    /// The volume has blocks that no block device can have.
+    /// The volume's block size is invalid for a block device.
     #[error("the block of {0} bytes is none that a block device can have")]
     Block(u64),
 }
@@ -118,7 +121,8 @@ pub enum DeviceError {
 mod tests {
     use super::*;
 
-    /// `ublks_max` of older kernels, minor numbers of all: both are an end of what there is, however the kernel calls it.
+    /// With no device left, the message says what to do, whichever error the kernel returns: that
+    /// of the `ublks_max` limit of older kernels, or that for running out of minor numbers.
     #[test]
     fn a_kernel_without_another_device_says_what_to_do() {
         for why in [Errno::ACCESS, Errno::NOSPC] {

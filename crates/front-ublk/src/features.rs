@@ -1,8 +1,8 @@
-//! What the driver can do, in words.
+//! The driver's features, in words.
 
 use crate::device::Features;
 
-/// Features (`UBLK_F_..`) that people ask about, used here or not.
+/// Features (`UBLK_F_..`) that people ask about, whether used here or not.
 const NAMES: [(u64, &str); 8] = [
     (1 << 7, "user copy"),
     (1 << 4, "recovery"),
@@ -15,7 +15,7 @@ const NAMES: [(u64, &str); 8] = [
 ];
 
 impl Features {
-    /// What it can do, of what has a name here.
+    /// The names of the driver's features, of those named here.
     #[must_use]
     pub fn names(self) -> Vec<&'static str> {
         NAMES.into_iter().filter(|(feature, _)| self.has(*feature)).map(|(_, name)| name).collect()

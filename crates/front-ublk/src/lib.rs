@@ -1,21 +1,26 @@
-//! Volumes as block devices of the kernel, `/dev/ublkbN`, by its ublk driver.
+//! Presents volumes as block devices of the kernel, `/dev/ublkbN`, through its ublk driver.
 //!
-//! | file | what |
+//! | file | content |
 //! |---|---|
-//! | `abi` | the driver's numbers and layouts |
-//! | `control` | commands to the driver, each with a limit |
-//! | `descriptors` | what the driver has put for each request |
-//! | `features` | what the driver can do, in words |
+//! | `abi` | the driver's constants and layouts |
+//! | `control` | commands to the driver, each with a time limit |
+//! | `descriptors` | the driver's description of each request |
+//! | `features` | the driver's features, in words |
 //! | `queue` | requests and answers, on the ring of the volume's engine |
+//! | `pages` | the memory of requests |
 //! | `privilege` | whether the kernel makes devices for us that outlive their server |
-//! | `device` | one device, from its making or taking over to its end |
-//! | `server` | the devices of all volumes, a thread for each |
+//! | `device` | one device, from its creation or take-over to its end |
+//! | `table` | the devices of a server and their states |
+//! | `server` | the devices of all volumes, with a thread for each |
+//! | `orphan` | devices of ours that are not being served |
 //!
-//! **Recovery.** A device outlives its server: when the process dies, I/O on it waits, and the next process takes it over, found by
-//! the volume's UUID, of which the driver keeps a word. Requests that the dead one had are given to the next one again. The same
+//! **Recovery.** A device outlives its server. When the process dies, I/O on the device waits until
+//! the next process takes it over. That process finds it by the volume's UUID, of which the driver
+//! keeps a word. In-flight requests of the dead server are reissued to the next one. The same
 //! happens within one process when an engine ends whose ring had the queue.
 //!
-//! `unsafe` is in two files: `control.rs` (the memory of commands), `descriptors.rs` (the driver's mapping).
+//! `unsafe` is in two files: `control.rs` (the memory of commands), `descriptors.rs` (the driver's
+//! mapping).
 
 mod abi;
 mod control;

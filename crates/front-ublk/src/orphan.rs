@@ -1,5 +1,6 @@
-//! Devices of ours in the kernel that nobody serves: of a daemon that has died, or has left them for the next one. What is asked of them waits
-//! until somebody serves their volume again, or takes them away.
+//! Devices of ours in the kernel that are not being served: left by a daemon that has died, or that
+//! has handed them over to the next one. I/O on them waits until their volume is served again, or
+//! they are removed.
 
 use crate::abi::State;
 use crate::control::Control;
@@ -8,26 +9,26 @@ use crate::error::{ControlError, DeviceError};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
-/// One of them.
+/// A device of ours that is not being served.
 pub struct Orphan {
     number: u32,
     control: Control,
 }
 
 impl Orphan {
-    /// All that there are.
+    /// Returns all such devices.
     ///
     /// # Errors
-    /// The driver could not be asked.
+    /// The driver could not be queried.
     pub fn all() -> Result<Vec<Self>, DeviceError> {
         listed().into_iter().filter_map(|number| Self::of(number).transpose()).collect()
     }
 
-    /// The one whose block or character device, or a link to that, is at `path`; `None`: there is none there, it is not of ours, or somebody
-    /// serves it.
+    /// Returns the one whose block or character device, or a link to it, is at `path`. Returns
+    /// `None` if there is no device, it is not ours, or it is being served.
     ///
     /// # Errors
-    /// The driver could not be asked.
+    /// The driver could not be queried.
     pub fn at(path: &Path) -> Result<Option<Self>, DeviceError> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let name = path.strip_prefix("/dev").ok().and_then(Path::to_str);
@@ -56,16 +57,18 @@ impl Orphan {
         block_device(self.number)
     }
 
-    /// Takes it from the kernel: what waits there fails, and what its users have not written yet is lost.
+    /// Removes it from the kernel. I/O that waits for it fails, and data that its users have not
+    /// written yet is lost.
     ///
     /// # Errors
-    /// The driver's refusal; that it takes too long.
+    /// The driver refuses, or takes too long.
     pub fn remove(self) -> Result<(), DeviceError> {
         take_away(&self.control, self.number)
     }
 }
 
-/// Whether the block device of this name (`ublkb3`) is a volume of bcached's, served or not. One of which the driver says nothing may be one.
+/// Whether the block device of this name (`ublkb3`) is a volume of bcached, served or not. Returns
+/// true if the driver gives no information about it, since it may be one.
 #[must_use]
 pub fn is_volume(name: &str) -> bool {
     let Some(number) = name.strip_prefix("ublkb").and_then(|digits| digits.parse().ok()) else {

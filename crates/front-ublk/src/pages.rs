@@ -1,5 +1,6 @@
-//! The memory of requests: pages of whoever asked. The kernel copies out of them and into them when the character device is read and written,
-//! and later ones register them with the ring as well, so that devices read and write them where they are.
+//! The memory of requests: pages of the process that submitted them. The kernel copies from and to
+//! them when the character device is read and written. Newer kernels also register them with the
+//! ring, so that devices access them directly.
 
 use crate::abi::data_offset;
 use bcached_port::{Buffer, Lender, Lent, Slot};
@@ -8,14 +9,14 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The memory of one tag's requests, one after the other.
+/// The memory of the requests of one tag, one after another.
 #[derive(Debug)]
 struct Pages {
     device: Arc<File>,
-    /// Where in the character device it begins.
+    /// Its offset in the character device.
     offset: u64,
     slot: Slot,
-    /// It has been asked for something that it did not do.
+    /// Whether an access to it has failed.
     has_failed: AtomicBool,
 }
 
@@ -42,12 +43,12 @@ impl Lender for Pages {
     }
 }
 
-/// That of all tags of a queue which the kernel registers by itself.
+/// The memory of all tags of a queue that the kernel registers automatically.
 #[derive(Default)]
 pub(crate) struct Lenders(Vec<Arc<Pages>>);
 
 impl Lenders {
-    /// Of `depth` tags, registered from slot `first` on.
+    /// Makes lenders for `depth` tags, registered from slot `first` on.
     pub(crate) fn new(device: &Arc<File>, (queue, depth): (u16, u16), first: Slot) -> Self {
         let pages = |tag| {
             let (device, offset) = (Arc::clone(device), data_offset(queue, tag));
@@ -57,24 +58,24 @@ impl Lenders {
         Self((0..depth).map(pages).collect())
     }
 
-    /// Where the kernel is to register the memory of the tag's next request, if anywhere.
+    /// The slot in which the kernel is to register the memory of the tag's next request, if any.
     pub(crate) fn slot(&self, tag: u16) -> Option<u16> {
         self.0.get(usize::from(tag)).map(|pages| pages.slot.number)
     }
 
-    /// The memory of the tag's request, `bytes` long; `None`: it is not registered.
+    /// Returns the memory of the tag's request, `bytes` long, or `None` if it is not registered.
     pub(crate) fn lend(&self, tag: u16, bytes: usize) -> Option<Buffer> {
         let pages = Arc::clone(self.0.get(usize::from(tag))?);
         Some(Lent::new(pages, bytes).into())
     }
 
-    /// Whether nobody has anything of the tag's memory any more: until then its request is not answered, or what is still on its way
-    /// would go to the next one's.
+    /// Whether all of the tag's memory has been returned. Until then its request is not answered,
+    /// or accesses still in flight would go to the next request's memory.
     pub(crate) fn is_back(&self, tag: u16) -> bool {
         self.0.get(usize::from(tag)).is_none_or(|pages| Arc::strong_count(pages) == 1)
     }
 
-    /// Whether something could not be done with the tag's memory; asked once a request, at its end.
+    /// Whether an access to the tag's memory has failed. Checked once for each request, at its end.
     pub(crate) fn has_failed(&self, tag: u16) -> bool {
         self.0.get(usize::from(tag)).is_some_and(|pages| pages.has_failed.swap(false, Ordering::AcqRel))
     }
@@ -95,7 +96,7 @@ mod tests {
         drop(buffer);
         assert!(lenders.is_back(0) && !lenders.is_back(1));
         let payload = first.freeze();
-        // A file that is empty has no such bytes.
+        // The file is empty, so reading these bytes fails.
         assert!(payload.stable().is_err());
         drop(payload);
         assert!(

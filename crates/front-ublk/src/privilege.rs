@@ -1,17 +1,20 @@
-//! Whether the kernel makes devices for us that outlive their server, which it does for who has `CAP_SYS_ADMIN` in the machine's own user
-//! namespace. For others it makes some that do not, and in which nothing of ours is proven
-//! (docs/decisions/0021-no-devices-without-privileges.md), so they count as none.
+//! Whether the kernel makes devices for us that outlive their server. It does so for a process with
+//! `CAP_SYS_ADMIN` in the initial user namespace. For others it makes devices that do not, and that
+//! are not tested with this code (docs/decisions/0021-no-devices-without-privileges.md), so these
+//! count as unavailable.
 
 use rustix::thread::{CapabilitySet, capabilities};
 
-/// Asked of the process and not of the driver: that tells only who has it make a device.
+/// Checks the process rather than the driver, because the driver reports this only when a device is
+/// made.
 pub(crate) fn is_privileged() -> bool {
     let has = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     has && is_machines_own(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
 }
 
-/// Whether a map of users is that of the machine's own namespace, in which each is himself. The root of another one has all capabilities, and
-/// none that counts here. Without a map, where nobody has mounted `/proc`, nothing speaks against it.
+/// Whether a uid map is that of the initial user namespace, the identity map. Root of another
+/// namespace has all capabilities, but none that counts here. An empty map means that `/proc` is
+/// not mounted, and counts as the initial namespace.
 fn is_machines_own(map: &str) -> bool {
     map.is_empty() || map.split_whitespace().eq(["0", "0", "4294967295"])
 }

@@ -6,16 +6,19 @@
 //!   answer  ◄── COMMIT_AND_FETCH    ◄── data written           ◄──port── reply
 //! ```
 //!
-//! Each tag is in one place at a time: with the kernel, waiting for room in the port, with the engine, or waiting to be committed. It is
-//! answered once. A request that the engine could not finish because it is going away is answered only if the device goes as well;
-//! otherwise it is left to whoever serves the device next, to whom the kernel gives it again.
+//! Each tag is in one place at a time: with the kernel, waiting for room in the port, with the
+//! engine, or waiting to be committed. It is answered once. A request that the engine could not
+//! finish because the engine is going away is answered only if the device is removed, too.
+//! Otherwise it is left to the device's next server, to which the kernel reissues it.
 //!
-//! The data of all of them together has a bound, [`BYTES_MAX`]: a request for which there is no room is not looked at before others are done,
-//! and stays where it is, with the kernel's pages.
+//! The data of all of them together is limited by [`BYTES_MAX`]. A request for which there is no
+//! room is not read before others are done, and its data stays in the kernel's pages.
 //!
-//! Data lies in pages of whoever asked, which only the kernel can reach. Where it registers them with the ring they are lent to the engine
-//! ([`crate::pages`]) and devices read and write them; else, and where the engine needs the bytes, it copies as the character device is read
-//! and written. A request whose pages are lent is answered when the engine has nothing of them any more.
+//! Data is in pages of the submitting process, which only the kernel can access. If the kernel
+//! registers them with the ring, they are lent to the engine ([`crate::pages`]), and devices access
+//! them directly. Otherwise, and where the engine needs the bytes, reads and writes of the
+//! character device copy them. A request whose pages are lent is answered once the engine has
+//! returned all of them.
 
 use crate::abi::{Description, Wanted, data_offset};
 use crate::descriptors::Descriptors;
@@ -33,29 +36,32 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Data of requests that the queues of a device have in memory at most, in bytes; each has an equal part of it, and one request alone may
-/// be larger than that.
+/// The most request data that the queues of a device hold in memory, in bytes. Each has an equal
+/// part of it. A single request may be larger than that.
 pub const BYTES_MAX: usize = 8 << 20;
 
-/// Memory that they keep for later requests, in bytes: for as many of 4 KiB as a queue has tags, or some large ones.
+/// The memory that they keep for later requests, in bytes: enough for a request of 4 KiB for each
+/// tag of a queue, or for some large ones.
 const STOCK_BYTES: usize = 2 << 20;
 
-/// What the queues and the thread of their device share.
+/// The state shared by the queues and the thread of their device.
 pub(crate) struct Shared {
-    /// The device is going for good: what the engine does not finish fails.
+    /// The device is being removed permanently: requests that the engine does not finish fail.
     pub is_going: AtomicBool,
     /// The memory of requests is lent to the engine.
     pub lends: AtomicBool,
-    /// The volume is served by the engine of another ring, which cannot use memory that is registered with this one.
+    /// The volume is served by the engine of another ring, which cannot use memory registered with
+    /// this one.
     pub is_abroad: AtomicBool,
-    /// The ring must not end while a request is on its way: see [`Features::may_complete_twice`](crate::Features::may_complete_twice).
+    /// The ring must not end while a request is in flight: see
+    /// [`Features::may_complete_twice`](crate::Features::may_complete_twice).
     pub ends_at_rest: bool,
-    /// Of each queue: a reply has come since its last turn, or there is room again.
+    /// For each queue: a reply has arrived since its last turn, or there is room again.
     rung: Box<[AtomicBool]>,
 }
 
 impl Shared {
-    /// Of so many queues.
+    /// For so many queues.
     pub(crate) fn of(queues: u16, ends_at_rest: bool) -> Self {
         let rung = (0..queues).map(|_| AtomicBool::new(false)).collect();
         Self {
@@ -67,7 +73,7 @@ impl Shared {
         }
     }
 
-    /// All queues look at everything in their next turn.
+    /// Makes all queues check everything in their next turn.
     pub(crate) fn ring(&self) {
         self.rung.iter().for_each(|rung| rung.store(true, Ordering::Release));
     }
@@ -76,17 +82,17 @@ impl Shared {
         &self.rung[usize::from(queue)]
     }
 
-    /// A queue's part of what the device may have.
+    /// A queue's part of a total for the device.
     fn part(&self, bytes: usize) -> usize {
         bytes / self.rung.len()
     }
 }
 
-/// Calls what it has when it is dropped: with the last of those that share it.
+/// Runs its closure when it is dropped, that is, with the last queue that shares it.
 pub(crate) struct OnEnd(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl OnEnd {
-    /// That is called on the ring's thread, so it must not wait.
+    /// The closure runs on the ring's thread, so it must not wait.
     pub(crate) fn new(call: impl FnOnce() + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self(Some(Box::new(call))))
     }
@@ -100,7 +106,7 @@ impl Drop for OnEnd {
     }
 }
 
-/// See the file's head.
+/// See the file's documentation.
 pub(crate) struct Queue {
     number: u16,
     depth: u16,
@@ -109,63 +115,65 @@ pub(crate) struct Queue {
     route: Route,
     requests: Requests<Asked>,
     replies: Replies<Asked>,
-    /// Tags that are to go to the kernel, with how their requests have ended: none yet, of those that fetch.
+    /// Tags to be passed to the kernel, with the results of their requests, or none for a tag that
+    /// only fetches.
     to_push: VecDeque<(u16, Option<i32>)>,
-    /// Tags whose requests have not been looked at, for want of memory.
+    /// Tags whose requests have not been read yet, for lack of memory.
     unread: VecDeque<u16>,
     /// Bytes of data that are in memory.
     held: usize,
-    /// Memory of requests that have been answered, for the next ones.
+    /// Buffers of completed requests, kept for reuse.
     stock: Stock,
     /// Requests for which the port had no room.
     waiting: VecDeque<(Asked, Operation)>,
     /// Tags whose requests the engine has given up.
     given_up: Vec<u16>,
-    /// Whether the device was made so that memory is registered.
+    /// Whether the device was created with memory registration.
     registers: bool,
-    /// Nothing is to be changed, whatever the kernel lets through.
+    /// Changes are refused, whatever the kernel lets through.
     read_only: bool,
-    /// Memory that the kernel registers; of no tag if there was no room for that.
+    /// The memory that the kernel registers; for no tags if there was no room for registration.
     lenders: Lenders,
-    /// Tags whose requests have ended so, and of whose memory somebody still has some.
+    /// Tags whose requests have ended with this result, but whose memory is not completely
+    /// returned.
     lingering: Vec<(u16, i32)>,
     in_kernel: usize,
-    /// The kernel has told a tag that the device is going.
+    /// The kernel has told a tag that the device is being removed.
     is_aborted: bool,
     shared: Arc<Shared>,
-    /// Goes with the last queue.
+    /// Dropped with the last queue.
     _on_end: Arc<OnEnd>,
 }
 
 /// A request that the engine has.
 struct Asked {
     tag: u16,
-    /// What the kernel hears of its success: bytes, or 0.
+    /// The result for the kernel on success: bytes, or 0.
     bytes: i32,
-    /// Data of it in memory.
+    /// Bytes of its data in memory.
     held: usize,
     is_read: bool,
-    /// What is written, to use its memory again.
+    /// The data written, whose memory is reused.
     written: Option<Payload>,
 }
 
-/// Where a queue is and whom it serves.
+/// The location of a queue and the volume it serves.
 pub(crate) struct Place {
     pub device: Arc<File>,
     pub number: u16,
     pub depth: u16,
-    /// The device was made so that the memory of requests is registered with the ring.
+    /// The device was created so that the memory of requests is registered with the ring.
     pub registers: bool,
-    /// Nothing is to be changed: a device that was made when it might be does not know that.
+    /// Changes are refused. A device that was created when changes were allowed does not know that.
     pub read_only: bool,
     pub route: Route,
-    /// Gives it a turn.
+    /// Gives the queue a turn.
     pub turn: bcached_uring::Bell,
     pub shared: Arc<Shared>,
 }
 
 impl Queue {
-    /// `on_end` is dropped when the ring is done with it, or dies.
+    /// `on_end` is dropped when the ring has finished with the queue, or dies.
     pub(crate) fn new(place: Place, on_end: Arc<OnEnd>) -> Result<Self, Errno> {
         let Place { device, number, depth, registers, read_only, route, turn, shared } = place;
         let descriptors = Descriptors::map(&device, number, depth)?;
@@ -201,13 +209,13 @@ impl Queue {
         })
     }
 
-    /// Begins what the kernel has put for `tag`, in its turn.
+    /// Starts the request that the kernel has written for `tag`, when its turn comes.
     fn begin(&mut self, tag: u16) {
         self.unread.push_back(tag);
         self.begin_unread();
     }
 
-    /// Begins what there is memory for.
+    /// Starts the requests for which there is memory.
     fn begin_unread(&mut self) {
         while let Some(tag) = self.unread.front().copied() {
             let described = self.descriptors.read(tag);
@@ -220,7 +228,7 @@ impl Queue {
         }
     }
 
-    /// Makes an operation of what was read, or answers.
+    /// Turns the request into an operation and submits it, or answers it with an error.
     fn begin_read(&mut self, tag: u16, described: Description, held: usize) {
         match self.operation(tag, described, held) {
             Ok(operation) => {
@@ -252,7 +260,7 @@ impl Queue {
             (Wanted::Write, Some(buffer)) => Operation::Write { sector, payload: buffer.freeze(), fua },
             (Wanted::Write, None) => {
                 let mut buffer = self.stock.take(bytes);
-                // Out of the request's pages.
+                // Copies from the request's pages.
                 self.device
                     .read_exact_at(buffer.as_mut_slice(), self.data_offset(tag))
                     .map_err(|e| errno_of(&e))?;
@@ -267,12 +275,12 @@ impl Queue {
         })
     }
 
-    /// Where the data of a tag's request lies in the character device.
+    /// The offset of a tag's request data in the character device.
     const fn data_offset(&self, tag: u16) -> u64 {
         data_offset(self.number, tag)
     }
 
-    /// Hands a request over, behind those that wait for room.
+    /// Submits a request, after those that wait for room.
     fn ask(&mut self, asked: Asked, operation: Operation) {
         let is_next = self.waiting.is_empty();
         self.waiting.push_back((asked, operation));
@@ -281,7 +289,7 @@ impl Queue {
         }
     }
 
-    /// Hands over those that wait, as far as there is room.
+    /// Submits the waiting requests, as far as there is room.
     fn ask_waiting(&mut self) {
         while let Some((asked, operation)) = self.waiting.pop_front() {
             if let Err(full) = self.requests.try_submit_by(asked, &self.route, operation) {
@@ -290,13 +298,13 @@ impl Queue {
         }
     }
 
-    /// Answers the kernel what the engine has answered.
+    /// Passes the engine's reply to the kernel.
     fn answer(&mut self, asked: Asked, reply: Reply) {
         let Asked { tag, bytes, held, is_read, written } = asked;
         self.held -= held;
         let result = match (reply.result, &reply.buffer) {
             (Ok(()), Some(buffer)) if is_read && buffer.lent().is_none() => {
-                // Into the request's pages.
+                // Copies into the request's pages.
                 let given = self.device.write_all_at(buffer.as_slice(), self.data_offset(tag));
                 Some(given.map_or_else(|error| -errno_of(&error).raw_os_error(), |()| bytes))
             }
@@ -313,7 +321,7 @@ impl Queue {
         }
     }
 
-    /// Answers a request when nobody has its memory any more: at once, as a rule.
+    /// Answers a request once all its memory is returned, which is usually immediately.
     fn end(&mut self, tag: u16, result: i32) {
         if !self.lenders.is_back(tag) {
             return self.lingering.push((tag, result));
@@ -322,7 +330,8 @@ impl Queue {
         self.commit(tag, if has_failed { -Errno::IO.raw_os_error() } else { result });
     }
 
-    /// What was on its way to a device when its request had ended may have come back since: on this ring each end of that is followed by a turn.
+    /// Checks requests whose memory was still in use by a device when they ended. On this ring
+    /// every such completion is followed by a turn.
     fn end_lingering(&mut self) {
         for (tag, result) in std::mem::take(&mut self.lingering) {
             self.end(tag, result);
@@ -341,12 +350,12 @@ fn data_of(described: Description) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Whether so much more may be in memory beside what is there.
+/// Whether so many more bytes fit in memory.
 const fn has_room(held: usize, bytes: usize, bytes_max: usize) -> bool {
     held == 0 || bytes == 0 || bytes <= bytes_max.saturating_sub(held)
 }
 
-/// What the kernel is told of it. A request's pages that end before the request does are an I/O error.
+/// The error code for the kernel. Pages that are shorter than the request are an I/O error.
 fn errno_of(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
@@ -366,7 +375,7 @@ impl Guest for Queue {
     }
 
     fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
-        // Taken before the look, so that what rings during it is not missed.
+        // Cleared before the look, so that a ring of the bell during it is not missed.
         if self.shared.rung_of(self.number).swap(false, Ordering::AcqRel) {
             while let Some((asked, reply)) = self.replies.try_next() {
                 self.answer(asked, reply);
@@ -404,17 +413,19 @@ impl Guest for Queue {
                 std::io::Error::from_raw_os_error(-result)
             );
         }
-        // The tag is the kernel's for good.
+        // The tag stays with the kernel permanently.
         self.is_aborted = true;
     }
 
     fn may_sleep(&mut self) -> bool {
-        // What comes back from another ring rings nobody. It is little, and soon there: nothing is lent to there any more.
+        // Memory returned from another ring rings no bell. There is little of it, and it returns
+        // soon, because nothing more is lent to that ring.
         self.lingering.is_empty() || !self.shared.is_abroad.load(Ordering::Acquire)
     }
 
     fn ends_at_rest(&self) -> Option<u16> {
-        // Requests that still come stay here, unanswered: the kernel gives them to the next server.
+        // Requests that still arrive stay here unanswered; the kernel reissues them to the next
+        // server.
         self.shared.ends_at_rest.then_some(self.depth)
     }
 

@@ -1,4 +1,4 @@
-//! The devices of all volumes.
+//! The ublk devices of all volumes.
 
 use crate::device::Device;
 use crate::error::DeviceError;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// How often a device that is not there is tried again.
+/// How often a missing device is retried.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// A volume that is to have a device.
@@ -19,52 +19,55 @@ pub struct Served {
     pub export: Arc<Export>,
     /// The ring of the engine that serves it.
     pub guests: Guests,
-    /// `N` of `/dev/ublkbN`; `None`: any.
+    /// The `N` of `/dev/ublkbN`; `None` means any.
     pub number: Option<u32>,
 }
 
-/// The devices of one daemon. Dropped, it leaves them to the next server.
+/// The devices of one daemon. Dropping it leaves them to the next server.
 pub struct UblkServer {
     devices: Table<Message>,
-    /// The process whose devices go over to this one while it lives.
+    /// The process that hands over its devices to this one, while it is alive.
     former: Option<u32>,
 }
 
 enum Message {
     Serve(Served),
-    /// The ring is done with the queue of that life.
+    /// The ring has finished with the queues of that number.
     Ended(u64),
-    /// Away with it; the answer is how that went.
+    /// Remove the device, and send the result.
     Remove(Answer<DeviceError>),
-    /// The next server has it: it is let go of as it is when the ring is done with its queue. The answer is dropped then.
+    /// Leave the device to the next server: it is released unchanged once the ring has finished
+    /// with its queue. The sender is dropped then.
     Leave(Sender<()>),
 }
 
 impl UblkServer {
-    /// Without devices. Those of the process `former` go over to this one while that lives: it has let go of them, or is about to.
+    /// Creates a server without devices. Devices of the process `former` are taken over while that
+    /// process is alive: it has released them, or is about to.
     #[must_use]
     pub fn new(news: News, changed: Changed, former: Option<u32>) -> Self {
         Self { devices: Table::new(news, changed), former }
     }
 
-    /// Gives a volume its device, or tells the one that it has where the volume is served now and how large it is.
+    /// Gives a volume its device, or tells its existing device the volume's current engine and
+    /// size.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot create a thread.
     pub fn serve(&self, served: Served) -> std::io::Result<()> {
         let (former, export) = (self.former, Arc::clone(&served.export));
         let life = move |seat, served, messages: &_| Life::new(seat, served, former).run(messages);
         self.devices.serve(("ublk", &export), served, Message::Serve, life)
     }
 
-    /// What has become of a volume's device; `None` if it was never to have one.
+    /// Returns the state of a volume's device, or `None` if the volume was never to have one.
     #[must_use]
     pub fn state(&self, name: &str) -> Option<DeviceState> {
         self.devices.state(name)
     }
 
-    /// Leaves all devices to the next server, with what has been asked of them. It is to be waited for after the engines that serve them
-    /// have ended.
+    /// Leaves all devices to the next server, with their pending requests. The result is to be
+    /// waited for after the engines that serve them have ended.
     pub fn leave(&self) -> Leaving {
         Leaving(self.devices.leave(|| {
             let (answer, answered) = channel();
@@ -72,21 +75,22 @@ impl UblkServer {
         }))
     }
 
-    /// Takes the devices of these volumes from the kernel; what they have not answered fails. Waits for that up to `limit`.
+    /// Removes the devices of these volumes from the kernel; unanswered requests fail. Waits up to
+    /// `limit`.
     ///
     /// # Errors
-    /// Those that are still there, and why. They go when they can.
+    /// The devices that still exist, and why. They are removed when that becomes possible.
     pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
         self.devices.remove(names, limit, Message::Remove, "the kernel does not let go of it")
     }
 }
 
-/// Devices that are being let go of.
+/// Devices that are being released.
 #[must_use = "the next server can take them up only then"]
 pub struct Leaving(Vec<Receiver<()>>);
 
 impl Leaving {
-    /// Waits until nobody here has them; false if that takes longer than `limit`.
+    /// Waits until all of them are released. Returns false if that takes longer than `limit`.
     #[must_use]
     pub fn wait(self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
@@ -95,15 +99,16 @@ impl Leaving {
     }
 }
 
-/// A device's thread.
+/// The state of a device's thread.
 struct Life {
     seat: Seat<Message>,
     served: Served,
     device: Option<Device>,
-    /// Counts the queues that it has had: the end of an older one is no news.
+    /// Counts the sets of queues so far, so that the end of older ones is ignored.
     number: u64,
     former: Option<u32>,
-    /// It is another server's as soon as the ring is done with it.
+    /// Set if the device is left to another server: it is released once the ring has finished with
+    /// it.
     leaves: Option<Sender<()>>,
 }
 
@@ -123,7 +128,8 @@ impl Life {
             match message {
                 Ok(Message::Serve(served)) => self.serve(served),
                 Ok(Message::Ended(number)) if number == self.number => {
-                    // The engine that had it has gone. Whoever serves the volume next is told here, or has been.
+                    // The engine that had it is gone. The volume's next engine is announced here,
+                    // or has been already.
                     self.device = None;
                     if self.leaves.is_some() {
                         return;
@@ -159,13 +165,13 @@ impl Life {
         }
     }
 
-    /// Goes on with what there is of the device until it is there.
+    /// Continues to bring the device until it can be used.
     fn bring(&mut self) {
         let state = self.try_bring().unwrap_or_else(|error| DeviceState::Missing(error.to_string()));
         self.seat.becomes(state);
     }
 
-    /// It can be used.
+    /// Whether the device can be used.
     fn is_here(&self) -> bool {
         self.device.as_ref().is_some_and(Device::is_settled)
     }

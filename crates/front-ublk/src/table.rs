@@ -1,5 +1,5 @@
-//! The devices of a server. Each has a thread, on which the kernel is waited for, so that no device waits for another; it is told things by
-//! messages, and says what has become of the device.
+//! The devices of a server. Each has a thread of its own, which waits for the kernel, so that no
+//! device waits for another. The thread gets messages, and reports the state of the device.
 
 use bcached_port::Export;
 use std::collections::BTreeMap;
@@ -10,24 +10,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What has become of a volume's device.
+/// The state of a volume's device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DeviceState {
-    /// It is being made, or taken over.
+    /// It is being created, or taken over.
     Coming,
     /// It can be used.
     Here {
-        /// The device's.
+        /// The device's path.
         path: PathBuf,
-        /// How data comes and goes, of a ublk device.
+        /// For a ublk device: how data is transferred.
         transfer: Option<Transfer>,
     },
-    /// There is none, for this reason; it is tried again.
+    /// There is none, for this reason; it is being retried.
     Missing(String),
 }
 
 impl DeviceState {
-    /// Where the device is, if it can be used.
+    /// The path of the device, if it can be used.
     #[must_use]
     pub fn path(self) -> Option<PathBuf> {
         match self {
@@ -36,7 +36,7 @@ impl DeviceState {
         }
     }
 
-    /// How its data comes and goes, of a ublk device that can be used.
+    /// For a ublk device that can be used: how its data is transferred.
     #[must_use]
     pub const fn transfer(&self) -> Option<Transfer> {
         match self {
@@ -46,17 +46,17 @@ impl DeviceState {
     }
 }
 
-/// How the data of requests of a ublk device comes and goes.
+/// How the data of a ublk device's requests is transferred.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfer {
-    /// The engine's devices read and write the memory of whoever asked.
+    /// The engine's devices access the memory of the submitting process directly.
     ZeroCopy,
-    /// It is copied from there and to there.
+    /// The data is copied from and to that memory.
     UserCopy,
 }
 
 impl Transfer {
-    /// As `status` calls it.
+    /// Its name in the output of `status`.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -66,24 +66,26 @@ impl Transfer {
     }
 }
 
-/// Called on a device's thread when its state is about to change: what is done there is done when others see the new one. It must not wait.
+/// Called on a device's thread just before its state changes: what it does is done when others see
+/// the new state. It must not wait.
 pub type News = Arc<dyn Fn(&str, &DeviceState) + Send + Sync>;
 
-/// Called there when it has.
+/// Called on the same thread just after the change.
 pub type Changed = Arc<dyn Fn() + Send + Sync>;
 
-/// Devices that could not be taken away in time.
+/// Devices that could not be removed in time.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{}", names.join(", "))]
 pub struct StillThere {
-    /// Their volumes, and why.
+    /// The names of their volumes, each with the reason.
     pub names: Vec<String>,
 }
 
-/// Where a thread answers how something went.
+/// For a thread to send a result.
 pub type Answer<E> = Sender<Result<(), E>>;
 
-/// By volume. Dropped, it says nothing more to the threads: those that have nothing else to wait for end.
+/// The devices by volume. Dropping it closes its channels to the threads: those that wait for
+/// nothing else end.
 pub struct Table<Message> {
     devices: Mutex<BTreeMap<String, Entry<Message>>>,
     news: News,
@@ -95,11 +97,11 @@ struct Entry<Message> {
     state: Arc<Mutex<DeviceState>>,
 }
 
-/// A device's thread as the table knows it.
+/// What a device's thread shares with the table.
 pub struct Seat<Message> {
-    /// Its volume.
+    /// The name of its volume.
     pub name: String,
-    /// Tells it something.
+    /// Sends messages to the thread.
     pub tell: Sender<Message>,
     state: Arc<Mutex<DeviceState>>,
     news: News,
@@ -107,21 +109,22 @@ pub struct Seat<Message> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds one of these locks can panic midway.
+    // Code that holds one of these locks cannot panic midway.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<Message: Send + 'static> Table<Message> {
-    /// Without devices.
+    /// Creates an empty table.
     #[must_use]
     pub const fn new(news: News, changed: Changed) -> Self {
         Self { devices: Mutex::new(BTreeMap::new()), news, changed }
     }
 
-    /// Tells the thread of the volume's device how it is `served` now; if there is none one begins, called after its `kind`, and lives `life`.
+    /// Tells the thread of the volume's device how it is `served` now. If there is none, starts
+    /// one, named after its `kind`, which runs `life`.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot create a thread.
     pub fn serve<Served: Send + 'static>(
         &self,
         (kind, export): (&str, &Export),
@@ -150,19 +153,20 @@ impl<Message: Send + 'static> Table<Message> {
         Ok(())
     }
 
-    /// What has become of a volume's device; `None` if it was never to have one here.
+    /// Returns the state of a volume's device, or `None` if the volume was never to have one here.
     #[must_use]
     pub fn state(&self, name: &str) -> Option<DeviceState> {
         lock(&self.devices).get(name).map(|entry| lock(&entry.state).clone())
     }
 
-    /// Tells the thread of a volume's device something; `None`: there is none.
+    /// Returns the sender to the thread of a volume's device, or `None` if there is none.
     #[must_use]
     pub fn teller(&self, name: &str) -> Option<Sender<Message>> {
         lock(&self.devices).get(name).map(|entry| entry.tell.clone())
     }
 
-    /// Forgets all of them, and tells their threads each its message; what these have for an answer.
+    /// Removes all devices from the table, and sends each thread its message. Returns what belongs
+    /// to the messages.
     pub fn leave<T>(&self, message: impl Fn() -> (Message, T)) -> Vec<T> {
         let entries = std::mem::take(&mut *lock(&self.devices));
         let left = entries.into_values().map(|entry| {
@@ -173,10 +177,12 @@ impl<Message: Send + 'static> Table<Message> {
         left.collect()
     }
 
-    /// Forgets these, and has their threads take them away, which is waited for up to `limit`.
+    /// Removes these devices from the table, and has their threads remove them. Waits up to
+    /// `limit`.
     ///
     /// # Errors
-    /// Those that are still there, and why; of what is not over then, that it is `late`. They go when they can.
+    /// The devices that still exist, and why: for those not removed in time, the reason is `late`.
+    /// They are removed when that becomes possible.
     pub fn remove<E: Display>(
         &self,
         names: &[String],
@@ -197,7 +203,7 @@ impl<Message: Send + 'static> Table<Message> {
         let mut still = Vec::new();
         for (name, answered) in asked.collect::<Vec<_>>() {
             match answered.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                // Its thread has gone: there was nothing.
+                // Disconnected means that its thread has ended: there was no device.
                 Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => {}
                 Ok(Err(error)) => still.push(format!("{name}: {error}")),
                 Err(RecvTimeoutError::Timeout) => still.push(format!("{name}: {late}")),
@@ -208,7 +214,7 @@ impl<Message: Send + 'static> Table<Message> {
 }
 
 impl<Message> Seat<Message> {
-    /// The device has become that, which others hear if it is something else than before.
+    /// Sets the state of the device. If it has changed, the observers are notified.
     pub fn becomes(&self, state: DeviceState) {
         if *lock(&self.state) != state {
             (self.news)(&self.name, &state);

@@ -1,8 +1,10 @@
-//! How many requests a second pass through here, to a volume in memory: what the front end and the port cost, with a
-//! driver that sleeps when it waits: `cargo bench -p bcached-front-vhost --bench rates`. Figures for people; no time is asserted.
+//! Measures how many requests a second pass through the front end and the port to a volume in
+//! memory, with a driver that sleeps when it waits: `cargo bench -p bcached-front-vhost --bench
+//! rates`. The figures are for people; no time is asserted.
 //!
-//! With `--socket PATH read|write DEPTH SECONDS QUEUES` it is the client of any vhost-user-blk server, with a thread for each queue, and prints
-//! requests a second and requests: `cargo xtask bench` asks it so.
+//! With `--socket PATH read|write DEPTH SECONDS QUEUES` it is the client of any vhost-user-blk
+//! server, with a thread for each queue. It prints requests per second and the number of requests,
+//! for `cargo xtask bench`.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -13,7 +15,8 @@ use support::guest::{Ask, Guest, IN, OK, OUT, Queue};
 use support::serve;
 use support::vmm::{EVENT_IDX, USUAL, Vmm};
 
-/// Requests a second with so many at a time, anywhere in the first `sectors`, and how many they were.
+/// Keeps `depth` requests in flight at random places in the first `sectors`. Returns requests per
+/// second and their number.
 fn rate(queue: &mut Queue, kind: u32, depth: usize, (sectors, time): (u64, Duration)) -> (u128, u64) {
     let content = vec![7; 4096];
     let (out, into) = if kind == OUT { (content.as_slice(), 0) } else { (&[][..], 4096) };

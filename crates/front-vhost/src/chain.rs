@@ -1,8 +1,10 @@
-//! A chain of descriptors, read once and taken for a request. Whatever a guest writes there is answered or skipped: it has
-//! no way to make this walk longer than [`DESCRIPTORS_MAX`], nor to make anything of its size be allocated.
+//! Parses a chain of descriptors, which is read once, into a request. Whatever a guest writes there
+//! is answered or skipped. The guest cannot make the walk longer than [`DESCRIPTORS_MAX`], or cause
+//! an allocation of a size that it chooses.
 //!
-//! A driver may cut header, data and status into descriptors as it likes (`VIRTIO_F_VERSION_1`): the first 16 bytes that
-//! the device may read are the header, the last one that it may write is the status, what is between is data.
+//! A driver may split header, data and status into descriptors as it likes (`VIRTIO_F_VERSION_1`).
+//! The first 16 device-readable bytes are the header, the last device-writable byte is the status,
+//! and the rest is data.
 
 use crate::config::REQUEST_BYTES_MAX;
 use crate::memory::{GuestMemory, Segments};
@@ -12,41 +14,41 @@ use virtio_bindings::virtio_blk as blk;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes as _, GuestAddress};
 
-/// Descriptors of a chain, at most: what a queue of the largest size holds.
+/// The most descriptors of a chain: as many as a queue of the maximum size holds.
 pub(crate) const DESCRIPTORS_MAX: u32 = 1024;
 /// Bytes of a descriptor.
 const DESCRIPTOR_BYTES: u64 = 16;
-/// Bytes of the header, and of a range to be discarded.
+/// Bytes of the header, and of a discard range.
 const HEADER_BYTES: usize = 16;
 
 /// What is wrong with a chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Malformed {
-    /// A descriptor or its table is not there, or not a table.
+    /// A descriptor or its table is missing, or the table is invalid.
     Table,
-    /// It has no end, or one that is too far off.
+    /// It has no end, or is too long.
     Endless,
-    /// Something to read stands behind something to write.
+    /// A readable descriptor follows a writable one.
     Order,
-    /// No byte for the status.
+    /// It has no byte for the status.
     NoStatus,
-    /// Not in the guest's memory.
+    /// An address is not in the guest's memory.
     Unmapped,
-    /// A descriptor of no bytes, or a request of none.
+    /// A descriptor or a request has zero bytes.
     Empty,
-    /// No header.
+    /// It has no header.
     NoHeader,
-    /// Data where the request has none.
+    /// The request has data where it must have none.
     Misplaced,
-    /// Not whole sectors.
+    /// The data is not whole sectors.
     Ragged,
-    /// More than any request may have.
+    /// The data is longer than the maximum.
     Long,
-    /// Not exactly one range.
+    /// There is not exactly one range.
     Ranges,
 }
 
-/// What is asked for.
+/// The requested operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Command {
     Read { sector: u64, into: Segments },
@@ -57,25 +59,25 @@ pub(crate) enum Command {
     WriteZeroes { sector: u64, sectors: u64, may_discard: bool },
 }
 
-/// What a chain is.
+/// The result of parsing a chain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Parsed {
-    /// A request, and where its status goes.
+    /// A request, and the address of its status.
     Run { command: Command, status: GuestAddress },
-    /// Something that is answered with that status.
+    /// A request that is answered with this status.
     Refuse { answer: u8, status: GuestAddress, why: Option<Malformed> },
-    /// There is nowhere to answer.
+    /// The chain has no place for an answer.
     Silence(Malformed),
 }
 
-/// Where chains of a ring begin.
+/// A descriptor table.
 #[derive(Clone, Copy)]
 pub(crate) struct Table {
     pub(crate) at: GuestAddress,
     pub(crate) descriptors: u32,
 }
 
-/// Reads the chain that begins at `head`.
+/// Reads the chain that starts at `head`.
 pub(crate) fn parse(memory: &GuestMemory, table: Table, head: u16) -> Parsed {
     let (mut readable, mut writable, fault) = match walk(memory, table, head) {
         Ok(found) => found,
@@ -118,14 +120,14 @@ pub(crate) fn parse(memory: &GuestMemory, table: Table, head: u16) -> Parsed {
     command.map_or_else(refuse, |command| Parsed::Run { command, status })
 }
 
-/// Answer of a request that was not carried out.
+/// Status of a request that failed.
 pub(crate) const IOERR: u8 = blk::VIRTIO_BLK_S_IOERR.to_le_bytes()[0];
-/// Answer of a request that nobody here knows.
+/// Status of a request of an unsupported type.
 pub(crate) const UNSUPP: u8 = blk::VIRTIO_BLK_S_UNSUPP.to_le_bytes()[0];
-/// Answer of one that was.
+/// Status of a request that succeeded.
 pub(crate) const OK: u8 = blk::VIRTIO_BLK_S_OK.to_le_bytes()[0];
 
-/// The data of a read or write, which has none in the other direction.
+/// The data of a read or write, which must have none in the other direction.
 fn data(other: Segments, data: Segments) -> Result<Segments, Malformed> {
     match data.bytes() {
         _ if other.bytes() > 0 => Err(Malformed::Misplaced),
@@ -136,7 +138,7 @@ fn data(other: Segments, data: Segments) -> Result<Segments, Malformed> {
     }
 }
 
-/// A range to be discarded or to be made zeroes.
+/// A range to be discarded or zeroed.
 struct Range {
     sector: u64,
     sectors: u64,
@@ -154,7 +156,7 @@ fn range(memory: &GuestMemory, mut from: Segments) -> Result<Range, Malformed> {
 }
 
 impl Range {
-    /// `None` if it has flags that are not for this.
+    /// Returns `None` if the range has flags that are invalid for the operation.
     const fn command(&self, kind: u32) -> Option<Command> {
         let Self { sector, sectors, flags } = *self;
         match (kind, flags) {
@@ -167,7 +169,8 @@ impl Range {
     }
 }
 
-/// What a chain lets the device read, what it lets it write, and what is wrong with it though its end is known.
+/// The readable and the writable segments of a chain, and what is wrong with it if its end was
+/// reached nevertheless.
 type Walked = (Segments, Segments, Option<Malformed>);
 
 fn walk(memory: &GuestMemory, mut table: Table, head: u16) -> Result<Walked, Malformed> {
@@ -180,7 +183,7 @@ fn walk(memory: &GuestMemory, mut table: Table, head: u16) -> Result<Walked, Mal
         left = left.checked_sub(1).ok_or(Malformed::Endless)?;
         let descriptor = table.read(memory, index)?;
         if descriptor.refers_to_indirect_table() {
-            // It may stand behind plain ones, and nothing behind it.
+            // An indirect table may follow plain descriptors, but nothing may follow it.
             if is_indirect || descriptor.has_next() {
                 return Err(Malformed::Table);
             }
@@ -207,7 +210,7 @@ fn walk(memory: &GuestMemory, mut table: Table, head: u16) -> Result<Walked, Mal
 }
 
 impl Table {
-    /// The one that a descriptor refers to.
+    /// The table that an indirect descriptor refers to.
     fn indirect(descriptor: &Descriptor) -> Result<Self, Malformed> {
         let bytes = u64::from(descriptor.len());
         let descriptors = u32::try_from(bytes / DESCRIPTOR_BYTES).map_err(|_| Malformed::Table)?;

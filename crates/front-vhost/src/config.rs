@@ -1,7 +1,8 @@
-//! What a guest is told of its disk: features and the configuration space of virtio-blk.
+//! The virtio-blk features and configuration space of a guest's disk.
 //!
-//! `VIRTIO_BLK_F_CONFIG_WCE`, by which a guest makes its disk write-through, is not offered: a VMM does not repeat that
-//! setting when it connects again, and the guest, which then sends no flushes, would lose what it takes for durable.
+//! `VIRTIO_BLK_F_CONFIG_WCE`, by which a guest switches its disk to write-through, is not offered.
+//! A VMM does not repeat that setting when it reconnects. The guest, which then sends no flushes,
+//! would lose data that it considers durable.
 
 use bcached_port::Export;
 use vhost::vhost_user::message::VhostUserVirtioFeatures;
@@ -9,33 +10,38 @@ use virtio_bindings::virtio_blk as blk;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-/// The block that a guest must keep to. A disk's partition table and file systems are made for one.
+/// The logical block size of a guest's disk. The disk's partition table and file systems are made
+/// for one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GuestBlock {
-    /// The volume's own block, up to 4 KiB: no guest takes more. So a file system or partition table that is made by one way in
-    /// is found by any other. (SeaBIOS boots from disks with blocks of 512 bytes only: a volume for that is made with such.)
+    /// The volume's own block size, up to 4 KiB, the most that guests accept. So a file system or
+    /// partition table that is created through one front end is found through any other. (SeaBIOS
+    /// boots only from disks with blocks of 512 bytes, so a volume for that has to be created with
+    /// that block size.)
     #[default]
     Volume,
-    /// 512 bytes, whatever is below. The volume's block is announced as the better one to use.
+    /// 512 bytes, whatever the volume has. The volume's block is announced as the preferred size.
     Sector,
 }
 
-/// Segments of a request's data, at most: a queue of 128 without indirect descriptors holds these, a header and a status.
+/// The most data segments of a request: with a header and a status they fill a queue of 128 without
+/// indirect descriptors.
 pub(crate) const SEGMENTS_MAX: u32 = 126;
-/// Bytes of a segment, at most.
+/// The most bytes of a segment.
 pub(crate) const SEGMENT_BYTES_MAX: u32 = 256 << 10;
-/// Bytes of a request's data, at most.
+/// The most bytes of a request's data.
 pub(crate) const REQUEST_BYTES_MAX: u64 = 32 << 20;
-/// No request that keeps to what was announced is too large.
+/// A request within the announced limits is never too large.
 const _: () = assert!(SEGMENTS_MAX as u64 * SEGMENT_BYTES_MAX as u64 <= REQUEST_BYTES_MAX, "bounded by both");
-/// Sectors of one discard or write of zeroes: 2 GiB, as QEMU has it. A request stays short enough to be waited for.
+/// The most sectors of one discard or zeroing request: 2 GiB, as in QEMU. So a request stays short
+/// enough to be waited for.
 const RANGE_SECTORS_MAX: u32 = 1 << 22;
-/// The configuration space up to and with what write-zeroes needs.
+/// Bytes of the configuration space, up to and including the write-zeroes fields.
 pub(crate) const SPACE_BYTES: usize = 60;
-/// The largest logical block that guests take: a page.
+/// The largest logical block, in sectors, that guests accept: a page.
 const BLOCK_SECTORS_MAX: u32 = 8;
 
-/// What a VMM may choose from.
+/// The features that a VMM may choose from.
 pub(crate) fn features(read_only: bool, queues: u16) -> u64 {
     let mut bits = vec![
         VIRTIO_F_VERSION_1,
@@ -59,12 +65,12 @@ pub(crate) fn features(read_only: bool, queues: u16) -> u64 {
     device | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
 }
 
-/// Whether the driver says when its writes are to be durable. One that does not wants it of each write.
+/// Whether the driver sends flushes. If it does not, each of its writes has to be durable.
 pub(crate) const fn flushes(features: u64) -> bool {
     features & 1 << blk::VIRTIO_BLK_F_FLUSH != 0
 }
 
-/// Whether notifications are suppressed by index.
+/// Whether notifications are suppressed by event index.
 pub(crate) const fn has_event_index(features: u64) -> bool {
     features & 1 << VIRTIO_RING_F_EVENT_IDX != 0
 }
@@ -76,7 +82,7 @@ pub(crate) fn space(export: &Export, block: GuestBlock, queues: u16) -> [u8; SPA
         GuestBlock::Volume => preferred.min(BLOCK_SECTORS_MAX),
         GuestBlock::Sector => 1,
     };
-    // How many logical blocks are one of the volume's, as a power of two; at most 31.
+    // The volume's block in logical blocks, as a power of two; at most 31.
     let exponent = (preferred / logical).trailing_zeros();
     let physical_exponent = u8::try_from(exponent).unwrap_or(0);
     let io_blocks_min = u16::try_from(preferred / logical).unwrap_or(0);
@@ -87,25 +93,25 @@ pub(crate) fn space(export: &Export, block: GuestBlock, queues: u16) -> [u8; SPA
     // Cylinders, heads and sectors: not offered.
     space.put([0; 4]);
     space.put((logical * 512).to_le_bytes());
-    // Alignment offset and optimal size of requests: none.
+    // Alignment offset: none. The optimal request size below is 0, too.
     space.put([physical_exponent, 0]);
     space.put(io_blocks_min.to_le_bytes());
     space.put(0_u32.to_le_bytes());
-    // The cache is write-back; then a byte that nobody uses.
+    // The cache is write-back; then an unused byte.
     space.put([1, 0]);
     space.put(queues.to_le_bytes());
-    // Discard: sectors, ranges in a request, alignment.
+    // Discard: sectors, ranges per request, alignment.
     space.put(RANGE_SECTORS_MAX.to_le_bytes());
     space.put(1_u32.to_le_bytes());
     space.put(preferred.to_le_bytes());
-    // Write zeroes: sectors, ranges in a request, whether space may be given up.
+    // Write zeroes: sectors, ranges per request, whether space may be deallocated.
     space.put(RANGE_SECTORS_MAX.to_le_bytes());
     space.put(1_u32.to_le_bytes());
     space.put([1, 0, 0, 0]);
     space.bytes
 }
 
-/// Filled from front to end.
+/// Fills the space from front to back.
 struct Space {
     bytes: [u8; SPACE_BYTES],
     at: usize,

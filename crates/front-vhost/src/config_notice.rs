@@ -1,8 +1,10 @@
-//! The way to a VMM for what it did not ask: that its disk has changed.
+//! The backend channel to a VMM, for a message that it did not ask for: the disk's configuration
+//! has changed.
 //!
-//! The VMM sends one end of a socket for that. The crate `vhost` takes it and has no message for a changed configuration,
-//! nor does it lend the socket; so a duplicate is taken by peeking at the message before the crate reads it. It
-//! counts only once the crate has found the message right.
+//! For that the VMM sends one end of a socket. The crate `vhost` takes it, but has no message for a
+//! changed configuration, and does not give access to the socket. So a duplicate is obtained by
+//! peeking at the message before the crate reads it. The duplicate is used only once the crate has
+//! accepted the message.
 
 use rustix::cmsg_space;
 use rustix::io::Result;
@@ -12,17 +14,18 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use vhost::vhost_user::message::{BackendReq, FrontendReq};
 
-/// Bytes of a message's header: code, flags, size of what follows.
+/// Bytes of a message's header: code, flags, payload size.
 const HEADER_BYTES: usize = 12;
-/// Flags of a message: version 1, and no answer is wanted. The VMM asks for the new configuration before it would answer, and
-/// who is to tell it that must not wait.
+/// Flags of a message: version 1, no reply requested. Before replying the VMM would ask for the new
+/// configuration, and the sender must not wait for that.
 const FLAGS: u32 = 1;
 
 /// A socket to the VMM.
 pub(crate) struct Notices(OwnedFd);
 
 impl Notices {
-    /// The socket that comes with the message which is about to be read, if it is one for that.
+    /// Returns the socket that comes with the next message to be read, if it is a
+    /// `SET_BACKEND_REQ_FD`.
     pub(crate) fn peek(connection: impl AsFd) -> Option<Self> {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let mut header = [0; HEADER_BYTES];
@@ -41,7 +44,7 @@ impl Notices {
         sockets.next().map(Self)
     }
 
-    /// Says that the configuration space has changed.
+    /// Reports that the configuration space has changed.
     pub(crate) fn changed(&self) -> Result<()> {
         let mut message = Vec::with_capacity(HEADER_BYTES);
         message.extend(u32::from(BackendReq::CONFIG_CHANGE_MSG).to_ne_bytes());

@@ -1,8 +1,9 @@
-//! What a VMM's messages do: the disk as one client has set it up.
+//! Handles a VMM's messages: the disk as one client has configured it.
 //!
-//! The crate `vhost` receives and checks messages and calls what is here. Its companion `vhost-user-backend` would bring
-//! rings and threads with it, too, but it cannot note requests under way in the VMM's memory, without which a daemon
-//! that dies loses them; it would also take a thread and a lock between the messages and each ring.
+//! The crate `vhost` receives and checks messages and calls the methods here. Its companion
+//! `vhost-user-backend` would also provide rings and threads. But it cannot record in-flight
+//! requests in the VMM's memory, without which they are lost when a daemon dies. It would also put
+//! a thread and a lock between the messages and each ring.
 
 use crate::config::{self, GuestBlock, SPACE_BYTES};
 use crate::config_notice::Notices;
@@ -34,38 +35,38 @@ pub(crate) struct Device {
     features: u64,
     is_read_only: bool,
     inflight: Option<Area>,
-    /// The way to the VMM, for what it did not ask; and one that has come with the message that is being read.
+    /// The backend channel to the VMM, and one that comes with the message being read.
     notices: Option<Notices>,
     pub(crate) notices_offered: Option<Notices>,
-    /// Waits until replies may have come, at most so long.
+    /// Waits until replies may have arrived, at most for the given time.
     wait: Wait,
     /// How long a ring may take to stop.
     drain: Duration,
-    /// The thread of an engine serves its rings.
+    /// The engine's thread serves the rings.
     pub(crate) is_lent: bool,
-    /// Whose turn is first on the thread of an engine.
+    /// The ring whose turn is first on the engine's thread.
     first: usize,
-    /// What requests under way were noted in had to be waited for, now or before.
+    /// The memory for recording in-flight requests is, or once was, of a kind that may block.
     has_waited: bool,
-    /// A ring was to be placed when no memory of the guest had been shared.
+    /// A ring was placed when no guest memory had been shared.
     pub(crate) shares_nothing: bool,
 }
 
-/// How a turn of the thread of an engine ended.
+/// How a turn of the engine's thread ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Turn {
-    /// There is nothing to do but wait.
+    /// There is nothing to do until the next event.
     Waits,
-    /// There is more.
+    /// There is more to do.
     More,
-    /// Something is for the volume's own thread.
+    /// Something has to be done by the volume's own thread.
     Thread,
 }
 
-/// Waits until the bell has rung, or for so long.
+/// Waits until the bell has rung, at most for the given time.
 pub(crate) type Wait = Box<dyn FnMut(Duration) + Send>;
 
-/// How a device is.
+/// The parameters of a device.
 pub(crate) struct Setup {
     pub(crate) exports: ExportTable,
     pub(crate) block: GuestBlock,
@@ -75,7 +76,7 @@ pub(crate) struct Setup {
     pub(crate) drain: Duration,
 }
 
-/// What may be spoken beside the base of the protocol.
+/// The protocol features that are supported beyond the base protocol.
 const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::CONFIG)
     .union(VhostUserProtocolFeatures::REPLY_ACK)
@@ -106,7 +107,7 @@ impl Device {
         })
     }
 
-    /// Takes what ring `index` has; true if there may be more.
+    /// Takes requests from ring `index`. Returns true if there may be more.
     pub(crate) fn take(&mut self, index: u16) -> bool {
         let memory = Arc::clone(self.memory.mapped());
         let ring = &mut self.rings[usize::from(index)];
@@ -120,13 +121,13 @@ impl Device {
         ring.tell(&memory);
         match taken {
             Taken::Turn => true,
-            // The bell will ring, kicks say nothing new.
+            // The bell will ring; kicks are not needed.
             Taken::Full => false,
             Taken::All => ring.listen(&memory),
         }
     }
 
-    /// Gives the guest what the engine has answered.
+    /// Passes the engine's replies to the guest.
     pub(crate) fn answer(&mut self) {
         let memory = Arc::clone(self.memory.mapped());
         self.serving.begin_turn(Share::of_thread(u16::MAX));
@@ -136,7 +137,7 @@ impl Device {
         self.rings.iter_mut().for_each(|ring| ring.tell(&memory));
     }
 
-    /// Why nothing more is done for this client, if it is so.
+    /// The reason why this client is no longer served, if there is one.
     pub(crate) fn over(&mut self) -> Option<Over> {
         if self.inflight.as_ref().is_some_and(Area::is_cut) {
             self.serving.over.get_or_insert(Over::Memory);
@@ -145,7 +146,8 @@ impl Device {
         self.serving.over
     }
 
-    /// Lends the rings to the thread of an engine, if nothing of them could make it wait; `watch` tells of kicks from then on.
+    /// Lends the rings to the engine's thread, if nothing about them can make it wait. From then on
+    /// `watch` signals kicks.
     pub(crate) fn lend(&mut self, watch: &Arc<OwnedFd>) -> bool {
         let is_fit = self.over().is_none() && self.memory.never_waits() && !self.has_waited;
         let has_any = self.rings.iter().any(Ring::is_running);
@@ -153,7 +155,8 @@ impl Device {
         self.is_lent
     }
 
-    /// A turn of the thread of an engine. `is_rung`: there may be replies, or room for what was kept.
+    /// Performs a turn of the engine's thread. `is_rung`: there may be replies, or room for kept
+    /// requests.
     pub(crate) fn turn(&mut self, is_rung: bool) -> Turn {
         let memory = Arc::clone(self.memory.mapped());
         let was_writing = self.serving.is_writing();
@@ -170,7 +173,7 @@ impl Device {
             }
             ring.hush(&memory);
             if self.serving.take((index, ring), &memory, false) == Taken::Turn {
-                // Those behind it come first next time.
+                // The rings after this one come first in the next turn.
                 (self.first, has_more) = (at + 1, true);
                 break;
             }
@@ -183,7 +186,7 @@ impl Device {
         if has_more { Turn::More } else { Turn::Waits }
     }
 
-    /// Whether there is something to be taken that nobody has told of.
+    /// Whether there are requests to take that were not signalled.
     pub(crate) fn has_news(&self) -> bool {
         let memory = self.memory.mapped();
         let has = |(index, ring): (u16, &Ring)| {
@@ -192,12 +195,12 @@ impl Device {
         (0..).zip(&self.rings).any(has)
     }
 
-    /// Wants kicks; true if there is something already.
+    /// Enables kicks. Returns true if there are requests already.
     pub(crate) fn listen(&mut self) -> bool {
         let memory = Arc::clone(self.memory.mapped());
         let mut has_any = false;
         for (index, ring) in (0..).zip(&mut self.rings) {
-            // Who has something kept waits for the bell.
+            // A ring with a kept request waits for the bell.
             if ring.is_running() && !self.serving.has_kept(index) {
                 has_any |= ring.listen(&memory);
             }
@@ -205,12 +208,13 @@ impl Device {
         has_any
     }
 
-    /// Takes nothing more from any ring.
+    /// Takes no more requests from any ring.
     pub(crate) fn pause(&mut self) {
         self.rings.iter_mut().for_each(Ring::pause);
     }
 
-    /// Works on what has been taken, without waiting; true if all of it has been given back.
+    /// Works on the requests taken, without waiting. Returns whether all of them have been given
+    /// back.
     pub(crate) fn finish(&mut self) -> bool {
         self.answer();
         let memory = Arc::clone(self.memory.mapped());
@@ -226,7 +230,7 @@ impl Device {
         is_idle
     }
 
-    /// Tells the VMM that the configuration space has changed, if it listens.
+    /// Tells the VMM that the configuration space has changed, if it has set up the channel.
     pub(crate) fn tell_of_change(&self) {
         let Some(notices) = &self.notices else { return };
         if let Err(error) = notices.changed() {
@@ -239,7 +243,8 @@ impl Device {
         usize::try_from(index).ok().and_then(|index| self.rings.get_mut(index)).ok_or(Error::InvalidParam)
     }
 
-    /// Waits until everything that was taken from a ring has been given back, but not for ever.
+    /// Waits until every request taken from a ring has been given back, but at most for the drain
+    /// limit.
     fn drain(&mut self, index: u16) {
         let deadline = Instant::now() + self.drain;
         self.rings[usize::from(index)].pause();
@@ -266,19 +271,20 @@ impl Device {
 
     fn size_now(&self) -> [u8; SPACE_BYTES] {
         let known = &self.serving.export;
-        // It may have grown since the client came; another volume by that name is none of its business.
+        // The volume may have grown since the client connected. A different volume of the same name
+        // does not count.
         let now = self.exports.find(&known.name).ok().filter(|now| now.uuid == known.uuid);
         let queues = u16::try_from(self.rings.len()).unwrap_or(u16::MAX);
         config::space(now.as_deref().unwrap_or(known), self.block, queues)
     }
 }
 
-/// An error of ours, as the crate passes it on.
+/// Wraps an error of ours for the crate.
 fn refused(error: impl Display) -> Error {
     Error::ReqHandlerError(io::Error::other(error.to_string()))
 }
 
-/// What nobody here can do.
+/// The error for unsupported messages.
 const UNKNOWN: Error = Error::InvalidOperation("not supported");
 
 impl VhostUserBackendReqHandlerMut for Device {
@@ -304,7 +310,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         }
         self.features = features;
         self.serving.is_write_through = !config::flushes(features);
-        // Who does not know of enabling has its rings enabled from the start.
+        // For a VMM without protocol features, rings are enabled from the start.
         let is_enabled = features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0;
         for ring in &mut self.rings {
             ring.set_event_index(config::has_event_index(features));
@@ -361,7 +367,7 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        // Without one the ring would have to be looked at all the time.
+        // Without a descriptor the ring would have to be polled continuously.
         let kick = file.ok_or(Error::InvalidParam)?;
         let memory = Arc::clone(self.memory.mapped());
         let ring = self.rings.get_mut(usize::from(index)).ok_or(Error::InvalidParam)?;
@@ -398,7 +404,7 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
         let space = self.size_now();
-        // What lies behind is of features that are not offered.
+        // Bytes beyond belong to features that are not offered.
         let bytes = space.iter().copied().chain(std::iter::repeat(0));
         Ok(bytes.skip(offset as usize).take(size as usize).collect())
     }

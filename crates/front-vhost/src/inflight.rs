@@ -1,18 +1,19 @@
-//! Which requests are under way, in memory that the VMM keeps while we are gone.
+//! Records in-flight requests in memory that the VMM keeps while the daemon is gone.
 //!
-//! When a daemon dies, the requests that it had taken from a ring and not answered would be lost: the ring itself does
-//! not say which they are. So they are noted in a file that the VMM holds (`VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`), and
-//! who is connected next takes them up again, in the order in which they had come. The layout is that of the vhost-user
-//! specification, "inflight I/O tracking" of a split ring; a queue's part:
+//! When a daemon dies, the requests that it had taken from a ring and not answered would be lost,
+//! because the ring does not show which they are. So they are recorded in a file that the VMM holds
+//! (`VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`). The next daemon resumes them, in their order of
+//! arrival. The layout is that of the vhost-user specification, "inflight I/O tracking" of a split
+//! ring. The part of a queue:
 //!
 //! ```text
-//!   0 features u64 | 8 version u16 | 10 descriptors u16 | 12 last batch head u16 | 14 used index u16
-//!   then for each descriptor: 0 in flight u8 | 6 next u16 | 8 counter u64
+//! 0 features u64 | 8 version u16 | 10 descriptors u16 | 12 last batch head u16 | 14 used index u16
+//! then for each descriptor: 0 in flight u8 | 6 next u16 | 8 counter u64
 //! ```
 //!
-//! Only a process that dies is a danger here, so the order of the program is all that counts; the stores are atomic that
-//! the compiler keeps it. A request that has been answered, but is not yet noted as such, is told by the ring's used
-//! index, which is then ahead of the noted one.
+//! Only the death of the process matters here, so program order suffices; the stores are atomic so
+//! that the compiler keeps it. A request that was answered but not yet recorded as such is
+//! recognised by the ring's used index, which is then ahead of the recorded one.
 
 use crate::memory::{MemoryError, is_memory, map};
 use crate::memory_fault::Watched;
@@ -23,10 +24,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use vm_memory::{Bytes as _, VolatileMemory as _};
 
-/// Bytes before the first descriptor, and of each.
+/// Bytes before the first descriptor, and of each descriptor.
 const HEAD_BYTES: usize = 16;
 const DESCRIPTOR_BYTES: usize = 16;
-/// Parts of queues begin at multiples of this.
+/// Alignment of the queues' parts.
 const ALIGNMENT: usize = 64;
 /// Version of the layout.
 const VERSION: u16 = 1;
@@ -35,7 +36,7 @@ const AT_DESCRIPTORS: usize = 10;
 const AT_BATCH: usize = 12;
 const AT_USED: usize = 14;
 
-/// The whole area, for some queues.
+/// The whole area, for several queues.
 #[derive(Clone)]
 pub(crate) struct Area {
     mapped: Arc<Watched>,
@@ -44,25 +45,25 @@ pub(crate) struct Area {
     pub(crate) is_memory: bool,
 }
 
-/// A queue's part of it.
+/// The part of one queue.
 pub(crate) struct Tracker {
     area: Area,
-    /// Where it begins.
+    /// Its offset in the area.
     at: usize,
-    /// Number of the next request.
+    /// Counter of the next request.
     counter: u64,
 }
 
-/// What a former life has left of a queue.
+/// What a former daemon has left of a queue.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Left {
     /// Heads of chains that were taken and not answered, in the order in which they were taken.
     pub(crate) heads: Vec<u16>,
-    /// Up to here the ring's available entries have been taken.
+    /// The available index up to which the ring's entries were taken.
     pub(crate) next_available: u16,
 }
 
-/// Bytes of an area.
+/// Size of an area in bytes.
 pub(crate) const fn area_bytes(queues: u16, queue_size: u16) -> u64 {
     part_bytes(queue_size) as u64 * queues as u64
 }
@@ -71,7 +72,7 @@ const fn part_bytes(queue_size: u16) -> usize {
     (HEAD_BYTES + DESCRIPTOR_BYTES * queue_size as usize).next_multiple_of(ALIGNMENT)
 }
 
-/// A fresh file for an area.
+/// Creates a file for an area.
 pub(crate) fn file(queues: u16, queue_size: u16) -> io::Result<File> {
     let file = File::from(memfd_create("inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     ftruncate(&file, area_bytes(queues, queue_size))?;
@@ -80,19 +81,19 @@ pub(crate) fn file(queues: u16, queue_size: u16) -> io::Result<File> {
 }
 
 impl Area {
-    /// Maps one that the VMM hands out.
+    /// Maps an area that the VMM passes in.
     pub(crate) fn map(file: File, offset: u64, queues: u16, queue_size: u16) -> Result<Self, MemoryError> {
         let is_memory = is_memory(&file);
         let mapped = Arc::new(map(file, offset, (0, area_bytes(queues, queue_size)))?);
         Ok(Self { mapped, queues, queue_size, is_memory })
     }
 
-    /// Whether it has been taken away.
+    /// Whether the memory was taken away.
     pub(crate) fn is_cut(&self) -> bool {
         self.mapped.is_cut()
     }
 
-    /// The part of a queue. `None` if the area has none for it, or too small a one.
+    /// Returns the part of a queue, or `None` if the area has none for it, or too small a one.
     pub(crate) fn tracker(&self, queue: u16, queue_size: u16) -> Option<Tracker> {
         if queue >= self.queues || queue_size > self.queue_size {
             return None;
@@ -103,8 +104,9 @@ impl Area {
 }
 
 impl Tracker {
-    /// Takes up what a former life has left of the ring, whose used index is `used` now. An area that is new, or of a
-    /// layout that nobody here knows, is begun. Whatever stands there, each head is named once and exists.
+    /// Resumes what a former daemon has left of the ring, whose current used index is `used`. An
+    /// area that is new, or of an unknown layout, is initialised. Whatever its content, each head
+    /// is returned at most once and is valid.
     pub(crate) fn resume(&mut self, queue_size: u16, used: u16, next_available: u16) -> Left {
         if self.load(AT_VERSION) != VERSION || self.load(AT_DESCRIPTORS) != queue_size {
             for head in 0..queue_size {
@@ -115,7 +117,7 @@ impl Tracker {
             self.store(AT_VERSION, VERSION);
             return Left { heads: Vec::new(), next_available };
         }
-        // Answered, and the noting of it cut short.
+        // Answered, but the recording was interrupted.
         let mut head = self.load(AT_BATCH);
         let unnoted = used.wrapping_sub(self.load(AT_USED));
         for _ in 0..unnoted.min(queue_size) {
@@ -137,7 +139,7 @@ impl Tracker {
         Left { heads, next_available: used.wrapping_add(taken) }
     }
 
-    /// A chain is taken.
+    /// Records that a chain is taken.
     pub(crate) fn begin(&mut self, head: u16) {
         let at = self.at + Self::descriptor(head) + 8;
         self.put(at, self.counter);
@@ -145,19 +147,19 @@ impl Tracker {
         self.mark(head, 1);
     }
 
-    /// A chain is about to be given back.
+    /// Records that a chain is about to be given back.
     pub(crate) fn ending(&self, head: u16) {
         self.store(Self::descriptor(head) + 6, self.load(AT_BATCH));
         self.store(AT_BATCH, head);
     }
 
-    /// It has been, and the ring's used index is that now.
+    /// Records that it was given back, with the ring's used index after that.
     pub(crate) fn ended(&self, head: u16, used: u16) {
         self.mark(head, 0);
         self.store(AT_USED, used);
     }
 
-    /// A chain is put back as if it had not been taken.
+    /// Records that a chain is put back as if it had not been taken.
     pub(crate) fn untake(&self, head: u16) {
         self.mark(head, 0);
     }
@@ -189,7 +191,8 @@ impl Tracker {
     }
 
     fn put<T: vm_memory::AtomicAccess>(&self, at: usize, value: T) {
-        // All fields are inside and aligned: heads are below the size that the area was mapped for.
+        // All fields are inside and aligned: heads are below the size for which the area was
+        // mapped.
         let stored = self.slice().store(value, at, Ordering::Release);
         debug_assert!(stored.is_ok(), "the field at {at} lies in the area");
     }
@@ -228,7 +231,8 @@ mod tests {
         assert_eq!(again(&next).resume(8, 6, 0).heads, [4, 7, 1, 3], "later than what was left");
     }
 
-    /// Killed between the answer and the note of it, at each of the steps.
+    /// If the daemon is killed between the answer and its recording, at any of the steps, the
+    /// request is not repeated.
     #[test]
     fn what_was_answered_is_not_done_again_though_nobody_noted_it() {
         let mut tracker = tracker(1, 0);

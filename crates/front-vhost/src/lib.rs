@@ -1,20 +1,21 @@
-//! Volumes as disks of virtual machines: vhost-user-blk.
+//! Presents volumes as disks of virtual machines: vhost-user-blk.
 //!
 //! ```text
 //!            messages ──┐                                  ┌─ replies, a bell ◄─┐
 //!   VMM ◄── socket      ├─► one thread for each volume ◄───┤                    │
 //!   guest ── kicks ─────┘      rings of the guest          └─► port ──► engine ─┘
-//!         ◄─ calls ───────────────────┘ lent to the engine's thread, while nothing has to be waited for
+//!         ◄─ calls ───────────────────┘ lent to the engine's thread while nothing has to wait
 //! ```
 //!
-//! - **Nobody is trusted.** A guest may write anything into its rings, a VMM may say anything: it is answered, refused or
-//!   skipped, never a panic, a loop or an allocation of their size. A VMM that cuts the file under its memory ends its own connection
-//!   and no other; see `cut.rs`, which has all the `unsafe` that there is here.
-//! - **The engine is never waited for**, but by a VMM that stops its queue; see `serving.rs`.
-//! - **Reconnecting** works at any moment and without an end. Requests that were under way when a daemon died are noted in
-//!   memory of the VMM, and done by the next one; see `inflight.rs`.
-//! - **Bounded**: requests and bytes of payload, for each volume ([`Limits`]); at a bound nothing more is taken from the
-//!   ring, and the guest waits.
+//! - **Guests and VMMs are not trusted.** Whatever a guest writes into its rings or a VMM sends is
+//!   answered, refused or skipped. It never causes a panic, a loop or an allocation of a size that
+//!   they choose. A VMM that truncates the file of its memory ends only its own connection; see
+//!   `memory_fault.rs`, which contains all the `unsafe` of this crate.
+//! - **The engine is never waited for**, except by a VMM that stops its queue; see `requests.rs`.
+//! - **Reconnecting** works at any time, any number of times. Requests in flight when a daemon dies
+//!   are recorded in memory of the VMM, and carried out by the next daemon; see `inflight.rs`.
+//! - **Bounded**: requests and bytes of payload are limited for each volume ([`Limits`]). At a
+//!   limit nothing more is taken from the ring, and the guest waits.
 //! - Payload is copied between the guest's memory and the engine's; see `memory.rs`.
 #![deny(unsafe_code)]
 

@@ -1,12 +1,14 @@
-//! A guest's memory: mapped as its VMM says, and copied to and from the buffers of requests.
+//! A guest's memory: it is mapped as its VMM says, and copied to and from the buffers of requests.
 //!
-//! This is the only place where bytes of a guest are touched. They are copied when a request is taken and when it has been
-//! answered, so nothing that the guest does to them meanwhile matters. A request keeps the mapping that it began with until its
-//! reply has come. Memory that may have to be waited for, since its file is on a disk or somebody serves it, is touched by the volume's own
-//! thread only (`lane.rs`).
+//! This is the only place where bytes of a guest are accessed. They are copied when a request is
+//! taken and when it has been answered, so changes by the guest in between do not matter. A request
+//! keeps the mapping with which it began until its reply has arrived. Memory that may block,
+//! because its file is on a disk or served by another process, is accessed only by the volume's own
+//! thread (`ring_path.rs`).
 //!
-//! The file must be as long as the VMM says, and one that can be sealed against getting shorter (memfd) is. One that cannot (of `/dev/shm`, of
-//! huge pages, on a disk) may be cut all the same, or the system may have no room for it: then its client is cut off, see `cut.rs`.
+//! The file must be as long as the VMM says. If it can be sealed against shrinking (memfd), it is
+//! sealed. A file that cannot (in `/dev/shm`, of huge pages, on a disk) may still be truncated, or
+//! the system may have no room for it. Then its client is cut off, see `memory_fault.rs`.
 
 use crate::chain::Malformed;
 use crate::memory_fault::Watched;
@@ -19,19 +21,20 @@ use thiserror::Error;
 use vhost::vhost_user::message::{VhostUserMemoryRegion, VhostUserSingleMemoryRegion};
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, GuestRegionMmap, MmapRegion};
 
-/// A guest's memory, to be read and written.
+/// A guest's memory, for reading and writing.
 pub(crate) type GuestMemory = vm_memory::GuestMemoryMmap<()>;
 
-/// All that is mapped of a guest.
+/// Everything that is mapped of a guest.
 #[derive(Default)]
 pub(crate) struct Mapped {
     all: GuestMemory,
-    /// Each region of it.
+    /// Its regions.
     watched: Vec<Arc<Watched>>,
 }
 
 impl Mapped {
-    /// Whether some of it has been taken away. To be asked after something was read from it, before that is used.
+    /// Whether some of it was taken away. To be checked after reading from it, before the data is
+    /// used.
     pub(crate) fn is_cut(&self) -> bool {
         self.watched.iter().any(|region| region.is_cut())
     }
@@ -45,10 +48,10 @@ impl Deref for Mapped {
     }
 }
 
-/// Regions of a guest, at most: as many as the kernel's vhost takes.
+/// The most regions of a guest: as many as the kernel's vhost accepts.
 pub(crate) const REGIONS_MAX: usize = 509;
 
-/// Why a VMM's memory is not taken.
+/// Why a VMM's memory is refused.
 #[derive(Debug, Error)]
 pub(crate) enum MemoryError {
     #[error("memory comes as a file, and this is none")]
@@ -63,16 +66,16 @@ pub(crate) enum MemoryError {
     Map(String),
 }
 
-/// The memory of a guest as its VMM has described it.
+/// The memory of a guest as described by its VMM.
 #[derive(Default)]
 pub(crate) struct MemoryTable {
     regions: Vec<Region>,
     mapped: Arc<Mapped>,
-    /// Some of it had to be waited for, now or before: a request may still have that.
+    /// Some of it is, or once was, of a kind that may block. A request may still use former memory.
     has_waited: bool,
 }
 
-/// Where a region lies for the VMM, which names rings by that, and for the guest.
+/// The addresses of a region for the VMM, which uses them for rings, and for the guest.
 #[derive(Clone, Copy)]
 struct Region {
     user: u64,
@@ -81,12 +84,12 @@ struct Region {
 }
 
 impl MemoryTable {
-    /// What is mapped now. Requests keep it as it is.
+    /// The current mapping. Requests keep it as it is.
     pub(crate) const fn mapped(&self) -> &Arc<Mapped> {
         &self.mapped
     }
 
-    /// Takes these regions instead of all there were.
+    /// Replaces all regions with these.
     pub(crate) fn replace(
         &mut self,
         regions: &[VhostUserMemoryRegion],
@@ -101,7 +104,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Takes one more.
+    /// Adds a region.
     pub(crate) fn add(
         &mut self,
         region: &VhostUserSingleMemoryRegion,
@@ -111,7 +114,7 @@ impl MemoryTable {
         self.insert(place, file, region.mmap_offset)
     }
 
-    /// Takes one away. It is unmapped when the last request that may touch it is done.
+    /// Removes a region. It is unmapped when the last request that may access it is done.
     pub(crate) fn remove(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<(), MemoryError> {
         let (all, gone) = self
             .mapped
@@ -124,17 +127,18 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Whether all of it, and all there was before, is memory of the system: who touches it never waits for anybody's disk or server.
+    /// Whether all of the memory, now and before, is system memory: then accessing it never blocks
+    /// on a disk or another process.
     pub(crate) const fn never_waits(&self) -> bool {
         !self.has_waited
     }
 
-    /// No memory was shared.
+    /// Whether no memory is shared.
     pub(crate) fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 
-    /// Where the guest has what lies at `user` for the VMM.
+    /// The guest's address for the VMM's address `user`.
     pub(crate) fn guest_address(&self, user: u64) -> Option<GuestAddress> {
         self.regions.iter().find_map(|region| {
             let offset = user.checked_sub(region.user).filter(|offset| *offset < region.bytes)?;
@@ -166,7 +170,8 @@ impl MemoryTable {
     }
 }
 
-/// Maps `bytes` of a file that another process may write, too, and cut. They lie at `guest` for a guest.
+/// Maps `bytes` of a file that another process may also write, and truncate. `guest` is its guest
+/// address.
 pub(crate) fn map(file: File, offset: u64, (guest, bytes): (u64, u64)) -> Result<Watched, MemoryError> {
     let failed = |error: &dyn std::fmt::Display| MemoryError::Map(error.to_string());
     let stat = fstat(&file).map_err(|error| failed(&error))?;
@@ -178,7 +183,7 @@ pub(crate) fn map(file: File, offset: u64, (guest, bytes): (u64, u64)) -> Result
     if has < needs {
         return Err(MemoryError::Short { has, needs });
     }
-    // Sealed before its length counts for anything: it was long enough just now and may be short already.
+    // Seal first, then check the length: it was sufficient just now, but may be short already.
     if seal(&file) {
         let has = fstat(&file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
         if has < needs {
@@ -193,23 +198,25 @@ pub(crate) fn map(file: File, offset: u64, (guest, bytes): (u64, u64)) -> Result
     Ok(Watched::new(Arc::new(mapped)))
 }
 
-/// Whether the file is one of those that are memory and nothing else (memfd, `/dev/shm`, huge pages).
+/// Whether the file is on a file system that consists of memory only (memfd, `/dev/shm`, huge
+/// pages).
 pub(crate) fn is_memory(file: &File) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     const HUGETLBFS: u64 = 0x9584_58f6;
     fstatfs(file).is_ok_and(|found| {
-        // As wide as the machine has it; the numbers have 32 bits.
+        // The type's width depends on the architecture; the constants have 32 bits.
         u64::try_from(found.f_type).is_ok_and(|kind| matches!(kind & 0xffff_ffff, TMPFS | HUGETLBFS))
     })
 }
 
-/// Whether the file cannot become shorter any more.
+/// Ensures that the file cannot shrink. Returns whether that is so.
 fn seal(file: &File) -> bool {
     let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     sealed || fcntl_add_seals(file, SealFlags::SHRINK).is_ok()
 }
 
-/// Pieces of a guest's memory, in order. Addresses are the guest's and may be anything; see [`Segments::are_in`].
+/// Pieces of a guest's memory, in order. The addresses come from the guest and may be anything; see
+/// [`Segments::are_in`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Segments {
     pieces: Vec<Segment>,
@@ -223,7 +230,7 @@ struct Segment {
 }
 
 impl Segments {
-    /// Length of all together.
+    /// Their total length in bytes.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -233,12 +240,12 @@ impl Segments {
         self.pieces.push(Segment { at, bytes });
     }
 
-    /// Whether all of it is memory of the guest.
+    /// Whether all of them are memory of the guest.
     pub(crate) fn are_in(&self, memory: &GuestMemory) -> bool {
         self.pieces.iter().all(|piece| memory.check_range(piece.at, piece.bytes as usize))
     }
 
-    /// Takes the last byte off.
+    /// Removes the last byte, and returns its address.
     pub(crate) fn take_last_byte(&mut self) -> Option<GuestAddress> {
         let last = self.pieces.last_mut()?;
         last.bytes = last.bytes.checked_sub(1)?;
@@ -250,7 +257,8 @@ impl Segments {
         Some(GuestAddress(at))
     }
 
-    /// Takes the first `N` bytes off and gives a copy of them. `None` if there are fewer, or they are not in memory.
+    /// Removes the first `N` bytes and returns a copy of them. Returns `None` if there are fewer,
+    /// or they are not in memory.
     pub(crate) fn take_front<const N: usize>(&mut self, memory: &GuestMemory) -> Option<[u8; N]> {
         let mut front = [0; N];
         let mut filled = 0;
@@ -262,7 +270,7 @@ impl Segments {
             let step = u32::try_from(step).ok()?;
             piece.bytes -= step;
             if piece.bytes > 0 {
-                // It was read from there: the sum is an address.
+                // The sum cannot overflow: the bytes were read from there.
                 piece.at = GuestAddress(piece.at.0 + u64::from(step));
                 break;
             }
@@ -276,7 +284,7 @@ impl Segments {
         Some(front)
     }
 
-    /// A buffer with a copy of all of it.
+    /// Returns a buffer with a copy of all of it.
     pub(crate) fn gather(&self, memory: &GuestMemory, stock: &mut Stock) -> Result<Buffer, Malformed> {
         let bytes = usize::try_from(self.bytes).map_err(|_| Malformed::Long)?;
         let mut buffer = stock.take(bytes);
@@ -289,7 +297,7 @@ impl Segments {
         Ok(buffer)
     }
 
-    /// Copies `content` to its beginning, as much as fits; how much that was.
+    /// Copies `content` to its start, as much as fits. Returns how much that was.
     pub(crate) fn scatter(&self, memory: &GuestMemory, content: &[u8]) -> Result<u32, Malformed> {
         let mut rest = content;
         let mut copied = 0;

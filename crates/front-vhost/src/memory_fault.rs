@@ -1,9 +1,12 @@
-//! Memory of a VMM that is taken away while it is mapped here, because its file was cut or the system has no room for it (a full `/dev/shm`).
+//! Handles memory of a VMM that is taken away while it is mapped here, because its file was
+//! truncated or the system has no room for it (a full `/dev/shm`).
 //!
-//! Who touches such memory is ended by the kernel, with a signal (`SIGBUS`), and with it would go the disks of everybody else. So the signal
-//! is caught: if the address lies in memory that is watched, empty memory takes the place of all of that mapping, and it is
-//! noted that it [was cut](Watched::is_cut). That is noted before, so whoever has read something of the empty memory and looks then finds it so, and
-//! nothing of what he has read counts. Of any other address the signal does what it would have done.
+//! The kernel ends a process that accesses such memory, with a signal (`SIGBUS`). That would end
+//! the disks of all other clients, too. So the signal is caught. If the address is in watched
+//! memory, the whole mapping is replaced by empty memory, and it is recorded that it [was
+//! cut](Watched::is_cut). The record is made first. So code that has read from the empty memory and
+//! checks afterwards finds the record, and discards what it read. For any other address the signal
+//! has its former effect.
 #![allow(unsafe_code, reason = "a signal's handler, which puts memory in the place of memory")]
 
 use libc::{c_int, c_void, sigaction, siginfo_t};
@@ -13,35 +16,37 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use vm_memory::GuestRegionMmap;
 
-/// Memory that is watched as long as this is there.
+/// A mapping that is watched for the lifetime of this value.
 pub(crate) struct Watched {
     entry: &'static Entry,
-    /// Dropped after the entry has been given up: it is mapped as long as it is watched.
+    /// Dropped after the entry is released: the memory is mapped for as long as it is watched.
     mapped: Arc<GuestRegionMmap<()>>,
 }
 
-/// What the handler knows of a mapping. It lives as long as the process, and is used again.
+/// What the handler knows of a mapping. An entry lives as long as the process, and is reused.
 #[derive(Default)]
 struct Entry {
-    /// Odd while the next two change. The handler passes over it then: memory that is touched is not just beginning or ceasing to be watched.
+    /// Odd while the next two fields change. The handler skips the entry then: memory being
+    /// accessed is not just starting or ceasing to be watched.
     version: AtomicUsize,
     start: AtomicUsize,
-    /// None: it is free.
+    /// 0 if the entry is free.
     bytes: AtomicUsize,
     is_cut: AtomicBool,
-    /// The one that was made before it.
+    /// The entry that was created before this one.
     next: AtomicPtr<Entry>,
 }
 
-/// The newest entry: a handler may take no lock, so it goes through all of them.
+/// The newest entry. A handler may take no lock, so it walks all of them.
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
-/// Those that nobody uses.
+/// The unused entries.
 static FREE: Mutex<Vec<&'static Entry>> = Mutex::new(Vec::new());
-/// What the signal did before.
+/// The former action of the signal.
 static FORMER: OnceLock<sigaction> = OnceLock::new();
 
 impl Watched {
-    /// Watches that mapping. Where the system refuses to have the signal caught it does what it always did.
+    /// Watches a mapping. If the system refuses to let the signal be caught, it keeps its former
+    /// effect.
     pub(crate) fn new(mapped: Arc<GuestRegionMmap<()>>) -> Self {
         FORMER.get_or_init(catch);
 
@@ -56,7 +61,7 @@ impl Watched {
         &self.mapped
     }
 
-    /// Whether it has been taken away. To be asked after something was read from it, before that is used.
+    /// Whether it was taken away. To be checked after reading from it, before the data is used.
     pub(crate) fn is_cut(&self) -> bool {
         self.entry.is_cut.load(Ordering::SeqCst)
     }
@@ -70,7 +75,7 @@ impl Drop for Watched {
 }
 
 impl Entry {
-    /// One more, which the handler finds from now on.
+    /// Creates an entry, which the handler finds from then on.
     fn make() -> &'static Self {
         let entry: &'static Self = Box::leak(Box::default());
         let _former = ENTRIES.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |newest| {
@@ -80,7 +85,7 @@ impl Entry {
         entry
     }
 
-    /// Who has it calls this, and nobody else does.
+    /// Sets the watched range. Only the owner of the entry calls this.
     fn set(&self, start: usize, bytes: usize) {
         self.version.fetch_add(1, Ordering::SeqCst);
         self.start.store(start, Ordering::SeqCst);
@@ -88,7 +93,7 @@ impl Entry {
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// What it watches, if the address lies in that.
+    /// Returns the watched range, if the address is in it.
     fn find(&self, address: usize) -> Option<(usize, usize)> {
         let version = self.version.load(Ordering::SeqCst);
         let (start, bytes) = (self.start.load(Ordering::SeqCst), self.bytes.load(Ordering::SeqCst));
@@ -98,11 +103,12 @@ impl Entry {
     }
 }
 
-/// Has the signal caught; what it did before.
+/// Installs the handler. Returns the former action.
 fn catch() -> sigaction {
-    // SAFETY: all zeroes are a valid action, the default one, and the calls read one and write one. The handler does only what a handler may:
-    // atomics, and calls of the system. It runs on the thread's other stack if there is one, as the one of the standard library does, which
-    // finds an overflow of the stack.
+    // SAFETY: all zeroes are a valid action, the default one, and the calls read one and write one.
+    // The handler does only what a handler may: atomics and system calls. It runs on the thread's
+    // alternate stack if there is one, like the handler of the standard library, which detects
+    // stack overflows.
     unsafe {
         let mut former: sigaction = MaybeUninit::zeroed().assume_init();
         if libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut former) == 0 {
@@ -116,9 +122,10 @@ fn catch() -> sigaction {
 }
 
 extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel calls this with a valid `info`; of a signal that somebody has sent (a code of 0 and less) it has no address.
+    // SAFETY: the kernel calls this with a valid `info`. For a signal sent by a process (a code of
+    // 0 or less) it has no address.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    // SAFETY: `errno` is this thread's own; what was interrupted finds it as it was.
+    // SAFETY: `errno` belongs to this thread; the interrupted code finds it unchanged.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let before = unsafe { *errno };
@@ -129,7 +136,8 @@ extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     unsafe { *errno = before };
 }
 
-/// Puts empty memory in the place of the mapping that has that address; false if none that is watched has, or the system refuses.
+/// Replaces the mapping that contains the address with empty memory. Returns false if no watched
+/// mapping contains it, or the system refuses.
 fn replace(address: usize) -> bool {
     let mut next = ENTRIES.load(Ordering::SeqCst);
     // SAFETY: an entry that can be found lives as long as the process.
@@ -141,8 +149,8 @@ fn replace(address: usize) -> bool {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
         );
-        // SAFETY: a guest's mapping takes the place of itself: whoever is touching it keeps it mapped and watched, and nobody has a reference
-        // into it, since its bytes may change at any time anyway.
+        // SAFETY: a guest's mapping replaces itself. The code that accesses it keeps it mapped and
+        // watched, and no reference into it exists, since its bytes may change at any time anyway.
         let mapped =
             unsafe { libc::mmap(ptr::with_exposed_provenance_mut(start), bytes, protection, flags, -1, 0) };
         return mapped != libc::MAP_FAILED;
@@ -150,13 +158,15 @@ fn replace(address: usize) -> bool {
     false
 }
 
-/// Does what the signal did before this was here.
+/// Performs the signal's former action.
 fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
-    // A handler may find the cell still empty, between the first signal that is caught and its being filled.
+    // The cell may still be empty, if a signal arrives after the handler is installed and before
+    // the cell is filled.
     let former = FORMER.get().filter(|former| ![libc::SIG_DFL, libc::SIG_IGN].contains(&former.sa_sigaction));
-    // SAFETY: what stands in an action is a handler or one of the two above. One that takes no more than the signal's number does not miss
-    // what it is given besides. By default the signal ends the process when this returns.
+    // SAFETY: an action contains a handler or one of the two values above. A handler that takes
+    // only the signal's number ignores the other arguments. With the default action, the signal
+    // ends the process when this returns.
     unsafe {
         match former {
             Some(former) => {
@@ -182,7 +192,7 @@ mod tests {
 
     const BYTES: usize = 1 << 20;
 
-    /// Memory in a file, with something in it.
+    /// Memory in a file, with some content.
     fn mapped() -> (File, Arc<GuestRegionMmap<()>>) {
         let file =
             File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("memory"));
@@ -207,16 +217,16 @@ mod tests {
             file.set_len(0).expect("is cut");
             assert!(!watched.is_cut(), "nobody has touched it");
             assert_eq!((first(&watched), watched.is_cut()), (0, true));
-            // No other page of it is a signal any more, also to be written.
+            // No other page of it raises a signal any more, also when written.
             let last = MemoryRegionAddress(watched.mapped().len() - 1);
             watched.mapped().store(1_u8, last, Ordering::SeqCst).expect("memory");
             assert_eq!((first(&other), other.is_cut()), (7, false));
         }
-        // Others have some, too.
+        // Other tests use some, too.
         assert!(FREE.lock().unwrap().len() < 50, "entries are used again");
     }
 
-    /// What is not watched, or not any more, ends the process as ever.
+    /// For memory that is not watched, or not any more, the signal ends the process as before.
     #[test]
     fn elsewhere_the_signal_does_what_it_did() {
         const CHILD: &str = "BCACHED_TEST_CUT";

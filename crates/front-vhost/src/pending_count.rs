@@ -1,4 +1,5 @@
-//! How many requests of a volume the engine has not answered, also those of clients that are gone.
+//! Counts the requests of a volume that the engine has not answered, including those of former
+//! clients.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -8,12 +9,13 @@ use std::time::Instant;
 #[derive(Default)]
 pub(crate) struct Tally {
     count: AtomicUsize,
-    /// Held while the last one is told of, so that nobody looks before it and sleeps after it.
+    /// Taken briefly when the count reaches zero, so that a waiter cannot miss the notification
+    /// between its check and its sleep.
     gate: Mutex<()>,
     is_none: Condvar,
 }
 
-/// Counts while it lives.
+/// Counts as one request while it lives.
 pub(crate) struct Ticket(Arc<Tally>);
 
 impl Tally {
@@ -26,7 +28,7 @@ impl Tally {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Waits until there are none, not longer than the deadline; how many there are then.
+    /// Waits until the count is zero, at most until the deadline. Returns the count then.
     pub(crate) fn wait_none(&self, deadline: Instant) -> usize {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

@@ -1,13 +1,16 @@
-//! Requests from rings into the port, and replies back into rings; all of it on one thread at a time, which never waits for the
-//! engine.
+//! Passes requests from rings to the port, and replies back to the rings. All of this runs on one
+//! thread at a time, which never waits for the engine.
 //!
-//! **Hops.** The thread of the engine serves the rings itself, between two turns of its tasks, as long as nothing has to be waited for and
-//! nothing is large (`lane.rs`). Else one thread serves all rings of a volume and the messages of its VMM: a reply rings its eventfd, which
-//! is polled beside the kicks, and under load one wake-up serves kicks and replies together.
+//! **Hops.** The engine's thread serves the rings itself, between two turns of its tasks, as long
+//! as nothing has to be waited for and nothing is large (`ring_path.rs`). Otherwise one thread
+//! serves all rings of a volume and the messages of its VMM. A reply then rings the thread's
+//! eventfd, which is polled beside the kicks. Under load one wake-up serves kicks and replies
+//! together.
 //!
-//! **Back pressure.** A request for which there is no room (the window, the engine's inbox, bytes of payload, a route that
-//! is held) is kept, one for each ring, and nothing more is taken from that ring. The bell rings when it is worth trying
-//! again: bytes come back with replies of our own, the rest is the port's promise.
+//! **Back-pressure.** A request may find no room: in the window, in the engine's inbox, for its
+//! bytes of payload, or because its route is held. Then it is kept, one for each ring, and nothing
+//! more is taken from that ring. The bell rings when a retry is worthwhile: bytes are returned by
+//! our own replies, and the port promises to ring for the rest.
 
 use crate::chain::{Command, IOERR, Malformed, OK, Parsed, parse};
 use crate::memory::{GuestMemory, Mapped, Segments};
@@ -21,24 +24,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vm_memory::{Bytes as _, GuestAddress};
 
-/// Memory that is kept for the next requests, in bytes.
+/// Bytes of buffers that are kept for later requests.
 const STOCK_BYTES: usize = 4 << 20;
-/// Bytes that name a disk for its guest.
+/// Bytes of the disk's identification for its guest.
 const IDENTITY_BYTES: usize = 20;
 
-/// What one client's requests need of us.
+/// The state for serving one client's requests.
 pub(crate) struct Serving {
     pub(crate) export: Arc<Export>,
     route: Route,
     requests: Requests<Pending>,
     replies: Replies<Pending>,
     tally: Arc<Tally>,
-    /// A request kept for want of room, by ring.
+    /// For each ring, a request kept for lack of room.
     kept: Vec<Option<Kept>>,
-    /// Payload in memory, and how much may be.
+    /// Bytes of payload in memory, and their limit.
     bytes: u64,
     bytes_max: u64,
-    /// Answers mean that what was written is durable: the driver sends no flushes.
+    /// An answered write must be durable, because the driver sends no flushes.
     pub(crate) is_write_through: bool,
     exports: ExportTable,
     writer: Writer,
@@ -46,51 +49,54 @@ pub(crate) struct Serving {
     pub(crate) over: Option<Over>,
     nonsense: Quiet,
     refusals: Quiet,
-    /// What is left of this turn.
+    /// The rest of the share of this turn.
     share: Share,
-    /// Something has come up that is not for the thread of an engine.
+    /// Something needs the volume's own thread.
     pub(crate) wants_thread: bool,
-    /// Requests under way whose content is [large](LARGE_BYTES).
+    /// Requests in flight whose content is [large](LARGE_BYTES).
     large: u32,
     large_since: Option<Instant>,
-    /// Memory of requests that have been answered, for the next ones.
+    /// Buffers of completed requests, kept for reuse.
     stock: Stock,
 }
 
-/// Why nothing more is done for a client.
+/// Why a client is no longer served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Over {
-    /// The engine is no more, and what it has not done stays noted in the VMM's memory for the next one.
+    /// The engine is gone. Its unfinished requests stay recorded in the VMM's memory for the next
+    /// one.
     Engine,
-    /// Memory that is the guest's has been taken away.
+    /// The guest's memory was taken away.
     Memory,
 }
 
-/// How much may be done at a time.
+/// How much may be done in one turn.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
     requests: u32,
     bytes: u64,
-    /// By the thread of an engine.
+    /// On the engine's thread.
     is_on_ring: bool,
 }
 
-/// Content from this size on is copied by the volume's own thread: it takes as long as waking that.
+/// Content larger than this is copied by the volume's own thread: copying it takes as long as
+/// waking that thread.
 pub(crate) const LARGE_BYTES: u64 = 64 << 10;
-/// What the thread of an engine does at a time before its other tasks have their turn.
+/// What the engine's thread does in one turn before its other tasks get theirs.
 const RING_SHARE: Share = Share { requests: 64, bytes: 256 << 10, is_on_ring: true };
 
-/// Of requests that are begun fewer: while the first of many are answered and their guest goes on, the next ones are carried out, and nobody
-/// stands still for the other.
+/// How many requests are started in one turn, fewer than are answered. So while the first of many
+/// are answered and their guest continues, the next ones are carried out, and neither side idles.
 const RING_TAKES: u32 = 8;
 
 impl Share {
-    /// Of a ring of that size, for the volume's own thread: no ring keeps the others waiting for ever.
+    /// The share for the volume's own thread, for a ring of that size: so no ring keeps the others
+    /// waiting forever.
     pub(crate) const fn of_thread(size: u16) -> Self {
         Self { requests: size as u32, bytes: u64::MAX, is_on_ring: false }
     }
 
-    /// Whether so much may still be done; then that is taken off.
+    /// Whether the share permits this much; if so, takes it off.
     const fn has(&mut self, bytes: u64) -> bool {
         if self.requests == 0 || self.bytes == 0 {
             return false;
@@ -101,19 +107,19 @@ impl Share {
     }
 }
 
-/// What travels with a request and makes an answer of its reply.
+/// What accompanies a request and turns its reply into an answer.
 pub(crate) struct Pending {
     ring: u16,
     generation: u32,
     head: Head,
     status: GuestAddress,
-    /// Where content goes.
+    /// The destination of its content.
     into: Segments,
-    /// What is written, to be used again.
+    /// The data written, whose memory is reused.
     written: Payload,
-    /// As it was when the request was taken. It is mapped until this is dropped.
+    /// The memory as of the start of the request. It stays mapped until this is dropped.
     memory: Arc<Mapped>,
-    /// Payload that it holds.
+    /// Bytes of payload that it holds.
     bytes: u64,
     #[expect(dead_code, reason = "dropping it is its use")]
     ticket: Ticket,
@@ -125,16 +131,16 @@ pub(crate) struct Pending {
 enum Kept {
     /// Its payload is not in memory yet.
     Parsed { head: Head, status: GuestAddress, command: Command },
-    /// As the port gave it back.
+    /// As returned by the port.
     Whole(Full<Pending>),
 }
 
 /// How taking from a ring ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
-    /// Nothing is left to be taken.
+    /// No more requests are available.
     All,
-    /// Enough for one turn; there may be more.
+    /// The turn's share is used up; there may be more.
     Turn,
     /// There is no room; the bell will ring.
     Full,
@@ -173,17 +179,18 @@ impl Serving {
         }
     }
 
-    /// Whether it has been given the right to write.
+    /// Whether the client has the write claim.
     pub(crate) const fn is_writing(&self) -> bool {
         self.permit.is_some()
     }
 
-    /// Whether everything that was taken from that ring has been given back.
+    /// Whether every request taken from that ring has been given back.
     pub(crate) fn is_idle(&self, index: u16, ring: &Ring) -> bool {
         ring.under_way == 0 && !ring.has_left() && self.kept[usize::from(index)].is_none()
     }
 
-    /// Takes what the ring has and hands it to the engine. With `only_left`, nothing that is new.
+    /// Takes requests from the ring and submits them to the engine. With `only_left`, takes no new
+    /// ones.
     pub(crate) fn take(
         &mut self,
         (index, ring): (u16, &mut Ring),
@@ -208,7 +215,7 @@ impl Serving {
                 Ok(Some(_)) => return Taken::Full,
                 Err(error) => {
                     ring.set_faulty(true);
-                    // The thread looks again, and tells.
+                    // The thread looks again, and reports the error.
                     self.wants_thread = true;
                     if !self.share.is_on_ring {
                         ring.tell_error();
@@ -221,7 +228,7 @@ impl Serving {
         Taken::Turn
     }
 
-    /// Whether nothing more is done for this client. What has been read of its memory counts for nothing then.
+    /// Whether this client is no longer served. In that case, data read from its memory is invalid.
     pub(crate) fn is_over(&mut self, memory: &Mapped) -> bool {
         if memory.is_cut() {
             self.over.get_or_insert(Over::Memory);
@@ -229,17 +236,17 @@ impl Serving {
         self.over.is_some()
     }
 
-    /// Begins a turn.
+    /// Starts a turn.
     pub(crate) const fn begin_turn(&mut self, share: Share) {
         self.share = share;
     }
 
-    /// Begins a turn of the thread of an engine.
+    /// Starts a turn of the engine's thread.
     pub(crate) const fn begin_turn_on_ring(&mut self) {
         (self.share, self.wants_thread) = (RING_SHARE, false);
     }
 
-    /// Answers have had their part of the turn: now requests.
+    /// Limits the rest of the turn to taking requests, after the replies had their part.
     pub(crate) const fn begin_takes_on_ring(&mut self) {
         self.share.requests = RING_TAKES;
     }
@@ -249,7 +256,8 @@ impl Serving {
         self.kept[usize::from(index)].is_some()
     }
 
-    /// How long the thread of an engine has had nothing large to leave to others; `None` if there is something now.
+    /// How long there has been no large request that needs the volume's own thread. `None` if there
+    /// is one now.
     pub(crate) fn small_for(&self) -> Option<Duration> {
         let is_large = |kept: &Kept| kept.bytes() > LARGE_BYTES;
         if self.large > 0 || self.kept.iter().flatten().any(is_large) {
@@ -258,7 +266,8 @@ impl Serving {
         Some(self.large_since.map_or(Duration::MAX, |since| since.elapsed()))
     }
 
-    /// Gives the guest what the engine has answered, as far as this turn goes; true if there may be more.
+    /// Passes the engine's replies to the guest, as far as this turn's share permits. Returns true
+    /// if there may be more.
     pub(crate) fn answer(&mut self, rings: &mut [Ring], memory: &Arc<Mapped>) -> bool {
         while self.share.has(0) {
             let Some((pending, reply)) = self.replies.try_next() else { return false };
@@ -282,7 +291,7 @@ impl Serving {
         true
     }
 
-    /// Keeps the memory of a request for another.
+    /// Keeps the buffers of a request for reuse.
     fn put_away(&mut self, pending: Pending, reply: Reply) {
         reply.buffer.into_iter().for_each(|buffer| self.stock.put(buffer));
         self.stock.put_payload(pending.written);
@@ -296,7 +305,7 @@ impl Serving {
         }
     }
 
-    /// Forgets the request that was kept for a ring; where it came from.
+    /// Drops the request that was kept for a ring, and returns its head.
     pub(crate) fn forget_kept(&mut self, index: u16) -> Option<Head> {
         match self.kept[usize::from(index)].take()? {
             Kept::Parsed { head, .. } => Some(head),
@@ -307,7 +316,7 @@ impl Serving {
         }
     }
 
-    /// Begins with a chain; false if there is no room for it, and it is kept.
+    /// Starts the request of a chain. Returns false if there is no room for it, and it is kept.
     fn begin(&mut self, (index, ring): (u16, &mut Ring), memory: &Arc<Mapped>, head: Head) -> bool {
         match parse(memory, ring.table(), head.index) {
             Parsed::Run { command, status } => self.run((index, ring), memory, (head, status, command)),
@@ -337,7 +346,8 @@ impl Serving {
         }
     }
 
-    /// Carries out what the front end can, and hands the rest to the engine; false if there is no room for it.
+    /// Carries out what the front end can do itself, and submits the rest to the engine. Returns
+    /// false if there is no room.
     fn run(
         &mut self,
         (index, ring): (u16, &mut Ring),
@@ -387,7 +397,7 @@ impl Serving {
                 Operation::WriteZeroes { sector, sectors, fua, may_discard }
             }
         };
-        // All that is to be read of it has been.
+        // Everything that is to be read of the guest's memory has been read.
         if self.is_over(memory) {
             return true;
         }
@@ -431,14 +441,16 @@ impl Serving {
         (at, status): (&GuestMemory, GuestAddress),
         (answer, written): (u8, u32),
     ) {
-        // It was there when the request was taken; if its memory has gone since, nobody looks at it.
+        // The address was valid when the request was taken. If its memory was removed since, the
+        // status is not needed.
         let _gone = at.write_obj(answer, status);
         if let Err(error) = ring.give_back(memory, head, written.saturating_add(1)) {
             self.complain(&error);
         }
     }
 
-    /// The volume's name if it fits, else the beginning of its UUID: both are of one volume only.
+    /// The volume's name if it fits, otherwise the start of its UUID: either is unique to the
+    /// volume.
     fn identity(&self) -> [u8; IDENTITY_BYTES] {
         let name = self.export.name.as_bytes();
         let uuid = self.export.uuid.to_string().replace('-', "");
@@ -464,7 +476,7 @@ impl Serving {
 }
 
 impl Kept {
-    /// Content of it.
+    /// Bytes of its content.
     fn bytes(&self) -> u64 {
         match self {
             Self::Parsed { command, .. } => command.payload_bytes(),
@@ -474,7 +486,8 @@ impl Kept {
 }
 
 impl Pending {
-    /// Status and bytes written besides it, when content is where it belongs.
+    /// Returns the status and the bytes written besides it, after copying the content to its
+    /// destination.
     fn outcome(&self, reply: &Reply) -> (u8, u32) {
         match (&reply.result, &reply.buffer) {
             (Err(kind), _) => (kind.codes().virtio, 0),
@@ -491,7 +504,7 @@ impl Command {
         matches!(self, Self::Write { .. } | Self::Discard { .. } | Self::WriteZeroes { .. })
     }
 
-    /// Memory that it needs.
+    /// Bytes of memory that it needs.
     const fn payload_bytes(&self) -> u64 {
         match self {
             Self::Read { into: segments, .. } | Self::Write { from: segments, .. } => segments.bytes(),

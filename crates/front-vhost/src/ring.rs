@@ -1,7 +1,9 @@
-//! One virtqueue: what the VMM has said of it, which chains are taken, and how its two sides wake each other.
+//! One virtqueue: its configuration by the VMM, the chains taken from it, and notifications in both
+//! directions.
 //!
-//! **Life.** Set up by messages, started by the kick's descriptor, stopped when the VMM asks for its base. Each start is a
-//! new generation: a reply to a request of an earlier one is not for this ring any more.
+//! **Life cycle.** It is configured by messages, started by the kick descriptor, and stopped when
+//! the VMM asks for its base. Each start is a new generation: a reply to a request of an earlier
+//! one is not for this ring any more.
 
 use crate::chain::Table;
 use crate::inflight::{Area, Tracker};
@@ -16,9 +18,9 @@ use thiserror::Error;
 use virtio_queue::{Error as QueueError, Queue, QueueOwnedT as _, QueueT as _};
 use vm_memory::{Bytes as _, GuestAddress};
 
-/// Entries of a ring, at most.
+/// The most entries of a ring.
 pub(crate) const RING_SIZE_MAX: u16 = 1024;
-/// Bit of the available ring's flags by which a driver without event index wants no interrupts.
+/// Flag of the available ring by which a driver without event index suppresses interrupts.
 const NO_INTERRUPT: u16 = 1;
 
 /// Why a ring cannot be used.
@@ -43,16 +45,16 @@ pub(crate) struct Ring {
     is_enabled: bool,
     is_paused: bool,
     generation: u32,
-    /// Chains handed to the engine and not given back.
+    /// Chains submitted to the engine and not given back.
     pub(crate) under_way: u32,
-    /// Heads that a former life had taken, to be taken again.
+    /// Heads that a former daemon had taken, to be taken again.
     left: VecDeque<u16>,
     tracker: Option<Tracker>,
-    /// Chains were given back and nobody was told.
+    /// Chains were given back, and the guest was not notified yet.
     has_news: bool,
-    /// What was found in it last made no sense.
+    /// Its content was invalid when it was last read.
     is_faulty: bool,
-    /// The guest is to kick when it has something.
+    /// Kicks are enabled.
     is_listening: bool,
 }
 
@@ -60,7 +62,7 @@ pub(crate) struct Ring {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
     pub(crate) index: u16,
-    /// It is in the ring's available entries just before the next one: it can be put back.
+    /// It is the available entry just before the next one: it can be put back.
     is_newest: bool,
 }
 
@@ -89,7 +91,7 @@ impl Ring {
         self.queue.try_set_size(size).map_err(|_| RingError::Size(entries))
     }
 
-    /// Sets where its parts lie.
+    /// Sets the addresses of its parts.
     pub(crate) fn place(
         &mut self,
         descriptors: GuestAddress,
@@ -104,7 +106,7 @@ impl Ring {
             .map_err(|_| RingError::Place)
     }
 
-    /// Sets which available entry is the next to be taken.
+    /// Sets the index of the next available entry to be taken.
     pub(crate) fn set_base(&mut self, base: u16) {
         self.queue.set_next_avail(base);
     }
@@ -117,7 +119,8 @@ impl Ring {
         self.is_enabled = is_enabled;
     }
 
-    /// How the guest is told of answers. It is told at once: one may have been given by a process that then died.
+    /// Sets how the guest is notified of answers. It is notified immediately, because a process may
+    /// have died after giving an answer.
     pub(crate) fn set_call(&mut self, call: Option<File>) {
         self.call = call.map(Call::new);
         self.ring_call();
@@ -127,7 +130,7 @@ impl Ring {
         self.error = error.map(Call::new);
     }
 
-    /// How the guest tells of requests; that starts the ring.
+    /// Sets how the guest signals requests, which starts the ring.
     pub(crate) fn set_kick(
         &mut self,
         kick: File,
@@ -157,12 +160,13 @@ impl Ring {
         Ok(())
     }
 
-    /// Takes no more. What is under way may still be given back.
+    /// Takes no more chains. Those in flight may still be given back.
     pub(crate) const fn pause(&mut self) {
         self.is_paused = true;
     }
 
-    /// Ends this generation; the next entry that would have been taken. `kept` was taken and not handed to anybody.
+    /// Ends this generation, and returns the index of the next entry to be taken. `kept` is a chain
+    /// that was taken and not submitted.
     pub(crate) fn stop(&mut self, kept: Option<Head>) -> u16 {
         if let Some(head) = kept
             && head.is_newest
@@ -190,12 +194,12 @@ impl Ring {
         self.is_enabled && !self.is_paused && self.queue.ready()
     }
 
-    /// Whether a former life has left chains that were not taken again.
+    /// Whether chains left by a former daemon were not taken again yet.
     pub(crate) fn has_left(&self) -> bool {
         !self.left.is_empty()
     }
 
-    /// Whether what is under way is noted where the next life finds it.
+    /// Whether requests in flight are recorded for the next daemon.
     pub(crate) const fn is_tracked(&self) -> bool {
         self.tracker.is_some()
     }
@@ -208,22 +212,23 @@ impl Ring {
         self.queue.size()
     }
 
-    /// Where its chains lie.
+    /// Its descriptor table.
     pub(crate) fn table(&self) -> Table {
         Table { at: GuestAddress(self.queue.desc_table()), descriptors: u32::from(self.queue.size()) }
     }
 
-    /// The kick to be waited for, while the ring runs.
+    /// The kick to wait for, while the ring runs.
     pub(crate) fn kick(&self) -> Option<BorrowedFd<'_>> {
         if self.is_running() { self.kick.as_ref().map(|kick| kick.as_fd()) } else { None }
     }
 
-    /// Takes note of a kick. One that is no eventfd is not waited for again.
+    /// Clears a kick. If it is not an eventfd, it is not waited for again.
     pub(crate) fn clear_kick(&mut self) {
         self.kick.take_if(|kick| !kick.clear());
     }
 
-    /// Whether an engine's own thread may serve it: nothing of it makes who uses it wait, and `watch` tells of its kicks from now on.
+    /// Whether the engine's thread may serve the ring: none of its descriptors can block, and
+    /// `watch` signals its kicks from now on.
     pub(crate) fn is_fit(&mut self, watch: &Arc<OwnedFd>) -> bool {
         if !self.is_running() {
             return true;
@@ -232,18 +237,18 @@ impl Ring {
         tells && !self.is_faulty && self.kick.as_mut().is_some_and(|kick| kick.is_watched_by(watch))
     }
 
-    /// Whether there is something to be taken.
+    /// Whether there is a chain to take.
     pub(crate) fn has_available(&self, memory: &GuestMemory) -> bool {
         let is_there = |next| next != self.queue.next_avail();
         self.has_left() || self.queue.avail_idx(memory, Ordering::Relaxed).is_ok_and(|next| is_there(next.0))
     }
 
-    /// Takes note of whether it makes sense.
+    /// Records whether its content was invalid.
     pub(crate) const fn set_faulty(&mut self, is_faulty: bool) {
         self.is_faulty = is_faulty;
     }
 
-    /// The next chain to be worked on, if there is one.
+    /// Takes the next chain to work on, if there is one.
     pub(crate) fn take(&mut self, memory: &GuestMemory) -> Result<Option<Head>, RingError> {
         if let Some(index) = self.left.pop_front() {
             return Ok(Some(Head { index, is_newest: false }));
@@ -263,7 +268,7 @@ impl Ring {
         Ok(Some(Head { index, is_newest: true }))
     }
 
-    /// Gives a chain back, of which `written` bytes have been written.
+    /// Gives a chain back, with `written` bytes written to it.
     pub(crate) fn give_back(
         &mut self,
         memory: &GuestMemory,
@@ -281,7 +286,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Tells the guest of chains given back, if it wants to know.
+    /// Notifies the guest of chains given back, unless it suppresses that.
     pub(crate) fn tell(&mut self, memory: &GuestMemory) {
         if !std::mem::take(&mut self.has_news) {
             return;
@@ -295,7 +300,7 @@ impl Ring {
         }
     }
 
-    /// Lets the guest know that the ring is broken, if its VMM wants to hear of that.
+    /// Signals that the ring is broken, if the VMM has set up a descriptor for that.
     pub(crate) fn tell_error(&mut self) {
         self.error.as_mut().into_iter().for_each(Call::ring);
     }
@@ -304,15 +309,15 @@ impl Ring {
         self.call.as_mut().into_iter().for_each(Call::ring);
     }
 
-    /// Wants no kicks while chains are taken anyway.
+    /// Disables kicks while chains are being taken anyway.
     pub(crate) fn hush(&mut self, memory: &GuestMemory) {
         if std::mem::take(&mut self.is_listening) {
-            // A hint: if the ring is not there, taking will say so.
+            // A hint: if the ring is not there, taking reports that.
             let _hint = self.queue.disable_notification(memory);
         }
     }
 
-    /// Wants kicks again; true if chains have come meanwhile.
+    /// Enables kicks again. Returns true if chains have arrived meanwhile.
     pub(crate) fn listen(&mut self, memory: &GuestMemory) -> bool {
         self.is_listening = true;
         self.queue.enable_notification(memory).unwrap_or(false)

@@ -1,21 +1,26 @@
-//! A disk's place on the ring of the engine that serves its volume: while nothing has to be waited for, requests are taken and answered there.
+//! The fast path of a disk: while nothing has to be waited for, requests are taken and answered on
+//! the ring of the engine that serves its volume.
 //!
-//! A volume's own thread costs two hops a request, one from the guest and one from the engine, and waking it takes longer than a small request
-//! does. So it lends the disk to the engine's thread, and sleeps until it gets it back.
+//! A volume's own thread costs two hops for each request, one from the guest and one from the
+//! engine, and waking it takes longer than a small request. So it lends the disk to the engine's
+//! thread, and sleeps until it gets the disk back.
 //!
 //! ```text
-//!   the volume's thread ── lends the disk ──► engine's thread: small requests, replies, calls
-//!                       ◄── gives it back ─── a large request, a ring that makes no sense, the first write (whose right is noted)
-//!                       ── takes it ────────► a message of the VMM, an order of the server, the end
+//! the volume's thread ── lends the disk ──► engine's thread: small requests, replies, calls
+//!                     ◄── gives it back ─── a large request, an invalid ring,
+//!                                           the first write (to register its claim)
+//!                     ── takes it ────────► a message of the VMM, an order of the server, the end
 //! ```
 //!
-//! - **Who has the disk** is told by [`Device::is_lent`], under its lock. The engine's thread never waits for that: who has it rings when it
-//!   lets go.
-//! - **Nothing that a VMM does makes the engine's thread wait**, or others would wait, too: its memory is memory of the system
-//!   ([`crate::memory::is_memory`]), its eventfds are eventfds, and they are rung by the kernel (`signal.rs`). A disk of which that
-//!   cannot be said stays with its own thread.
-//! - **A turn is short**: so many requests and bytes, then others are looked after.
-//! - **While the engine's thread is awake nobody has to kick**: it looks into the rings itself. Before it sleeps it asks for kicks.
+//! - **The owner of the disk** is recorded in [`Device::is_lent`], under its lock. The engine's
+//!   thread never waits for that lock: the thread that holds it rings the bell when it releases it.
+//! - **Nothing that a VMM does makes the engine's thread wait**, because other volumes would wait,
+//!   too. The VMM's memory is system memory ([`crate::memory::is_memory`]), its eventfds are
+//!   eventfds, and the kernel signals them (`signal.rs`). A disk for which this cannot be
+//!   established stays with its own thread.
+//! - **A turn is short**: it is limited in requests and bytes, and then others get their turn.
+//! - **While the engine's thread is awake, no kicks are needed**: it checks the rings itself.
+//!   Before it sleeps it enables kicks.
 
 use crate::device::{Device, Turn};
 use crate::session::{lock, notify};
@@ -26,28 +31,28 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 
-/// What the volume's thread and the ring have in common.
+/// The state shared by the volume's thread and the ring.
 pub(crate) struct Lane {
-    /// Tells of kicks.
+    /// Signals kicks.
     pub(crate) watch: Arc<OwnedFd>,
-    /// Watched, too: nothing comes any more.
+    /// Watched, too: signals the end.
     end: OwnedFd,
     /// Wakes the volume's thread.
     thread: Arc<OwnedFd>,
     bell: Bell,
-    /// The ring is to look here.
+    /// The ring has been asked to look at this disk.
     rung: AtomicBool,
-    /// The disk is lent: who has news rings the ring, and else the thread.
+    /// The disk is lent: news goes to the ring, otherwise to the thread.
     is_lent: AtomicBool,
     /// The ring has found the disk locked.
     has_missed: AtomicBool,
     is_ending: AtomicBool,
-    /// There is no ring any more.
+    /// The ring is gone.
     is_closed: AtomicBool,
 }
 
 impl Lane {
-    /// On this ring; `thread` wakes the volume's.
+    /// Creates a lane on a ring; `thread` wakes the volume's thread.
     pub(crate) fn new(ring: &Guests, thread: Arc<OwnedFd>) -> io::Result<Arc<Self>> {
         let watch = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let end = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -65,7 +70,7 @@ impl Lane {
         }))
     }
 
-    /// Begins. Where there is no ring any more the thread keeps the disk.
+    /// Starts the lane. If the ring is gone, the thread keeps the disk.
     pub(crate) fn host(self: &Arc<Self>, ring: &Guests, device: &Arc<Mutex<Device>>) {
         let device = Arc::downgrade(device);
         let guest = Lent { lane: Arc::clone(self), device, is_armed: false };
@@ -74,7 +79,7 @@ impl Lane {
         }
     }
 
-    /// There is news of the engine's, for whoever has the disk.
+    /// Announces news from the engine to the current owner of the disk.
     pub(crate) fn tell(&self) {
         if self.is_lent.load(Ordering::SeqCst) { self.ring() } else { notify(&self.thread) }
     }
@@ -85,7 +90,7 @@ impl Lane {
         }
     }
 
-    /// Lends the disk, if it can be.
+    /// Lends the disk, if that is possible.
     pub(crate) fn lend(&self, device: &mut Device) {
         if self.is_open() && device.lend(&self.watch) {
             self.is_lent.store(true, Ordering::SeqCst);
@@ -99,7 +104,7 @@ impl Lane {
         self.is_lent.store(false, Ordering::SeqCst);
     }
 
-    /// The thread has let go of the disk's lock.
+    /// Called when the thread has released the disk's lock.
     pub(crate) fn unlocked(&self) {
         if self.has_missed.swap(false, Ordering::SeqCst) {
             self.ring();
@@ -110,7 +115,7 @@ impl Lane {
         !self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// Nothing comes any more: the ring lets go.
+    /// Ends the lane: the ring releases the disk.
     pub(crate) fn end(&self) {
         self.is_ending.store(true, Ordering::SeqCst);
         notify(&self.end);
@@ -118,17 +123,17 @@ impl Lane {
     }
 }
 
-/// The disk on the ring.
+/// The disk as a guest on the ring.
 struct Lent {
     lane: Arc<Lane>,
-    /// Its own thread has it: with that it goes, whatever is here.
+    /// The disk is owned by its own thread: it ends with that thread, whatever is here.
     device: Weak<Mutex<Device>>,
-    /// The kernel tells when there is a kick.
+    /// A poll for kicks is pending in the kernel.
     is_armed: bool,
 }
 
 impl Lent {
-    /// Does something with the disk, if it is lent and nobody has it locked.
+    /// Works on the disk, if it is lent and not locked.
     fn with<T>(&self, work: impl FnOnce(&mut Device) -> T) -> Option<T> {
         let device = self.device.upgrade()?;
         let mut device = match device.try_lock() {
@@ -139,14 +144,15 @@ impl Lent {
         device.is_lent.then(|| work(&mut device))
     }
 
-    /// The same; whoever has it locked rings when he is done.
+    /// Like [`Lent::with`]. If the disk is locked, the thread that holds the lock rings when it is
+    /// done.
     fn with_or_later<T>(&self, work: impl Fn(&mut Device) -> T) -> Option<T> {
         if !self.lane.is_lent.load(Ordering::SeqCst) {
             return None;
         }
         self.with(&work).or_else(|| {
             self.lane.has_missed.store(true, Ordering::SeqCst);
-            // Or is done already.
+            // The lock may have been released already.
             self.with(&work)
         })
     }
@@ -174,8 +180,9 @@ impl Guest for Lent {
     }
 
     fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool) {
-        // Taken before the look, so that what rings during it is not missed; and before it is asked whether the disk is here, or who lends it
-        // meanwhile would take the ringing of before for his own.
+        // Cleared before the look, so that a ring of the bell during it is not missed. Also cleared
+        // before checking whether the disk is here. Otherwise a thread that lends it in between
+        // would mistake the earlier ring for its own.
         let is_rung = self.lane.rung.load(Ordering::SeqCst) && self.lane.rung.swap(false, Ordering::SeqCst);
         if !self.lane.is_lent.load(Ordering::SeqCst) {
             return;
@@ -190,7 +197,7 @@ impl Guest for Lent {
 
     fn completed(&mut self, _: u16, _: i32) {
         self.is_armed = false;
-        // Which it was does not matter: all rings are looked into.
+        // Which kick it was does not matter: all rings are checked.
         let mut told =
             [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
         let _many = epoll::wait(&self.lane.watch, &mut told, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -216,7 +223,8 @@ impl Guest for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         self.lane.is_closed.store(true, Ordering::SeqCst);
-        // The thread may have the lock, and for long: it finds out itself.
+        // The thread may hold the lock for a long time, so it is not taken here; the thread finds
+        // out itself.
         self.lane.is_lent.store(false, Ordering::SeqCst);
         notify(&self.lane.thread);
     }

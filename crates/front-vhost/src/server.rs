@@ -14,38 +14,39 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How a server is to run.
+/// The options of a server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the sockets are; it must exist.
+    /// The directory of the sockets; it must exist.
     pub directory: PathBuf,
-    /// Group that may connect; the process' own if `None`.
+    /// The group that may connect; the process's own if `None`.
     pub group: Option<u32>,
-    /// What a VMM may use.
+    /// The limits on what a VMM uses.
     pub limits: Limits,
-    /// Where volumes are served, as far as disks can be there.
+    /// The rings of the engines that serve volumes, for the fast path of disks.
     pub rings: Rings,
 }
 
-/// What the VMM of a volume may use at most.
+/// The most that the VMM of a volume may use.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Requests that are not answered yet.
+    /// Unanswered requests.
     pub requests: usize,
     /// Bytes of payload in memory, at least 32 MiB: the largest request.
     pub volume_bytes: u64,
-    /// A VMM that stops a queue (its guest is stopped or reset) waits so long for requests under way; if the engine
-    /// has not answered them then, it goes on without the answers.
+    /// How long a VMM that stops a queue (its guest is stopped or reset) waits for requests in
+    /// flight. If the engine has not answered them by then, the queue stops without the answers.
     pub drain: Duration,
 }
 
-/// How a volume is offered.
+/// How a volume is presented.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeOptions {
-    /// Queues, at most: QEMU refuses a disk with fewer than it wants, which by default is one for each processor of the
-    /// guest. They share one thread, and those that a guest does not use cost nothing.
+    /// The maximum number of queues. QEMU refuses a disk with fewer queues than it is configured
+    /// for, which by default is one for each processor of the guest. The queues share one thread,
+    /// and unused ones cost nothing.
     pub queues: u16,
-    /// The block that guests must keep to.
+    /// The logical block size for guests.
     pub block: GuestBlock,
 }
 
@@ -53,10 +54,10 @@ pub struct VolumeOptions {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The directory is not there.
+    /// The directory does not exist.
     #[error("the directory {} for vhost-user sockets does not exist; make it first", .0.display())]
     NoDirectory(PathBuf),
-    /// Something else is there.
+    /// The path is not a directory.
     #[error("{} is to hold vhost-user sockets and is not a directory", .0.display())]
     NotDirectory(PathBuf),
     /// The limits leave no room to work.
@@ -68,19 +69,19 @@ pub enum StartError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// It is already.
+    /// It is being served already.
     #[error("the volume {0:?} is served by vhost-user already")]
     AlreadyServed(String),
     /// The table has no such volume, or it cannot be used now.
     #[error("the volume {0:?} is not served at present")]
     NotServed(String),
-    /// The name is none for a file.
+    /// The name is not valid as a file name.
     #[error("a volume called {0:?} cannot have a vhost-user socket, whose file is named after it")]
     Name(String),
-    /// No disk has so many queues.
+    /// The number of queues is out of range.
     #[error("a vhost-user disk has between 1 and {QUEUES_MAX} queues, and {0} are asked for")]
     Queues(u16),
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// The system refused a thread or descriptor.
@@ -88,25 +89,26 @@ pub enum ServeError {
     System(#[from] io::Error),
 }
 
-/// Volumes whose requests the engine has not answered in time.
+/// Volumes with requests that the engine has not answered in time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StillBusy {
-    /// Which, and how many requests each.
+    /// The names of the volumes, each with its number of requests.
     pub volumes: Vec<(String, usize)>,
 }
 
-/// A VMM that is connected, for people.
+/// A connected VMM, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Client {
     /// The volume's name.
     pub volume: String,
     /// Whether it has written.
     pub is_writing: bool,
-    /// Requests that the engine has not answered, also those of VMMs that are gone.
+    /// Requests that the engine has not answered, including those of former VMMs.
     pub requests: usize,
 }
 
-/// A running server. Dropped, it stops without waiting for anybody; see [`VhostServer::shutdown`].
+/// A running server. Dropping it stops it without waiting for clients; see
+/// [`VhostServer::shutdown`].
 pub struct VhostServer {
     options: Options,
     exports: ExportTable,
@@ -118,11 +120,11 @@ struct Served {
     thread: JoinHandle<()>,
 }
 
-/// Queues of a disk, at most.
+/// The most queues of a disk.
 pub const QUEUES_MAX: u16 = 64;
-/// Stacks of volumes' threads: nothing large is on them.
+/// Stack size of volume threads; nothing large is on their stacks.
 const STACK_BYTES: usize = 256 << 10;
-/// After the limit of a stop connections are cut; what ends by that needs no longer than this.
+/// How long connections take at most to end after they are cut at the limit of a stop.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
 impl Default for Limits {
@@ -138,7 +140,7 @@ impl Default for VolumeOptions {
 }
 
 impl VhostServer {
-    /// Gets ready to serve volumes of the table; see [`VhostServer::serve`].
+    /// Prepares to serve volumes of the table; see [`VhostServer::serve`].
     ///
     /// # Errors
     /// [`StartError`]; nothing is left behind then.
@@ -157,9 +159,9 @@ impl VhostServer {
         Ok(Self { options, exports, volumes: Mutex::default() })
     }
 
-    /// Serves the volume called `name` on a socket in the server's directory, until it is stopped: one VMM at a time, one
-    /// after the other. The volume may leave the table and come back meanwhile; a VMM that comes while it is not there is
-    /// turned away.
+    /// Serves the volume called `name` on a socket in the server's directory, until it is stopped:
+    /// one VMM at a time, one after another. The volume may leave the table and return in the
+    /// meantime. A VMM that connects while it is absent is refused.
     ///
     /// # Errors
     /// [`ServeError`]; no socket is left behind then.
@@ -188,8 +190,8 @@ impl VhostServer {
         Ok(())
     }
 
-    /// Listens anew on the socket at `path`, whose file somebody has removed. The VMM that is connected goes on. `None` if
-    /// no volume is served there.
+    /// Listens again at the socket's `path`, whose file was removed. A connected VMM stays
+    /// connected. Returns `None` if no volume is served there.
     #[must_use]
     pub fn bind_again(&self, path: &Path) -> Option<Result<(), SocketError>> {
         let volumes = self.lock();
@@ -198,13 +200,14 @@ impl VhostServer {
         Some(bound.map(|bound| served.control.listen_on(bound)))
     }
 
-    /// Where the socket of a volume is.
+    /// The path of a volume's socket.
     #[must_use]
     pub fn socket_path(&self, name: &str) -> PathBuf {
         self.options.directory.join(format!("{name}.sock"))
     }
 
-    /// All sockets, each with a number that no other has had: of a volume that was served before, and is served again, it is another.
+    /// All sockets, each with a unique number: a volume that is stopped and served again has a
+    /// socket with a new number.
     #[must_use]
     pub fn sockets(&self) -> Vec<(PathBuf, u64)> {
         let volumes = self.lock();
@@ -217,19 +220,19 @@ impl VhostServer {
         &self.options.directory
     }
 
-    /// Whether the volume of that name is served.
+    /// Whether the volume of that name is being served.
     #[must_use]
     pub fn serves(&self, name: &str) -> bool {
         self.lock().contains_key(name)
     }
 
-    /// The volumes that are served, by name.
+    /// The names of the volumes that are being served.
     #[must_use]
     pub fn served(&self) -> Vec<String> {
         self.lock().keys().cloned().collect()
     }
 
-    /// The VMMs that are connected.
+    /// The connected VMMs.
     #[must_use]
     pub fn clients(&self) -> Vec<Client> {
         let client = |(name, served): (&String, &Served)| {
@@ -240,25 +243,27 @@ impl VhostServer {
         self.lock().iter().filter_map(client).collect()
     }
 
-    /// What the table says of a volume has changed, such as its size: its VMM is told, and asks for it.
+    /// Announces that a volume's table entry, such as its size, has changed: its VMM is told, and
+    /// asks for it.
     pub fn changed(&self, name: &str) {
         if let Some(served) = self.lock().get(name) {
             served.control.change();
         }
     }
 
-    /// Stops serving a volume: its socket goes, its VMM gets the answers to what it has asked, up to `limit`, then it is cut
-    /// off. May take a second longer. What it could not ask any more stays in the guest's memory, for whoever it connects
-    /// to next. Nothing happens if the volume is not served.
+    /// Stops serving a volume and removes its socket. Its VMM gets the answers to pending requests,
+    /// up to `limit`, and is then cut off. May take a second longer. Requests not taken yet stay in
+    /// the guest's memory, for the server that it connects to next. Does nothing if the volume is
+    /// not served.
     ///
     /// # Errors
-    /// [`StillBusy`] if the engine owes replies even then. They are dropped when they come.
+    /// [`StillBusy`] if the engine owes replies even then. They are dropped when they arrive.
     pub fn stop(&self, name: &str, limit: Duration) -> Result<(), StillBusy> {
         let served = self.lock().remove(name);
         stop_all(served.into_iter().collect(), limit)
     }
 
-    /// Stops all volumes at once, as [`VhostServer::stop`].
+    /// Stops all volumes at the same time, like [`VhostServer::stop`].
     ///
     /// # Errors
     /// [`StillBusy`].
@@ -285,7 +290,7 @@ fn stop_all(volumes: Vec<Served>, limit: Duration) -> Result<(), StillBusy> {
             let volume = &control.name;
             tracing::error!(event = "vhost-failed", volume, "the thread of a volume panicked");
         }
-        // Also those of VMMs that have gone before.
+        // Includes those of former VMMs.
         let requests = control.tally.wait_none(deadline);
         if !has_ended || requests > 0 {
             busy.push((control.name.clone(), requests));

@@ -1,10 +1,12 @@
-//! One VMM's connection, from its first message to its end: waits for messages, kicks, replies and orders of the server, on
-//! one thread. While it has lent the disk to the thread of an engine (`lane.rs`), only for messages and orders.
+//! One VMM's connection, from its first message to its end. One thread waits for messages, kicks,
+//! replies and orders of the server. While it has lent the disk to the engine's thread
+//! (`ring_path.rs`), it waits only for messages and orders.
 //!
-//! **The end**, however it comes (the VMM hangs up or is killed, says what is no vhost-user, or the server stops): nothing
-//! more is taken, what was taken is carried out by the engine, replies that nobody wants are dropped as they come, and with
-//! the last of them the guest's memory is unmapped. The next VMM is served at once: requests of both are in order, because
-//! the engine carries out overlapping ones as they came in.
+//! **The end** may come because the VMM hangs up or is killed, sends data that is not vhost-user,
+//! or the server stops. In each case nothing more is taken, and the engine carries out what was
+//! taken. Replies that are not needed any more are dropped as they arrive, and with the last of
+//! them the guest's memory is unmapped. The next VMM is served immediately: requests of both stay
+//! in order, because the engine carries out overlapping ones in order of arrival.
 
 use crate::config_notice::Notices;
 use crate::device::{Device, Setup};
@@ -23,12 +25,13 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
-/// A message that begins must end by then.
+/// The time within which a message must be complete.
 const MESSAGE_LIMIT: Duration = Duration::from_secs(10);
-/// Where something large came, more of it comes soon; then the thread would only go back and forth.
+/// The disk is lent only after this long without a large request. After one, more follow soon, and
+/// the disk would only be passed back and forth.
 const STREAM_PAUSE: Duration = Duration::from_millis(1);
 
-/// Why a session ended that its VMM did not end.
+/// Why a session ended that was not ended by its VMM.
 #[derive(Debug, Error)]
 pub(crate) enum Broken {
     #[error("the VMM broke the protocol: {0}")]
@@ -58,12 +61,12 @@ struct Session<'a> {
     socket: Arc<UnixStream>,
     bell: Arc<OwnedFd>,
     lane: Option<Arc<Lane>>,
-    /// Rings that were not emptied, for fairness.
+    /// Rings that were not emptied in their turn, for fairness.
     unfinished: Vec<u16>,
     queues: u16,
 }
 
-/// What woke us.
+/// The reasons for a wake-up.
 #[derive(Default)]
 struct Woken {
     message: bool,
@@ -120,7 +123,7 @@ impl<'a> Session<'a> {
             is_read_only,
             queues,
             wait: Box::new(move |limit| {
-                // Woken too early, the caller looks and comes back.
+                // After a spurious wake-up, the caller checks and waits again.
                 let _woken = wait(&mut [PollFd::new(&*waits, PollFlags::IN)], Some(limit));
                 clear(&waits);
             }),
@@ -155,14 +158,15 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Lends the disk to the ring, if there is one and the disk is fit for it. Else when to try again, if that may help.
+    /// Lends the disk to the ring, if there is one and the disk is fit for it. Otherwise returns
+    /// when to try again, if that may help.
     fn lend(&self) -> Option<Duration> {
         let lane = self.lane.as_deref().filter(|lane| lane.is_open())?;
         let mut device = self.device();
         if device.is_lent {
             return None;
         }
-        // With replies of what is large the bell rings.
+        // Replies to large requests ring the bell.
         let small_for = device.serving.small_for()?;
         if small_for < STREAM_PAUSE {
             return Some(STREAM_PAUSE - small_for);
@@ -171,21 +175,21 @@ impl<'a> Session<'a> {
         None
     }
 
-    /// Has the disk back, wherever it is.
+    /// Takes the disk back, wherever it is.
     fn take_back(&self) {
         if let Some(lane) = &self.lane {
             lane.take_back(&mut self.device());
         }
     }
 
-    /// Takes one message; false if the VMM has hung up.
+    /// Handles one message. Returns false if the VMM has hung up.
     fn hear(&mut self) -> Result<bool, Broken> {
         self.take_back();
         self.device().notices_offered = Notices::peek(&self.socket);
         match self.handler.handle_request() {
             Ok(()) => Ok(true),
             Err(ProtocolError::Disconnected) => Ok(false),
-            // A VMM that was killed may leave this instead, and so does an end that we have made ourselves.
+            // The end of a killed VMM may look like this, and so does an end caused by this side.
             Err(ProtocolError::SocketBroken(error))
                 if matches!(
                     error.kind(),
@@ -210,7 +214,8 @@ impl<'a> Session<'a> {
             if lane.is_open() {
                 return Ok(());
             }
-            // The ring has gone, and the disk is here again; who answers is told so, too, for it may have been lent after the ring let go.
+            // The ring is gone, and the disk is here again. The lane is told so, too, because the
+            // disk may have been lent after the ring released it.
             lane.take_back(&mut device);
         }
         if woken.bell {
@@ -238,7 +243,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Sleeps until there is something to do, or for so long.
+    /// Sleeps until there is something to do, at most for the given time.
     fn sleep(&self, listener: BorrowedFd<'_>, limit: Option<Duration>) -> io::Result<Woken> {
         let device = Some(self.device()).filter(|device| !device.is_lent);
         let rings = device.as_ref().map_or(&[][..], |device| &device.rings);
@@ -259,7 +264,8 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Gives the guest the answers to what was taken, as far as they come before the server's deadline.
+    /// Passes the answers to taken requests to the guest, as far as they arrive before the server's
+    /// deadline.
     fn wind_up(&mut self) {
         self.take_back();
         let mut device = self.device();
@@ -295,24 +301,25 @@ impl Drop for Session<'_> {
 }
 
 pub(crate) fn lock(device: &Mutex<Device>) -> MutexGuard<'_, Device> {
-    // Nothing that holds it can leave it half changed, but by a panic, which ends the connection.
+    // Code that holds the lock can leave the value inconsistent only by a panic, which ends the
+    // connection.
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Rings an eventfd.
+/// Signals an eventfd.
 pub(crate) fn notify(fd: &OwnedFd) {
-    // Only a counter at its maximum refuses, and then the sleeper is awake.
+    // The write fails only if the counter is at its maximum, and then the thread is awake anyway.
     let _rung = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
 
-/// Takes note that it has rung.
+/// Clears an eventfd.
 pub(crate) fn clear(fd: &OwnedFd) {
     let mut count = [0; 8];
-    // Non-blocking; empty is as good as read.
+    // Non-blocking; it does not matter if there is nothing to read.
     let _read = rustix::io::read(fd, &mut count);
 }
 
-/// Waits for one of them, or for so long.
+/// Waits for one of the descriptors, at most for the given time.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<()> {
     let limit = limit.map(Timespec::try_from).transpose().unwrap_or(None);
     match poll(fds, limit.as_ref()) {

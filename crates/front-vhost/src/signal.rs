@@ -1,8 +1,10 @@
-//! Descriptors by which a VMM and this daemon tell each other that something is in a ring.
+//! Descriptors by which a VMM and this daemon notify each other of entries in a ring.
 //!
-//! They come from the VMM, which has them open, too, and may be anything. None of them is waited for: kicks are read with a flag that says so,
-//! calls go through [`Caller`]. What is no eventfd is written to as it is by a volume's own thread, which holds up nobody else if
-//! it is deceived; the thread of an engine, which serves others too, does not touch it.
+//! They come from the VMM, which has them open as well, and may be anything. None of them is waited
+//! for: kicks are read with a non-blocking flag, and calls go through [`Caller`]. A descriptor that
+//! is not an eventfd is written to directly by the volume's own thread, which blocks no other
+//! volume if that turns out badly. The engine's thread, which serves other volumes too, does not
+//! use it.
 
 use bcached_uring::Caller;
 use rustix::event::epoll;
@@ -13,17 +15,17 @@ use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// By which the guest tells of requests.
+/// Signals requests from the guest.
 pub(crate) struct Kick {
     file: File,
-    /// Where it is watched.
+    /// The epoll instance that watches it.
     watch: Option<Arc<OwnedFd>>,
 }
 
-/// By which the guest is told of answers.
+/// Signals answers to the guest.
 pub(crate) struct Call {
     file: File,
-    /// The way that never waits, if there is one to this.
+    /// The non-blocking way to signal it, if it is an eventfd.
     caller: Option<Caller>,
 }
 
@@ -32,13 +34,14 @@ impl Kick {
         Self { file, watch: None }
     }
 
-    /// Takes note of it; false if it is no eventfd, and nobody should wait for it again.
+    /// Clears it. Returns false if it is not an eventfd, and must not be waited for again.
     pub(crate) fn clear(&self) -> bool {
         let mut count = [0; 8];
         let mut into = [IoSliceMut::new(&mut count)];
-        // At no place of its own. The file's own flag would not do: its VMM can take that away again.
+        // No offset of its own. The file's own non-blocking flag is not sufficient, because the VMM
+        // can clear it again.
         let read = match rustix::io::preadv2(&self.file, &mut into, u64::MAX, ReadWriteFlags::NOWAIT) {
-            // Linux before 5.8 knows that flag for no eventfd.
+            // Before Linux 5.8 eventfds do not support that flag.
             Err(Errno::OPNOTSUPP) => {
                 must_not_block(&self.file);
                 rustix::io::read(&self.file, &mut count)
@@ -48,7 +51,8 @@ impl Kick {
         matches!(read, Ok(8) | Err(Errno::AGAIN | Errno::INTR))
     }
 
-    /// From now on `watch` tells of each kick, until this is dropped. False if that cannot be: it is no eventfd.
+    /// Lets `watch` signal each kick from now on, until this is dropped. Returns false if that is
+    /// impossible, because it is not an eventfd.
     pub(crate) fn is_watched_by(&mut self, watch: &Arc<OwnedFd>) -> bool {
         if self.watch.is_some() {
             return true;
@@ -56,7 +60,7 @@ impl Kick {
         if Caller::new(self.file.as_fd()).is_err() {
             return false;
         }
-        // By edges: whoever is told looks into the ring, and need not read the counter.
+        // Edge-triggered: the receiver checks the ring, and need not read the counter.
         let (flags, data) = (epoll::EventFlags::IN | epoll::EventFlags::ET, epoll::EventData::new_u64(0));
         let is_watched = epoll::add(watch, &self.file, data, flags).is_ok();
         self.watch = is_watched.then(|| Arc::clone(watch));
@@ -73,7 +77,7 @@ impl AsFd for Kick {
 impl Drop for Kick {
     fn drop(&mut self) {
         if let Some(watch) = &self.watch {
-            // Closing it would not do: the VMM has it open, too.
+            // Closing the file is not sufficient, because the VMM has it open, too.
             let _gone = epoll::delete(watch, &self.file);
         }
     }
@@ -88,7 +92,7 @@ impl Call {
         Self { file, caller }
     }
 
-    /// Whether ringing it never waits, whatever the VMM does.
+    /// Whether signalling it never blocks, whatever the VMM does.
     pub(crate) const fn never_waits(&self) -> bool {
         self.caller.is_some()
     }
@@ -96,13 +100,13 @@ impl Call {
     pub(crate) fn ring(&mut self) {
         match &mut self.caller {
             Some(caller) => caller.ring(),
-            // An eventfd at its maximum refuses; then the other side has been told.
+            // An eventfd at its maximum refuses, but then the other side has been notified.
             None => drop(rustix::io::write(&self.file, &1_u64.to_ne_bytes())),
         }
     }
 }
 
-/// Whatever a descriptor of a VMM is, using it must not hold up who serves.
+/// Whatever a VMM's descriptor is, using it must not block the thread that serves.
 fn must_not_block(file: &File) {
     if let Ok(flags) = fcntl_getfl(file) {
         let _as_good_as_it_gets = fcntl_setfl(file, flags | OFlags::NONBLOCK);

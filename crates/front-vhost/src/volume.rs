@@ -1,4 +1,4 @@
-//! One volume's socket and its thread: one VMM after the other.
+//! One volume's socket and its thread: it serves one VMM after another.
 
 use crate::pending_count::Tally;
 use crate::server::{Limits, VolumeOptions};
@@ -17,57 +17,57 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// When descriptors run out, accepting pauses this long instead of spinning.
+/// How long accepting pauses when descriptors run out, instead of spinning.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
-/// Of the next socket.
+/// The number of the next socket.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
-/// What the server wants of a volume's thread.
+/// The server's order to a volume's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Order {
-    /// Go on.
+    /// Continue.
     Serve,
-    /// Tell the VMM that the volume has changed, then go on.
+    /// Tell the VMM that the volume has changed, then continue.
     Tell,
-    /// Come to an end.
+    /// Stop.
     Stop,
 }
 
-/// What a volume's thread shares with the server.
+/// The state that a volume's thread shares with the server.
 pub(crate) struct Control {
     pub(crate) name: String,
     pub(crate) exports: ExportTable,
-    /// No other socket of this process has had it.
+    /// The number of the socket, unique within this process.
     pub(crate) number: u64,
-    /// Whoever is on the socket.
+    /// The client on the socket.
     pub(crate) peer: Peer,
     pub(crate) limits: Limits,
     pub(crate) options: VolumeOptions,
-    /// Where volumes are served, as far as disks can be there.
+    /// The rings of the engines that serve volumes, for the fast path of disks.
     pub(crate) rings: Rings,
-    /// Requests that the engine has not answered.
+    /// Counts the requests that the engine has not answered.
     pub(crate) tally: Arc<Tally>,
     state: Mutex<State>,
-    /// The thread has ended.
+    /// Signalled when the thread has ended.
     ended: Condvar,
     wake: OwnedFd,
 }
 
 struct State {
-    /// When the thread is to have ended.
+    /// The deadline by which the thread has to end.
     stop_by: Option<Instant>,
     is_changed: bool,
-    /// The VMM that is connected, to be cut off.
+    /// The connected VMM, for cutting it off.
     client: Option<UnixStream>,
     is_writing: bool,
-    /// It takes the place of the one that is listened on, whose file has gone.
+    /// A recreated socket, to replace the current one, whose file was removed.
     again: Option<Listening>,
     has_ended: bool,
     crowded: Quiet,
     broken: Quiet,
 }
 
-/// Whoever is connected to a volume.
+/// The VMM connected to a volume.
 pub(crate) struct Connected {
     pub(crate) is_writing: bool,
 }
@@ -108,7 +108,7 @@ impl Control {
         })
     }
 
-    /// Wakes the thread, when polled.
+    /// Wakes the thread, which polls it.
     pub(crate) fn wake(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
@@ -117,7 +117,7 @@ impl Control {
         clear(&self.wake);
     }
 
-    /// What is wanted now. That something is to be told is said once.
+    /// Returns the current order. [`Order::Tell`] is returned once for each change.
     pub(crate) fn order(&self) -> Order {
         let mut state = self.lock();
         if state.stop_by.is_some() {
@@ -126,57 +126,57 @@ impl Control {
         if std::mem::take(&mut state.is_changed) { Order::Tell } else { Order::Serve }
     }
 
-    /// Whether the thread is to come to an end. Only looks.
+    /// Whether the thread has to stop. Does not consume the order.
     pub(crate) fn is_stopping(&self) -> bool {
         self.lock().stop_by.is_some()
     }
 
-    /// Until when a thread that is to stop may wait for the engine.
+    /// How long a stopping thread may wait for the engine.
     pub(crate) fn deadline(&self) -> Instant {
         self.lock().stop_by.unwrap_or_else(Instant::now)
     }
 
-    /// A VMM has come.
+    /// Records that a VMM has connected.
     pub(crate) fn connected(&self, client: UnixStream) {
         let mut state = self.lock();
         state.client = Some(client);
         state.is_writing = false;
     }
 
-    /// The VMM is gone.
+    /// Records that the VMM is gone.
     fn gone(&self) {
         self.lock().client = None;
     }
 
-    /// What the VMM does.
+    /// Records whether the VMM is writing.
     pub(crate) fn note(&self, is_writing: bool) {
         self.lock().is_writing = is_writing;
     }
 
-    /// Whether and how a VMM is connected.
+    /// Returns the connected VMM, if there is one.
     pub(crate) fn client(&self) -> Option<Connected> {
         let state = self.lock();
         state.client.as_ref().map(|_| Connected { is_writing: state.is_writing })
     }
 
-    /// The volume has changed.
+    /// Announces that the volume has changed.
     pub(crate) fn change(&self) {
         self.lock().is_changed = true;
         notify(&self.wake);
     }
 
-    /// VMMs come by another socket from now on.
+    /// Makes VMMs connect at another socket from now on.
     pub(crate) fn listen_on(&self, again: Listening) {
         self.lock().again = Some(again);
         notify(&self.wake);
     }
 
-    /// There is one.
+    /// Whether there is a recreated socket.
     fn is_to_listen_anew(&self) -> bool {
         self.lock().again.is_some()
     }
 
-    /// The thread is to end by then.
+    /// Orders the thread to end by the given time.
     pub(crate) fn stop(&self, by: Instant) {
         let mut state = self.lock();
         state.stop_by = Some(state.stop_by.map_or(by, |earlier| earlier.min(by)));
@@ -184,15 +184,15 @@ impl Control {
         notify(&self.wake);
     }
 
-    /// Ends whatever the thread waits for of its VMM.
+    /// Ends anything of its VMM that the thread waits for.
     pub(crate) fn cut(&self) {
         if let Some(client) = &self.lock().client {
-            // It may have gone by itself.
+            // It may be gone already.
             let _gone = client.shutdown(Shutdown::Both);
         }
     }
 
-    /// Whether the thread has ended before the deadline.
+    /// Whether the thread ends before the deadline.
     pub(crate) fn wait_ended(&self, deadline: Instant) -> bool {
         let mut state = self.lock();
         while !state.has_ended {
@@ -205,8 +205,8 @@ impl Control {
         true
     }
 
-    /// Somebody connects while another VMM is served: it is closed at once, so that it does not wait for an answer that
-    /// does not come.
+    /// Refuses a VMM that connects while another is being served. It is closed immediately, so that
+    /// it does not wait for an answer that never comes.
     pub(crate) fn turn_away(&self, listener: BorrowedFd<'_>) {
         if accept_with(listener, SocketFlags::CLOEXEC).is_ok()
             && let Some(count) = self.lock().crowded.count()
@@ -222,12 +222,13 @@ impl Control {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The fields are whole between any two statements: a panic elsewhere does not spoil them.
+        // The fields are consistent between any two statements, so a panic elsewhere does not
+        // corrupt them.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Says that the thread is about to return, also if it panics.
+/// Marks the thread as ended when it is about to return, even if it panics.
 struct Ending<'a>(&'a Control);
 
 impl Drop for Ending<'_> {
@@ -239,19 +240,20 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// A volume's thread. The socket is removed when it ends.
+/// The body of a volume's thread. The socket is removed when it ends.
 pub(crate) fn run(control: &Control, listening: Listening) {
     let _ending = Ending(control);
-    // The socket goes before the end is told: who waited for that may make it again.
+    // The socket is removed before the end is signalled: a thread that waited for the end may
+    // create it again.
     let mut listening = listening;
     let mut pause = None;
-    // Asked each time: a session that ends by the order has taken note of it.
+    // Checked each time: a session that was ended by the order has already cleared its signal.
     while control.order() != Order::Stop {
         let mut fds = vec![PollFd::from_borrowed_fd(control.wake(), PollFlags::IN)];
         if pause.is_none() {
             fds.push(PollFd::new(&listening, PollFlags::IN));
         }
-        // Whoever waits at the former socket comes first.
+        // A connection that waits at the former socket is served first.
         let is_anew = control.is_to_listen_anew() && pause.is_none();
         if !is_anew && let Err(error) = wait(&mut fds, pause) {
             let volume = &control.name;
@@ -265,7 +267,7 @@ pub(crate) fn run(control: &Control, listening: Listening) {
         }
         match accept_with(&listening, SocketFlags::CLOEXEC) {
             Ok(stream) => serve_one(control, &listening, UnixStream::from(stream)),
-            // Nobody waits there any more.
+            // No connection waits there any more.
             Err(Errno::AGAIN) => {
                 let again = control.lock().again.take();
                 listening = again.unwrap_or(listening);
@@ -283,7 +285,8 @@ pub(crate) fn run(control: &Control, listening: Listening) {
 fn serve_one(control: &Control, listening: &Listening, stream: UnixStream) {
     let volume = &control.name;
     let found = control.exports.find(volume);
-    // Found by name only: a volume that is gone must not be taken for one whose label that is.
+    // Accepts only a match by name: an absent volume must not be confused with one that has this
+    // label.
     let Some(export) = found.ok().filter(|export| export.name == *volume) else {
         tracing::debug!(
             event = "vhost-broke-off",

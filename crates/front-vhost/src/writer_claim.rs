@@ -1,4 +1,4 @@
-//! Who may write to a volume: the port's rule, for whoever is on this socket.
+//! Which client may write to a volume: applies the port's rule to the client on this socket.
 
 use bcached_port::socket::has_hung_up;
 use bcached_port::{Claim, Export, ExportTable, HasLeft, Moment, Peer};
@@ -6,29 +6,30 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// The right to write, until the last of its clones is dropped: when the client is gone and all that it asked for is done. `None` inside:
-/// the volume is for several.
+/// The write claim, held until the last clone is dropped: when the client is gone and all its
+/// requests are complete. `None` inside means that the volume is shared.
 pub(crate) type Permit = Option<Arc<Claim>>;
 
-/// A client, when it connected.
+/// A client, as of when it connected.
 #[derive(Clone)]
 pub(crate) struct Writer {
     peer: Peer,
     since: Moment,
     has_left: HasLeft,
-    /// Another one was writing then, or nobody may.
+    /// Another client was writing then, or the volume is read-only.
     pub(crate) is_offered_read_only: bool,
 }
 
 impl Writer {
-    /// Whoever is on that socket now, by this connection. Waits for a writer that has left, while it `goes_on`.
+    /// Makes the writer for the client that is now on the socket, through this connection. Waits
+    /// for a former writer that has left, while `goes_on` returns true.
     pub(crate) fn connects(
         (exports, export): (&ExportTable, &Export),
         peer: Peer,
         connection: &Arc<UnixStream>,
         goes_on: impl Fn() -> bool,
     ) -> Self {
-        // What was asked for may outlive the connection, which is not kept open for it.
+        // Requests may outlive the connection, which they must not keep open.
         let connection = Arc::downgrade(connection);
         let has_left: HasLeft =
             Arc::new(move || connection.upgrade().is_none_or(|it| has_hung_up(it.as_fd())));
@@ -39,8 +40,9 @@ impl Writer {
         Self { peer, since, has_left, is_offered_read_only: export.read_only || is_taken && !export.shared }
     }
 
-    /// Asked with the first request that changes something, and again as long as the answer is no: that request and every later one
-    /// ends with `VIRTIO_BLK_S_IOERR`, since virtio-blk has no status of its own for it.
+    /// Asks for the write claim. Called for the first request that changes content, and again as
+    /// long as it is refused. A refused request ends with `VIRTIO_BLK_S_IOERR`, because virtio-blk
+    /// has no specific status for it.
     pub(crate) fn ask(&self, exports: &ExportTable, export: &Export) -> Option<Permit> {
         if export.read_only {
             return None;

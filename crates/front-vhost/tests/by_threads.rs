@@ -1,4 +1,4 @@
-//! The same where no ring is to be had: each volume is served by its own thread.
+//! Runs the tests again without a ring: each volume is served by its own thread.
 
 #![allow(clippy::duplicate_mod, reason = "each of the files has the support for itself when it runs alone")]
 

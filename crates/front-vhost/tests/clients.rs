@@ -1,4 +1,5 @@
-//! VMMs that come, go, are killed and come again; what becomes of their requests; how a server starts and stops.
+//! VMMs that connect, leave, are killed and reconnect, the fate of their requests, and the start
+//! and stop of a server.
 
 mod support;
 
@@ -23,7 +24,7 @@ use support::{
 use vhost::VhostBackend as _;
 use vhost::vhost_user::{FrontendReqHandler, VhostUserFrontend as _, VhostUserFrontendReqHandlerMut};
 
-/// A guest with so many queues whose disk is the tank, and its VMM.
+/// Starts a guest with so many queues whose disk is the tank, and its VMM.
 fn running(served: &Served, queues: u16) -> (Guest, Vmm) {
     let mut guest = Guest::new(queues);
     let mut vmm = Vmm::connect(&served.socket("tank"));
@@ -44,7 +45,7 @@ fn a_guest_goes_on_however_often_its_vmm_connects_again() {
             assert_eq!(queue.read(8 * round, 4096), content);
         }
         if round % 3 == 0 {
-            // As a VMM that stops its guest does.
+            // Like a VMM that stops its guest.
             for queue in &guest.queues {
                 let base = vmm.frontend.get_vring_base(usize::from(queue.index)).expect("stops");
                 assert_eq!(base, u32::from(queue.available));
@@ -55,7 +56,8 @@ fn a_guest_goes_on_however_often_its_vmm_connects_again() {
     served.wait_for_clients(0);
 }
 
-/// The file of the socket is removed: the VMM that is connected goes on, and the next one comes by another.
+/// If the socket's file is removed and recreated, the connected VMM stays connected, and the next
+/// one connects through the new socket.
 #[test]
 fn a_socket_that_is_bound_again_is_for_the_next_vmm() {
     let served = serve();
@@ -87,7 +89,7 @@ fn a_second_vmm_is_turned_away_and_does_not_disturb_the_first() {
     Vmm::connect_again(&served.socket("tank"));
 }
 
-/// A VMM stops a queue: everything that was taken is answered before that is, and nothing else is taken.
+/// When a VMM stops a queue, every request taken is answered first, and no other is taken.
 #[test]
 fn a_queue_stops_when_its_requests_are_answered() {
     let (served, hold, seen) = holding(Limits::default());
@@ -112,7 +114,7 @@ fn a_queue_stops_when_its_requests_are_answered() {
     guest.queues[0].used();
 }
 
-/// A volume moves to another engine: requests that come meanwhile wait, messages do not.
+/// While a volume moves to another engine, new requests wait, but messages do not.
 #[test]
 fn a_held_route_keeps_requests_and_not_the_thread() {
     let served = serve();
@@ -129,7 +131,7 @@ fn a_held_route_keeps_requests_and_not_the_thread() {
         assert_eq!(queue.used_within(Duration::from_millis(50)), None, "it is held");
     }
     assert_eq!(vmm.capacity(), TANK_SECTORS, "messages are heard");
-    // One queue is stopped meanwhile: what was taken of it is waited for, with the others.
+    // One queue is stopped meanwhile: the requests taken from it are waited for, like the others.
     std::thread::scope(|scope| {
         let stopping = scope.spawn(|| vmm.frontend.get_vring_base(1).expect("stops"));
         std::thread::sleep(Duration::from_millis(50));
@@ -149,7 +151,8 @@ fn a_held_route_keeps_requests_and_not_the_thread() {
     }
 }
 
-/// A daemon is killed with requests under way, answered out of order; the next one does the others again, and only those.
+/// After a daemon is killed with requests in flight, answered out of order, the next one repeats
+/// exactly the unanswered ones.
 #[test]
 fn requests_of_a_daemon_that_died_are_done_by_the_next() {
     let (served, hold, seen) = holding(Limits::default());
@@ -172,7 +175,7 @@ fn requests_of_a_daemon_that_died_are_done_by_the_next() {
     vmm.kill();
     served.wait_for_clients(0);
 
-    // Nothing of the guest changed but that it asks for one more.
+    // Nothing about the guest has changed, except for one more request.
     guest.queues[0].submit(&write(200, &[9; 512]));
     let mut vmm = Vmm::connect_again(&served.socket("tank"));
     vmm.set_inflight(&area);
@@ -190,8 +193,8 @@ fn requests_of_a_daemon_that_died_are_done_by_the_next() {
     served.ram.release();
 }
 
-/// The engine goes away under a VMM that keeps note of what is under way: the guest hears of no error, and all is done
-/// when there is an engine again.
+/// If the engine goes away under a VMM that records requests in flight, the guest sees no error,
+/// and everything is done once there is an engine again.
 #[test]
 fn an_engine_that_is_gone_fails_nobody_who_can_come_again() {
     let (served, hold, seen) = holding(Limits::default());
@@ -207,7 +210,7 @@ fn an_engine_that_is_gone_fails_nobody_who_can_come_again() {
     wait_until("all requests", || seen.load(Ordering::SeqCst) == 3);
     let next = Ram::start(&[(TANK, TANK_SECTORS)]);
     served.exports.insert(tank(&next));
-    // The first engine answers what it holds with `Gone` when it is dropped.
+    // The first engine answers the requests that it holds with `Gone` when it is dropped.
     drop_ram(served, |served| {
         served.wait_for_clients(0);
         assert_eq!(guest.queues[0].try_used(), None, "no answer is no error");
@@ -221,7 +224,7 @@ fn an_engine_that_is_gone_fails_nobody_who_can_come_again() {
     });
 }
 
-/// Puts another engine in the place of the served one, whose end is that of the old.
+/// Replaces the engine with another, and thereby ends the old one.
 fn drop_ram(mut served: Served, then: impl FnOnce(&Served)) {
     drop(std::mem::replace(&mut served.ram, Ram::start(&[])));
     then(&served);
@@ -318,7 +321,7 @@ fn a_server_that_stops_answers_what_it_has_taken_or_says_who_still_waits() {
     served.ram.release();
 }
 
-/// A server that stops waits for requests of VMMs that have gone before, too.
+/// A server that stops also waits for requests of former VMMs.
 #[test]
 fn a_server_that_stops_waits_for_what_those_left_who_are_gone() {
     let (served, hold, seen) = holding(Limits::default());
@@ -394,7 +397,8 @@ fn what_cannot_be_served_is_said_in_a_sentence() {
     assert!(matches!(VhostServer::start(options, ExportTable::new()).map(drop), Err(StartError::Limits(_))));
 }
 
-/// A volume leaves the table and comes back; another is labelled as it was called.
+/// A volume that leaves the table is not served until it returns, even if another is labelled with
+/// its name.
 #[test]
 fn a_volume_that_is_away_is_served_to_nobody() {
     let served = serve();

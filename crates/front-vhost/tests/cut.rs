@@ -1,4 +1,5 @@
-//! Memory of a guest that is taken away while it is in use: its VMM is cut off, and nobody else notices.
+//! If the memory of a guest is taken away while in use, its VMM is cut off, and no other client is
+//! affected.
 
 mod support;
 
@@ -10,12 +11,12 @@ use support::vmm::{EVENT_IDX, USUAL, Vmm};
 use support::{Served, TANK, pattern, serve, wait_until};
 use vhost::VhostBackend as _;
 
-/// Header and status, which stay, and content, which goes.
+/// Header and status, which stay in memory, and content, which is cut off.
 const HEADER: u64 = DATA;
 const STATUS: u64 = DATA + 32;
 const CONTENT: u64 = MEMORY_BYTES / 2;
 
-/// Memory that cannot be sealed, as VMMs have it that know no memfd.
+/// Memory that cannot be sealed, as used by VMMs without memfd.
 fn memory() -> File {
     let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
     ftruncate(&file, MEMORY_BYTES).expect("memory");
@@ -31,7 +32,7 @@ fn run(served: &Served, file: &File) -> (Vmm, Guest) {
     (vmm, guest)
 }
 
-/// Asks for 4 KiB at sector 0 that lie in `CONTENT`, without looking there.
+/// Requests 4 KiB at sector 0 with their content in `CONTENT`, without accessing it.
 fn ask(queue: &mut Queue, kind: u32) {
     queue.put(HEADER, kind);
     queue.put(HEADER + 8, 0_u64);
@@ -61,11 +62,11 @@ fn a_vmm_that_cuts_its_memory_is_cut_off_and_nobody_else() {
         ftruncate(&file, CONTENT).expect("is cut");
         ask(&mut guest.queues[0], kind);
         wait_until("the end of the connection", || is_cut_off(&vmm));
-        // What was to be written from memory that is not there was not.
+        // The write whose content is not in memory was not carried out.
         assert!(served.ram.content(TANK, 0, 8) == pattern(4096, 1));
         assert_eq!(other.queues[0].read(0, 512), [0; 512]);
     }
-    // All of it, the rings too, while many requests are under way.
+    // All of the memory, including the rings, while many requests are in flight.
     for round in 0..10 {
         let file = memory();
         let (vmm, mut guest) = run(&served, &file);

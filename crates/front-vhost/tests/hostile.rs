@@ -1,4 +1,5 @@
-//! Guests and VMMs that do what none should: each is answered, skipped or cut off, and the next one is served.
+//! Guests and VMMs that misbehave: each is answered, skipped or cut off, and the next one is
+//! served.
 
 mod support;
 
@@ -26,22 +27,22 @@ use vhost::{VhostBackend as _, VringConfigData};
 use vm_memory::{Bytes as _, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Where tests have what: header, status, a table, data.
+/// Addresses used by the tests: header, status, a table, data.
 const HEADER: u64 = DATA;
 const STATUS: u64 = DATA + 32;
 const TABLE: u64 = DATA + 4096;
 const CONTENT: u64 = DATA + 65536;
-/// Address, bytes, flags, next.
+/// Address, length in bytes, flags, next.
 type Descriptor = (u64, u32, u16, u16);
 
 const HEAD: Descriptor = (HEADER, 16, NEXT, 1);
 const TAIL: Descriptor = (STATUS, 1, WRITE, 0);
-/// No memory is there.
+/// An address without memory.
 const NOWHERE: u64 = 0xffff_ffff_ff00;
-/// The status before anybody has written it.
+/// The status before anything is written to it.
 const UNTOUCHED: u8 = 0xaa;
 
-/// A decent guest gets its due.
+/// Checks that a well-behaved guest is served.
 fn assert_serves(socket: &Path) {
     let mut guest = Guest::new(1);
     let mut vmm = Vmm::connect_again(socket);
@@ -58,7 +59,8 @@ fn tank(served: &Served) -> (Vmm, Guest) {
     (vmm, guest)
 }
 
-/// Gives the chain at 0 to the device; what the used ring says was written, and the status.
+/// Submits the chain at 0. Returns the number of bytes written according to the used ring, and the
+/// status.
 fn outcome(queue: &mut Queue, kind: u32, descriptors: &[Descriptor]) -> (u32, u8) {
     queue.put(HEADER, kind);
     queue.put(HEADER + 8, 0_u64);
@@ -136,12 +138,12 @@ fn chains_without_a_place_for_an_answer_are_skipped() {
     for (what, descriptors) in skipped {
         assert_eq!(outcome(queue, IN, descriptors), (0, UNTOUCHED), "{what}");
     }
-    // A table in a table, and one that is a loop of the largest size.
+    // A table in a table, and one that is a loop of the maximum size.
     queue.describe(TABLE, 0, (TABLE, 16, INDIRECT, 0));
     assert_eq!(outcome(queue, IN, &[(TABLE, 16, INDIRECT, 0)]), (0, UNTOUCHED));
     queue.describe(TABLE, 0, (CONTENT, 512, NEXT | WRITE, 0));
     assert_eq!(outcome(queue, IN, &[(TABLE, 0xffff_fff0, INDIRECT, 0)]), (0, UNTOUCHED));
-    // Decent, if unusual: plain ones before a table, header and status in pieces.
+    // Valid, if unusual: plain descriptors before a table, header and status in pieces.
     queue.describe(TABLE, 0, (HEADER + 4, 12, NEXT, 1));
     queue.describe(TABLE, 1, (CONTENT, 513, WRITE, 0));
     let pieces = [(HEADER, 4, NEXT, 1), (TABLE, 32, INDIRECT, 0)];
@@ -161,7 +163,7 @@ fn available_entries_that_cannot_be_stop_nobody() {
         queue.memory.store(queue.available.wrapping_add(garbage), index, Ordering::Release).expect("memory");
         queue.kick.write(1).expect("kicks");
         assert_eq!(queue.used_within(Duration::from_millis(20)), None);
-        // A head that there is not is passed over.
+        // An invalid head is skipped.
         queue.publish(SIZE);
         queue.kick.write(1).expect("kicks");
         assert_eq!(queue.used_within(Duration::from_millis(20)), None);
@@ -171,7 +173,7 @@ fn available_entries_that_cannot_be_stop_nobody() {
     assert_serves(&served.socket("tank"));
 }
 
-/// Each VMM says something that it must not; it is refused or cut off.
+/// Each VMM sends an invalid message, and is refused or cut off.
 #[test]
 fn messages_that_make_no_sense_hurt_only_who_sends_them() {
     let served = serve();
@@ -232,7 +234,7 @@ fn messages_that_make_no_sense_hurt_only_who_sends_them() {
     });
 }
 
-/// A kick that is half a pipe, and a call that is one with no room: neither is waited for.
+/// A kick that is one end of a pipe, and a call that is a full pipe, block no thread.
 #[test]
 fn kicks_and_calls_that_are_no_eventfds_hold_nobody_up() {
     let served = serve();
@@ -255,13 +257,14 @@ fn kicks_and_calls_that_are_no_eventfds_hold_nobody_up() {
     assert_serves(&served.socket("tank"));
 }
 
-/// A call whose counter is full, and whose writers wait again since its VMM has said so; and a kick whose readers do.
+/// A call whose counter is full, and which the VMM has made blocking again, and a blocking kick
+/// block no thread.
 #[test]
 fn calls_and_kicks_that_would_be_waited_for_hold_nobody_up() {
     let served = serve();
     let mut guest = Guest::new(1);
     let mut vmm = Vmm::connect(&served.socket("tank"));
-    // Without the event index each answer is told of.
+    // Without the event index, each answer is signalled.
     vmm.run(&mut guest, USUAL);
     let call = EventFd::new(0).expect("an eventfd");
     vmm.frontend.set_vring_call(0, &call).expect("is taken");
@@ -294,20 +297,20 @@ fn calls_and_kicks_that_would_be_waited_for_hold_nobody_up() {
 fn fd_of(event: &EventFd) -> BorrowedFd<'_> {
     use std::os::fd::AsRawFd as _;
     #[expect(unsafe_code, reason = "the crate's eventfd lends no descriptor safely")]
-    // SAFETY: it is open as long as `event`.
+    // SAFETY: it is open for as long as `event`.
     unsafe {
         BorrowedFd::borrow_raw(event.as_raw_fd())
     }
 }
 
-/// An eventfd in name only.
+/// Another descriptor in the type of an eventfd.
 struct Foreign(EventFd);
 
 impl Foreign {
     fn of(fd: OwnedFd) -> Self {
         use std::os::fd::{FromRawFd as _, IntoRawFd as _};
         #[expect(unsafe_code, reason = "the crate's eventfd cannot be made of anything else safely")]
-        // SAFETY: the descriptor is owned, and given away.
+        // SAFETY: the descriptor is owned, and ownership is passed on.
         Self(unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) })
     }
 }
@@ -333,7 +336,7 @@ fn bytes_that_are_no_messages_end_the_connection() {
     }
 }
 
-/// Addresses that are memory, nearly, and not at all.
+/// Addresses that are in memory, close to it, and far outside.
 fn address() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => (0..200_u64).prop_map(|n| DATA + 512 * n),
@@ -364,7 +367,7 @@ fn head() -> impl Strategy<Value = u16> {
     prop_oneof![8 => 0..SIZE, 1 => any::<u16>()]
 }
 
-/// A garbage ring: descriptors, headers, entries, and how many of those are called available.
+/// A ring of garbage: descriptors, headers, entries, and how many of these are marked as available.
 #[derive(Debug)]
 struct Garbage {
     descriptors: Vec<Descriptor>,
@@ -419,12 +422,13 @@ fn play(socket: &Path, garbage: &Garbage) {
     }
     vmm.run(&mut guest, garbage.features);
     guest.queues[0].kick.write(1).expect("kicks");
-    // It has been looked at when the next message is answered, and is not stopped before its requests are.
+    // The ring was checked by the time the next message is answered, and is not stopped before its
+    // requests are complete.
     assert_eq!(vmm.capacity(), TANK_SECTORS);
     vmm.frontend.get_vring_base(0).expect("stops");
 }
 
-/// Draws values for one server, which all of them meet: what one guest has done must not be felt by the next.
+/// Runs the test with drawn values against a single server: one guest must not affect the next.
 fn drawn<S: Strategy>(strategy: &S, test: impl Fn(S::Value)) {
     let config = ProptestConfig { cases: 200, ..ProptestConfig::with_source_file(file!()) };
     let ran = TestRunner::new(config).run(strategy, |value| {
@@ -457,11 +461,11 @@ fn messages_in_any_order_hurt_nobody() {
     });
 }
 
-/// What a VMM and its guest do.
+/// An action of a VMM or its guest.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Features(u64),
-    /// Other memory takes the place of all.
+    /// Replaces all memory.
     Memory(bool),
     Add(bool),
     Remove(bool),
@@ -475,9 +479,9 @@ enum Step {
     Note(u16),
     Forget,
     Configuration(u32, u32),
-    /// The engine answers what it has kept.
+    /// The engine answers the requests that it has kept.
     Answer,
-    /// The guest asks for something.
+    /// The guest submits a request.
     Ask(u32, u64),
 }
 
@@ -506,7 +510,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A server whose engine keeps every third request while it is to be slow, and which waits for none of them.
+/// A server whose engine holds every third request while it is to be slow, and which waits for none
+/// of them.
 fn slow() -> (Served, Arc<AtomicBool>) {
     let (count, is_slow) = (AtomicU64::new(0), Arc::new(AtomicBool::new(false)));
     let is = Arc::clone(&is_slow);
@@ -518,7 +523,8 @@ fn slow() -> (Served, Arc<AtomicBool>) {
     (serve_with(limits, Box::new(hook)), is_slow)
 }
 
-/// Begins as a decent VMM does, then does all of it, whatever is said to that. What ends a connection is followed by a new one.
+/// Starts like a well-behaved VMM, then carries out the steps, whatever the answers. If a step ends
+/// the connection, a new one follows.
 fn talk(served: &Served, steps: &[Step]) {
     let socket = &served.socket("tank");
     let (mut guest, other) = (Guest::new(1), Guest::new(1));
@@ -556,7 +562,8 @@ fn talk(served: &Served, steps: &[Step]) {
             }
             Step::Configuration(offset, size) => {
                 let (flags, wanted) = (VhostUserConfigFlags::empty(), vec![0; size as usize]);
-                // The crate sends nothing that is outside of what it knows.
+                // The crate itself sends nothing that is outside of the configuration space it
+                // knows.
                 let _told = vmm.frontend.get_config(offset, size, flags, &wanted);
                 true
             }

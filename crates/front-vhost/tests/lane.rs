@@ -1,4 +1,5 @@
-//! Disks on the ring of an engine: which ones are there, and that nothing a VMM does holds up that thread, which serves others too.
+//! Disks on the ring of an engine: which ones are served there, and that no VMM can block that
+//! thread, which serves others too.
 
 mod support;
 
@@ -39,9 +40,9 @@ fn sleeps(name: &str) -> u64 {
 
 const WRITES: u64 = 300;
 
-/// How often the volume's own thread was woken for so many writes.
+/// How often the volume's own thread was woken for [`WRITES`] writes.
 fn wakes(queue: &mut Queue) -> u64 {
-    // The first one is not for the ring: that somebody writes is noted.
+    // The first write is not handled on the ring, because the write claim is registered.
     queue.write(0, &[1; 512]);
     std::thread::sleep(std::time::Duration::from_millis(20));
     let before = sleeps("vhost-archive-2");
@@ -51,11 +52,11 @@ fn wakes(queue: &mut Queue) -> u64 {
     sleeps("vhost-archive-2") - before
 }
 
-/// What may have to be waited for is left to the volume's own thread; the rest does not wake it.
+/// Anything that may block is left to the volume's own thread; everything else does not wake it.
 #[test]
 fn the_ring_serves_what_nobody_has_to_wait_for() {
     let Some(served) = on_a_ring() else { return };
-    // Named like none in another test.
+    // A name that no other test uses.
     let export = bcached_port::Export { name: "archive-2".to_owned(), ..support::tank(&served.ram) };
     served.exports.insert(export);
     served.server().serve("archive-2", support::volume_options()).expect("a socket");
@@ -65,14 +66,14 @@ fn the_ring_serves_what_nobody_has_to_wait_for() {
     let mut vmm = connect();
     vmm.run(&mut guest, USUAL | EVENT_IDX);
     assert!(wakes(&mut guest.queues[0]) < WRITES / 10);
-    // Large requests are its, and then small ones are the ring's again.
+    // Large requests go to the thread; afterwards small ones are handled on the ring again.
     let large = pattern(100 << 10, 1);
     guest.queues[0].write(0, &large);
     assert_eq!(guest.queues[1].read(0, 100 << 10), large);
     assert!(wakes(&mut guest.queues[1]) < WRITES / 10);
     drop(vmm);
 
-    // A call that is no eventfd.
+    // A call that is not an eventfd.
     let mut guest = Guest::new(1);
     let mut vmm = connect();
     vmm.run(&mut guest, USUAL);
@@ -97,20 +98,20 @@ fn the_ring_serves_what_nobody_has_to_wait_for() {
     assert!(!is_on_disk || woken >= WRITES / 2, "{woken}");
 }
 
-/// The writing end of a pipe.
+/// The write end of a pipe.
 fn pipe() -> EventFd {
     use std::os::fd::{FromRawFd as _, IntoRawFd as _};
     let (reads, writes) = std::io::pipe().expect("a pipe");
-    // Open as long as the process, so that writing is no error.
+    // Kept open for the lifetime of the process, so that writing succeeds.
     let _kept = reads.into_raw_fd();
     #[expect(unsafe_code, reason = "the crate's eventfd cannot be made of anything else safely")]
-    // SAFETY: the descriptor is owned, and given away.
+    // SAFETY: the descriptor is owned, and ownership is passed on.
     unsafe {
         EventFd::from_raw_fd(writes.into_raw_fd())
     }
 }
 
-/// An engine that goes takes its ring with it; the disks go on, perhaps with another engine.
+/// If an engine and its ring go away, the disks continue, perhaps with another engine.
 #[test]
 fn without_the_ring_the_threads_go_on() {
     let Some(mut served) = on_a_ring() else { return };
@@ -131,7 +132,7 @@ fn without_the_ring_the_threads_go_on() {
     assert_eq!(vmm.capacity(), support::TANK_SECTORS);
 }
 
-/// The ring may go at any moment, also while the disk is just being lent to it.
+/// The ring may go away at any moment, even while the disk is being lent to it.
 #[test]
 fn a_disk_is_not_lent_to_a_ring_that_goes() {
     for round in 0..60 {
@@ -145,7 +146,8 @@ fn a_disk_is_not_lent_to_a_ring_that_goes() {
     }
 }
 
-/// A queue that always has more does not keep another one of the same disk from being served, nor messages.
+/// A queue that always has more requests starves neither another queue of the same disk nor
+/// messages.
 #[test]
 fn a_flood_in_one_queue_leaves_room_for_others() {
     let Some(served) = on_a_ring() else { return };
@@ -155,7 +157,8 @@ fn a_flood_in_one_queue_leaves_room_for_others() {
     let [mut flooding, mut other] = <[Queue; 2]>::try_from(guest.queues).ok().expect("two");
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // A chain of one descriptor to read is skipped at once: all of the ring is always available.
+            // A chain of a single readable descriptor is skipped immediately, so all of the ring is
+            // always available.
             flooding.describe(flooding.descriptors(), 0, (support::guest::DATA, 16, 0, 0));
             while !ends.load(std::sync::atomic::Ordering::SeqCst) {
                 while flooding.available.wrapping_sub(flooding.used) < support::guest::SIZE {

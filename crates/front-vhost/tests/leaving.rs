@@ -1,5 +1,6 @@
-//! What is left of a guest that is gone, was reset, or whose memory has changed, while the engine still has its requests: nothing of it
-//! once they are done, and nothing is written into memory that is not lent any more.
+//! A guest may be gone, be reset, or change its memory while the engine still has its requests.
+//! Nothing of it remains once they are done, and nothing is written to memory that is no longer
+//! shared.
 
 mod support;
 
@@ -19,7 +20,8 @@ fn read(sector: u64) -> Ask<'static> {
     Ask { kind: IN, sector, out: &[], into: 4096 }
 }
 
-/// The requests of a VMM that was killed are carried out, its memory is let go of with the last of them, all else at once, and nobody waits.
+/// The requests of a killed VMM are carried out. Its memory is released with the last of them,
+/// everything else immediately, and no other client waits.
 #[test]
 fn a_killed_vmm_leaves_nothing_behind_and_the_next_is_served_at_once() {
     let (served, hold, seen) = holding(Limits::default());
@@ -67,7 +69,8 @@ fn a_killed_vmm_leaves_nothing_behind_and_the_next_is_served_at_once() {
     assert_eq!(other.queues[0].read(800, 4096), content);
 }
 
-/// A guest is reset while its disk does not answer: its queue stops all the same, and late answers do not land in what it has become.
+/// If a guest is reset while its disk does not answer, its queue stops nevertheless, and late
+/// answers are not written to its memory.
 #[test]
 fn a_guest_that_was_reset_gets_no_late_answers() {
     let (served, hold, seen) = holding(Limits { drain: Duration::from_millis(20), ..Limits::default() });
@@ -84,7 +87,7 @@ fn a_guest_that_was_reset_gets_no_late_answers() {
     assert_eq!(vmm.frontend.get_vring_base(0).expect("stops"), 11);
     hold.store(false, Ordering::SeqCst);
 
-    // What the guest has there now is its own.
+    // The guest now uses this memory for other things.
     guest.queues[0].reset();
     let (from, to) = (DATA, DATA + (2 << 20));
     let own = pattern(usize::try_from(to - from).expect("fits"), 9);
@@ -103,7 +106,8 @@ fn a_guest_that_was_reset_gets_no_late_answers() {
     assert_eq!(mappings(&guest.file), 2);
 }
 
-/// The VMM changes the table of memory while requests are under way; each goes on with the memory it began with.
+/// If the VMM changes the memory table while requests are in flight, each request keeps the memory
+/// with which it began.
 #[test]
 fn requests_keep_the_memory_they_began_with_and_no_longer() {
     let (served, hold, seen) = holding(Limits::default());
@@ -135,7 +139,7 @@ fn requests_keep_the_memory_they_began_with_and_no_longer() {
         assert_eq!(found, content, "it was there when the read began");
         assert_eq!(guest.queues[0].try_used(), None, "the ring was elsewhere, or nowhere, by then");
 
-        // The VMM says where everything is, as for a guest that begins.
+        // The VMM sets up everything again, as for a guest that starts.
         vmm.frontend.get_vring_base(0).expect("stops");
         guest.queues[0].reset();
         vmm.share_memory(&guest);
@@ -145,14 +149,15 @@ fn requests_keep_the_memory_they_began_with_and_no_longer() {
     }
 }
 
-/// A counter that is full because nobody reads it: the guest is not told, and nobody waits for it.
+/// If a call's counter is full because the VMM never reads it, the guest is not notified, and no
+/// thread waits for it.
 #[test]
 fn a_vmm_that_never_reads_its_calls_holds_nobody_up() {
     let (served, ..) = holding(Limits::default());
     let mut guest = Guest::new(2);
     let mut vmm = Vmm::connect(&served.socket("tank"));
     vmm.run(&mut guest, USUAL);
-    // One whose writers wait while it is full.
+    // Writing to this eventfd blocks while it is full.
     let call = EventFd::new(0).expect("an eventfd");
     vmm.frontend.set_vring_call(0, &call).expect("is taken");
     call.read().expect("rung when it came");

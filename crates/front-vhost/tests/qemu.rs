@@ -1,6 +1,7 @@
-//! A virtual machine of QEMU as the client. Its firmware, SeaBIOS, has a driver of virtio-blk: it boots from the volume,
-//! and what it boots is written here, reads and writes the volume through the firmware and says on the serial line how
-//! that went. No kernel is needed, and no KVM.
+//! A virtual machine of QEMU as the client. Its firmware, SeaBIOS, has a virtio-blk driver and
+//! boots from the volume. The boot program, which is defined here, reads and writes the volume
+//! through the firmware and reports the result on the serial line. This needs neither a kernel nor
+//! KVM.
 
 #[path = "support/machine.rs"]
 mod machine;
@@ -10,7 +11,7 @@ use machine::{Machine, boot_sector, has_qemu};
 use std::time::Duration;
 use support::{Served, TANK, pattern, serve, wait_until};
 
-/// Puts the program and sector 1 on the volume.
+/// Writes the program and sector 1 to the volume.
 fn install(served: &Served, sector: &[u8]) {
     let mut guest = support::guest::Guest::new(1);
     let mut vmm = support::vmm::Vmm::connect_again(&served.socket("tank"));
@@ -21,8 +22,8 @@ fn install(served: &Served, sector: &[u8]) {
     served.wait_for_clients(0);
 }
 
-/// A machine boots, reads and writes; its server goes and comes again, and it goes on; it is killed while it writes, and
-/// the next one boots.
+/// A machine boots, reads and writes. It continues after its server stops and starts again. It is
+/// killed while it writes, and the next machine boots.
 #[test]
 fn a_machine_boots_from_a_volume_and_outlives_its_server() {
     if !has_qemu() {

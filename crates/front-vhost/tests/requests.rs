@@ -1,4 +1,4 @@
-//! What a guest asks of its disk, over a whole connection to a volume in memory.
+//! A guest's requests to its disk, over a complete connection to a volume in memory.
 
 mod support;
 
@@ -73,7 +73,7 @@ fn a_disk_says_what_it_is() {
     assert_eq!((part.status, part.content.as_slice()), (OK, b"tan".as_slice()));
 }
 
-/// Each of the ways in which a driver may notify and describe.
+/// Many requests at once, with each way of notifying and of describing that a driver may use.
 #[test]
 fn many_at_once_by_every_way_of_notifying_and_describing() {
     let served = serve();
@@ -126,7 +126,7 @@ fn for_all_slots(queue: &mut support::guest::Queue, base: u64, round: u64) {
     }
 }
 
-/// A driver that does not know of flushes takes a write for durable when it is answered.
+/// For a driver without flushes, a write is durable when it is answered.
 #[test]
 fn writes_of_a_driver_without_flushes_are_durable_when_answered() {
     let durable = Arc::new(Mutex::new(Vec::new()));
@@ -166,7 +166,8 @@ fn a_read_only_volume_is_read_and_not_written() {
     assert_eq!(served.ram.content(ARCHIVE, 0, 8), [0; 4096]);
 }
 
-/// Machines and programs follow each other, as in a script: none is told that its disk is read-only because the one before is not done.
+/// When machines and programs follow one another, as in a script, none is told that its disk is
+/// read-only because the previous one has not finished.
 #[test]
 fn who_has_left_is_waited_for_by_who_comes_next() {
     let (served, hold, seen) = holding(bcached_front_vhost::Limits::default());
@@ -228,7 +229,7 @@ fn what_nobody_knows_is_unsupported() {
     assert_eq!(queue.change(WRITE_ZEROES, (0, 8, 2)), UNSUPP, "a flag that nobody knows");
 }
 
-/// The largest request that the configuration allows, and one that is larger than any.
+/// The largest request that the configuration allows is served, and a larger one is refused.
 #[test]
 fn large_requests_come_in_pieces_and_too_large_ones_not_at_all() {
     let served = serve();
@@ -262,7 +263,8 @@ fn large_requests_come_in_pieces_and_too_large_ones_not_at_all() {
     assert_eq!(describe(&mut queue, IN, 1, 32 << 20), ((0, (32 << 20) + 1), OK));
 }
 
-/// Nothing more is taken while the window, the inbox or the bytes are full, nothing is lost, and other queues are heard.
+/// While the window, the inbox or the bytes are full, nothing more is taken, nothing is lost, and
+/// other queues are served.
 #[test]
 fn a_full_engine_is_waited_for_without_losing_anything() {
     let holding = Arc::new(AtomicBool::new(true));

@@ -1,4 +1,5 @@
-//! What the log says of VMMs that break the protocol: a sentence each, and no more of them than people can read.
+//! The log messages about VMMs that break the protocol: one sentence each, and no more of them than
+//! people can read.
 
 #[path = "support/lines.rs"]
 mod lines;
@@ -16,10 +17,10 @@ use support::held::{descriptors, mappings};
 use support::vmm::{USUAL, Vmm};
 use support::{LIMIT, serve, wait_until};
 
-/// Sends the beginning of a message with a descriptor of the guest's memory, and goes.
+/// Sends the start of a message with a descriptor of the guest's memory, and disconnects.
 fn breaks_off(socket: &Path, guest: &Guest) {
     let mut stream = UnixStream::connect(socket).expect("somebody listens");
-    // SET_MEM_TABLE, version 1, with 40 bytes to follow; eight of them do.
+    // SET_MEM_TABLE, version 1, with a payload of 40 bytes, of which eight are sent.
     let words = [5_u32, 1, 40, 1, 0];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -32,7 +33,7 @@ fn breaks_off(socket: &Path, guest: &Guest) {
     let _ended = stream.read_to_end(&mut Vec::new());
 }
 
-/// Says what is no vhost-user, and waits for the end.
+/// Sends data that is not vhost-user, and waits for the end.
 fn babbles(socket: &Path) {
     let mut stream = UnixStream::connect(socket).expect("somebody listens");
     stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
@@ -51,7 +52,7 @@ fn who_breaks_the_protocol_is_told_of_once() {
         babbles(&socket);
     }
     served.wait_for_clients(0);
-    // The guest's memory and what maps it.
+    // The guest's memory and its mapping.
     assert_eq!((descriptors(&guest.file), mappings(&guest.file)), (2, 1), "nothing is kept of it");
     wait_until("the line", || !lines.lock().expect("no panic").is_empty());
     let told = lines.lock().expect("no panic").clone();
@@ -60,7 +61,7 @@ fn who_breaks_the_protocol_is_told_of_once() {
     assert_eq!((told[0]["volume"].as_str(), told[0]["count"].as_str()), ("\"tank\"", "1"));
     assert!(told[0]["error"].starts_with("the VMM broke the protocol: "), "{told:#?}");
 
-    // Nobody is any the worse for it.
+    // The next VMM is served.
     let mut guest = Guest::new(1);
     let mut vmm = Vmm::connect_again(&socket);
     vmm.run(&mut guest, USUAL);

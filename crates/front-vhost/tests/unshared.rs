@@ -1,4 +1,5 @@
-//! A VMM that keeps the guest's memory to itself, which is the usual mistake: the log says what to write.
+//! A VMM does not share the guest's memory, which is a common mistake: the log says what to
+//! configure.
 
 #[path = "support/lines.rs"]
 mod lines;
@@ -17,7 +18,7 @@ fn memory_that_is_not_shared_is_called_so() {
     let vmm = Vmm::connect_again(&served.socket("tank"));
     vmm.frontend.set_features(USUAL).expect("features that were offered");
     vmm.frontend.set_vring_num(0, SIZE).expect("a size");
-    // Memory without a file comes with no table.
+    // Memory without a file is not announced in a table.
     let _refused = vmm.frontend.set_vring_addr(0, &places(&guest.queues[0]));
     served.wait_for_clients(0);
     wait_until("the line", || !lines.lock().expect("no panic").is_empty());

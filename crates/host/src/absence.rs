@@ -1,11 +1,13 @@
-//! Backing devices that are gone: since when requests wait for one, and how another device takes
-//! its place.
+//! Backing devices that are gone: how long requests have been waiting for one, and how another
+//! device takes its place.
 //!
-//! An open device that was pulled never works again, and fails every operation. A request that met
-//! this has been refused by the set and has changed nothing that counts; by the policy of the
-//! volume it is tried again when the device is back. No request of the volume is in flight while
-//! the device is exchanged: waiting requests are not in flight, and new ones wait for the exchange
-//! to end. So the exchange and the requests never wait for each other.
+//! An open device that was unplugged never works again, and fails every operation. The set has
+//! refused a request that met such a device, and the request has changed nothing that matters.
+//! Depending on the policy of the volume, it is retried when the device is back.
+//!
+//! No request of the volume is in flight while its device is exchanged: waiting requests are not in
+//! flight, and new ones wait for the exchange to end. So the exchange and the requests never wait
+//! for each other.
 
 use crate::Host;
 use crate::host::State;
@@ -13,7 +15,7 @@ use bcached_engine::{CacheSet, Error, OnError, VolumeId};
 use bcached_env::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The devices that are gone or being exchanged, and the requests in flight.
+/// The devices that are gone or being exchanged, and the number of requests in flight.
 #[derive(Default)]
 pub struct Absences {
     missed: BTreeMap<VolumeId, Missed>,
@@ -21,19 +23,19 @@ pub struct Absences {
     gone: BTreeSet<VolumeId>,
     /// Volumes whose devices are being exchanged.
     exchanged: BTreeSet<VolumeId>,
-    /// How many requests the sets have, by volume. A volume stays here at 0.
+    /// Number of requests in flight in the sets, by volume. A volume stays here at 0.
     in_flight: BTreeMap<VolumeId, usize>,
 }
 
-/// A device that requests needed and did not have.
+/// A device that requests needed but could not reach.
 struct Missed {
-    /// When the first of them asked.
+    /// When the first of these requests arrived.
     since: Time,
-    /// It did not come in time, and the log says so.
+    /// Whether the device failed to come back in time, and the log says so.
     is_over: bool,
 }
 
-/// Counts a request that a set has.
+/// Counts a request in flight in a set, until dropped.
 pub struct InFlight(Host, VolumeId);
 
 impl Drop for InFlight {
@@ -58,23 +60,24 @@ impl Absences {
         self.in_flight.get(&volume).is_none_or(|count| *count == 0)
     }
 
-    /// Since when requests of the volume have been waiting for its backing device, if any have.
+    /// Returns the time since which requests of the volume have been waiting for its backing
+    /// device, if any have.
     #[must_use]
     pub fn missed_since(&self, volume: VolumeId) -> Option<Time> {
         self.missed.get(&volume).map(|missed| missed.since)
     }
 
-    /// The volumes whose devices a request has found to be gone.
+    /// Returns the volumes whose devices a request has found to be gone.
     pub fn gone(&self) -> impl Iterator<Item = VolumeId> {
         self.gone.iter().copied()
     }
 
-    /// A request has found the volume's device to be gone.
+    /// Records that a request has found the volume's device to be gone.
     pub(crate) fn is_gone(&mut self, volume: VolumeId) {
         self.gone.insert(volume);
     }
 
-    /// The volume is no longer served.
+    /// Forgets the volume, which is no longer served.
     pub fn forget(&mut self, volume: VolumeId) {
         self.missed.remove(&volume);
         self.gone.remove(&volume);
@@ -85,14 +88,14 @@ impl Absences {
 }
 
 impl Host {
-    /// The set for a request of the volume, and [`Host::moves`] at that moment; waits while the
-    /// volume's device is being exchanged. `None`: no set has the volume.
+    /// Returns the set for a request of the volume, and [`Host::moves`] at that moment. Waits while
+    /// the volume's device is being exchanged. `None`: no set has the volume.
     pub(crate) async fn enter(&self, volume: VolumeId) -> Option<(InFlight, CacheSet, u64)> {
         self.until(|state| state.is_stopping || !state.absences.is_exchanging(volume)).await;
         self.with(|state| self.entered(state, volume))
     }
 
-    /// Likewise; `None` also where it would have to wait.
+    /// Does the same, but returns `None` also where it would have to wait.
     pub(crate) fn enter_at_once(&self, volume: VolumeId) -> Option<(InFlight, CacheSet, u64)> {
         self.with(
             |state| {
@@ -107,8 +110,8 @@ impl Host {
         Some((InFlight(self.clone(), volume), set, state.moves()))
     }
 
-    /// Until when a request waits that needs a backing device which is gone; `None`: it does not
-    /// wait, or no longer.
+    /// Returns the time until which a request waits for a backing device that is gone. `None`: it
+    /// does not wait, or no longer.
     pub(crate) fn waits_for_backing(&self, volume: VolumeId) -> Option<Time> {
         let options = self.options_of(volume);
         if options.on_backing_error != OnError::Freeze || self.with(|state| state.is_stopping) {
@@ -137,7 +140,7 @@ impl Host {
         Some(until)
     }
 
-    /// The device has not come in time: requests that need it fail from now on.
+    /// Records that the device has not come back in time: requests that need it fail from now on.
     pub(crate) fn has_waited(&self, volume: VolumeId) {
         let is_news = self.with(|state| {
             let missed = state.absences.missed.get_mut(&volume);
@@ -153,8 +156,8 @@ impl Host {
         }
     }
 
-    /// From now on no request of the volume begins. True when none is in flight any more; false if
-    /// they do not end in time.
+    /// Blocks new requests of the volume, and waits for those in flight. Returns true once none is
+    /// in flight any more; false if they do not end in time.
     pub(crate) async fn begin_exchange(&self, volume: VolumeId) -> bool {
         self.with(|state| state.absences.exchanged.insert(volume));
         let until = self.inner().env.now() + self.inner().opening.limits.exchange;
@@ -165,7 +168,7 @@ impl Host {
         is_idle(self)
     }
 
-    /// Requests that waited go on: with the new device, if it `is_there`.
+    /// Lets requests that waited proceed: with the new device, if it `is_there`.
     pub(crate) fn end_exchange(&self, volume: VolumeId, is_there: bool) {
         self.change(|state| {
             state.absences.exchanged.remove(&volume);
@@ -176,13 +179,14 @@ impl Host {
         });
     }
 
-    /// Whether a request was refused because a backing device is gone, and not the cache device.
+    /// Returns whether a request was refused because a backing device is gone, rather than the
+    /// cache device.
     pub(crate) fn misses_backing(&self, error: &Error) -> bool {
         let Error::Io { source, .. } = error else { return false };
         error.is_absence() && source.disk != self.inner().opening.cache.get()
     }
 
-    /// The label of a volume, or its UUID.
+    /// Returns the label of a volume, or its UUID.
     fn name_of(&self, volume: VolumeId) -> String {
         let volumes = self.set_of(volume).map(|set| set.volumes()).unwrap_or_default();
         let found = volumes.into_iter().find(|info| info.id == volume);

@@ -1,10 +1,11 @@
-//! A backing device is back as another device of the system. That takes the place of the former one
-//! when no request of the volume is in flight, and requests that waited for it go on.
+//! Reconnects a backing device that is back as another device of the system. It takes the place of
+//! the former device when no request of the volume is in flight, and requests that waited for it
+//! proceed.
 //!
 //! | where the volume is | what is done |
 //! |---|---|
-//! | in the set, or in the bypass | that takes the device, if it is as it was left |
-//! | in no set, which waits for its cache | its next set is given the device, and judges it |
+//! | in the set, or in the bypass | that set takes the device, if its state is as it was left |
+//! | in no set, waiting for its cache | the volume's next set gets the device, and checks it |
 
 use crate::Host;
 use bcached_engine::{CacheSet, Error, Removed, VolumeId, read_superblock};
@@ -15,23 +16,23 @@ use std::time::Duration;
 /// Why a device does not take the place of the former one. Nothing has changed.
 #[derive(Clone, Debug)]
 pub enum NotTaken {
-    /// It is not the device that it should be, or the volume cannot be changed now.
+    /// It is the wrong device, or the volume cannot be changed now.
     Refused(Error),
-    /// Requests of the volume have been in flight for this long.
+    /// Requests of the volume have stayed in flight for this long.
     Busy(Duration),
 }
 
 /// Where a volume is.
 enum Place {
     Served(CacheSet),
-    /// In no set, with this device.
+    /// In no set; its backing device is this disk.
     Nowhere(DiskId),
 }
 
 impl Host {
-    /// Serves the volume from `disk` from now on, or as soon as it has its cache again: which disk
-    /// it was served from, and why its next flush fails, if something that was acknowledged may
-    /// have gone with that.
+    /// Serves the volume from `disk` from now on, or as soon as it has its cache again. Returns the
+    /// disk that it was served from. If acknowledged data may have been lost with that disk, also
+    /// returns the error with which the volume's next flush fails.
     ///
     /// `prepare` is called with the former disk when no request of the volume is in flight any
     /// more, before `disk` is used.
@@ -77,7 +78,8 @@ impl Host {
             Place::Nowhere(former) => {
                 prepare(former);
                 self.has_its_identity(volume, disk).await?;
-                // What was acknowledged was flushed when the set was closed, or is owed.
+                // All acknowledged data was flushed when the set was closed, or its loss is still
+                // to be reported.
                 self.with(|state| match state.away.get_mut(&volume) {
                     Some(away) if !away.on_bypass && away.disk == former => {
                         away.disk = disk;
@@ -97,7 +99,7 @@ impl Host {
         nowhere.map(Place::Nowhere).ok_or_else(|| self.reason())
     }
 
-    /// Whether the disk is the volume's, as far as that can be told without its cache.
+    /// Checks that the disk belongs to the volume, as far as that can be told without its cache.
     async fn has_its_identity(&self, volume: VolumeId, disk: DiskId) -> Result<(), Error> {
         let disk = self.inner().env.disk(disk);
         let Superblock::Backing(found) = read_superblock(&disk).await? else {

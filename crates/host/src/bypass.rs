@@ -1,23 +1,24 @@
-//! The bypass: a set on a device in memory, which serves volumes past their cache while that is
-//! closed. It caches nothing.
+//! The bypass: a set on a device in memory, which serves volumes without their cache while the
+//! cache set is closed. It caches nothing.
 
 use crate::{Host, NoNote};
 use bcached_engine::{CacheSet, Error, Options, VolumeId};
 use bcached_format::{CacheFormat, CacheSuperblock, Replacement, Uuid};
 
-/// Buckets of the bypass, each of so many sectors: as few as an engine runs with.
+/// Number of buckets of the bypass, and their size in sectors. The engine does not run with fewer.
 const BUCKETS: u64 = 600;
 const BUCKET_SECTORS: u16 = 128;
 
-/// Size of its device.
+/// Size of the bypass device, in sectors.
 pub const SECTORS: u64 = BUCKETS * BUCKET_SECTORS as u64;
 
-/// Its superblock, for volumes whose devices are written in blocks of so many sectors (1 or 8).
+/// Returns the superblock of the bypass, for volumes whose devices are written in blocks of
+/// `block_sectors` sectors (1 or 8).
 #[must_use]
 pub fn superblock(block_sectors: u16) -> CacheSuperblock {
     let superblock = CacheSuperblock::format(CacheFormat {
         uuid: Uuid([0xfe; 16]),
-        // No device says that it belongs to this set.
+        // No device claims to belong to this set.
         set_uuid: Uuid([0xff; 16]),
         device_sectors: SECTORS,
         block_sectors,
@@ -28,8 +29,8 @@ pub fn superblock(block_sectors: u16) -> CacheSuperblock {
     superblock.expect("sizes that can be run")
 }
 
-/// Opens the bypass if any volume can do without the cache, so that it is there before the cache is
-/// closed. False: it is needed and cannot be had.
+/// Opens the bypass if any volume can do without the cache, so that the bypass is available before
+/// the cache is closed. Returns false if it is needed but cannot be opened.
 pub(crate) async fn is_ready(host: &Host) -> bool {
     let is_needed = host.status().volumes.iter().any(|info| !info.flash_only && !info.may_be_dirty());
     if !is_needed {
@@ -45,7 +46,7 @@ pub(crate) async fn is_ready(host: &Host) -> bool {
     opened.is_ok()
 }
 
-/// Gives it the volumes whose data is all on their backing devices.
+/// Gives the bypass all volumes whose data is entirely on their backing devices.
 pub(crate) async fn take_volumes(host: &Host) {
     let able: Vec<_> = host.with(|state| {
         let able = state.away.iter().filter(|(_, away)| !away.on_bypass && !away.info.may_be_dirty());
@@ -60,7 +61,7 @@ pub(crate) async fn take_volumes(host: &Host) {
             tracing::warn!(event = "no-way-past-the-cache", "a volume waits for its cache: {error}");
             continue;
         }
-        // They may have been changed meanwhile.
+        // The options may have been changed in the meantime.
         let options = host.options_of(id);
         let _it_is_there = bypass.change_volume_options(id, |begun| *begun = options);
         host.change(|state| {
@@ -71,10 +72,10 @@ pub(crate) async fn take_volumes(host: &Host) {
     }
 }
 
-/// Takes a volume from it, if the bypass has it; from then on no set has the volume.
+/// Takes a volume from the bypass, if the bypass has it. After that no set has the volume.
 ///
 /// # Errors
-/// The bypass cannot let the volume go now.
+/// The bypass cannot release the volume now.
 pub(crate) async fn give_back(host: &Host, id: VolumeId) -> Result<(), Error> {
     let bypass = host.change(|state| {
         let away = state.away.get_mut(&id).filter(|away| away.on_bypass)?;
@@ -90,14 +91,14 @@ pub(crate) async fn give_back(host: &Host, id: VolumeId) -> Result<(), Error> {
             Ok(())
         }
         Err(error) => {
-            // It is served as before.
+            // The volume is served as before.
             host.change(|state| state.away.get_mut(&id).map(|away| away.on_bypass = true));
             Err(error)
         }
     }
 }
 
-/// Closes it. It has no volumes any more.
+/// Closes the bypass, which has no volumes any more.
 pub(crate) async fn close(host: &Host) {
     let Some((bypass, disk)) = host.change(|state| state.bypass.take()) else { return };
     let _it_has_nothing_to_lose = bypass.stop().await;
@@ -109,7 +110,7 @@ async fn open(host: &Host) -> Result<CacheSet, Error> {
         return Ok(bypass);
     }
     let inner = host.inner();
-    // Blocks smaller than those of a device cannot be written to it; larger ones cost more.
+    // A device cannot be written in blocks smaller than its own; larger blocks cost more.
     let block_sectors = if host.status().block_sectors < 8 { 1 } else { 8 };
     let disk = inner.machine.memory_cache(&superblock(block_sectors))?;
     let nodes = bcached_engine::node_budget_min(u64::from(BUCKET_SECTORS), 1);

@@ -1,13 +1,15 @@
-//! Carries requests out. One that needs a device which does not work, the cache or a backing
-//! device, waits for it or is refused, by the policy of its volume.
+//! Carries out requests. A request that needs a failed device, be it the cache or a backing device,
+//! waits for the device or is refused, depending on the policy of its volume.
 //!
-//! This is the one queue of waiting requests, between the port and the sets, so it outlives a set
-//! that is reopened. It is bounded in requests (for each volume, and for all) and in bytes (by the
-//! front end's budget, of which each connection has a part); a request that finds it full fails. A
-//! waiting request is tried again from its beginning, as if it came now: nobody has been told that
-//! it was carried out, so it does not matter whether some of it was. Waiting requests are therefore
-//! carried out after those that did not have to wait, even where both write to one place; a client
-//! cannot count on any order while neither is answered.
+//! This is the only queue of waiting requests. It lies between the port and the sets, so it
+//! outlives a set that is reopened. It is bounded in requests (for each volume, and for all) and in
+//! bytes (by the front end's budget, of which each connection has a part). A request that finds it
+//! full fails.
+//!
+//! A waiting request is retried from its beginning, as if it had just arrived. It has not been
+//! acknowledged, so it does not matter whether part of it was carried out. Waiting requests are
+//! therefore carried out after those that did not have to wait, even where both write to the same
+//! place. A client cannot rely on any order while neither is acknowledged.
 
 use crate::absence::InFlight;
 use crate::retry::Retry;
@@ -20,59 +22,59 @@ use bcached_port::{ErrorKind, Operation, Reply};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-/// Carries the requests of a host out.
+/// Carries out the requests of a host.
 pub struct Dispatcher {
-    /// Serves them.
+    /// The host that serves the requests.
     pub host: Host,
-    /// Bounds the requests in flight. Others wait in the port.
+    /// Limits the requests in flight. Others wait in the port.
     pub room: Semaphore,
-    /// Rings when there is room, if [`Dispatcher::find_room`] found none.
+    /// Notified when there is room, if [`Dispatcher::find_room`] found none.
     pub freed: Notify,
     is_room_wanted: Cell<bool>,
     waiting: Waiting,
 }
 
-/// Who asks for something, of which volume, and when.
+/// The source of a request: client, volume and time.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     /// The client.
     pub client: Client,
     /// The volume.
     pub volume: VolumeId,
-    /// When the client asked, of a flush: that is about what was answered before, however long it
-    /// waits.
+    /// When the client asked. Relevant for a flush: it covers what was acknowledged before this
+    /// time, however long it waits.
     pub asked: Time,
 }
 
-/// How far a request has come.
+/// The progress of a request.
 pub enum Stage {
-    /// No set has it.
+    /// No set has it yet.
     New(Operation),
     /// This set has begun it, and needs a task for the rest.
     Begun(Attempt, CacheSet, Rest),
-    /// The set needed a device that does not work. A read's buffer has come back.
+    /// The set needed a device that does not work. A read gets its buffer back.
     Trouble(Attempt, Error, Option<Buffer>),
 }
 
-/// An attempt at a request, by a set that has or had it.
+/// An attempt at a request, by a set that has it or had it.
 pub struct Attempt {
     /// The request, for another attempt.
     pub retry: Retry,
     /// [`Host::moves`] when the attempt began.
     pub moves: u64,
-    /// Counts it.
+    /// Counts the request as in flight.
     pub in_flight: InFlight,
 }
 
-/// What came of an attempt.
+/// The result of an attempt.
 pub enum Served {
     /// The request is done, or refused.
     Answered(Reply),
-    /// It needs a device that does not work. A read's buffer comes back.
+    /// The request needs a device that does not work. A read gets its buffer back.
     Trouble(Error, Option<Buffer>),
 }
 
-/// How many requests wait, by volume.
+/// The number of waiting requests, by volume.
 struct Waiting {
     by_volume: RefCell<BTreeMap<VolumeId, usize>>,
     /// As [`crate::Limits::waiting_of_volume`].
@@ -81,7 +83,7 @@ struct Waiting {
     of_all_max: usize,
 }
 
-/// The place of a waiting request.
+/// The place of a waiting request in the queue.
 struct Place<'a>(&'a Waiting, VolumeId);
 
 impl Waiting {
@@ -93,7 +95,7 @@ impl Waiting {
         }
     }
 
-    /// `None`: all places are taken.
+    /// Takes a place; `None` if all are taken.
     fn take(&self, volume: VolumeId) -> Option<Place<'_>> {
         let mut waiting = self.by_volume.borrow_mut();
         let of_volume = waiting.get(&volume).copied().unwrap_or(0);
@@ -118,7 +120,8 @@ impl Drop for Place<'_> {
 }
 
 impl Dispatcher {
-    /// Of this host, as many in flight at once as there is `room` for.
+    /// Creates a dispatcher for this host, with as many requests in flight at once as `room`
+    /// allows.
     #[must_use]
     pub fn new(host: Host, room: Semaphore) -> Self {
         let (freed, is_room_wanted) = (Notify::new(), Cell::new(false));
@@ -126,14 +129,15 @@ impl Dispatcher {
         Self { host, room, freed, is_room_wanted, waiting }
     }
 
-    /// Room for one more. `None`: [`Dispatcher::freed`] rings when there is some.
+    /// Returns room for one more request. `None`: [`Dispatcher::freed`] is notified when there is
+    /// some.
     pub fn find_room(&self) -> Option<Permit> {
         let permit = self.room.try_acquire(1);
         self.is_room_wanted.set(permit.is_none());
         permit
     }
 
-    /// Gives room back, if the request still has it.
+    /// Returns the room of a request, if the request still has it.
     pub fn free_room(&self, permit: Option<Permit>) {
         drop(permit);
         if self.is_room_wanted.take() {
@@ -141,8 +145,8 @@ impl Dispatcher {
         }
     }
 
-    /// Carries a request out from this stage on, if need be when its volume has the device again
-    /// that it needs. A request that waits for that is not in flight, and gives back its `permit`
+    /// Carries out a request from this stage on, if necessary once its volume has the required
+    /// device again. A request that waits for a device is not in flight, and releases its `permit`
     /// until then.
     pub async fn answer(&self, caller: Caller, stage: Stage, permit: Permit) -> Reply {
         let mut permit = Some(permit);
@@ -153,7 +157,7 @@ impl Dispatcher {
 
     async fn answer_with(&self, caller: Caller, mut stage: Stage, permit: &mut Option<Permit>) -> Reply {
         let volume = caller.volume;
-        // A request that has a place keeps it until its answer, so that none that comes later takes
+        // A request keeps its place in the queue until its answer, so that no later request takes
         // it.
         let (mut since, mut place) = (None, None);
         loop {
@@ -168,7 +172,7 @@ impl Dispatcher {
                 false => self.host.alarm(),
             }
             if self.host.moves() != moves && self.host.set_of(volume).is_some() {
-                // The volume has moved meanwhile.
+                // The volume has moved in the meantime.
                 stage = Stage::New(retry.with(buffer));
                 continue;
             }
@@ -199,8 +203,8 @@ impl Dispatcher {
         }
     }
 
-    /// Makes an attempt, or goes on with one: how to make another, [`Host::moves`] when this one
-    /// began, and what came of it.
+    /// Makes an attempt, or continues one. Returns what another attempt needs, the value of
+    /// [`Host::moves`] when this one began, and its result.
     async fn go_on(&self, caller: Caller, stage: Stage) -> (Retry, u64, Served) {
         match stage {
             Stage::New(operation) => {
@@ -222,13 +226,13 @@ impl Dispatcher {
         self.host.inner().env.now()
     }
 
-    /// Until when a request waits for the cache of its volume; `None`: it does not wait. `since` is
-    /// when it first met a place that cannot be read, in a set that works.
+    /// Returns the time until which a request waits for the cache of its volume. `None`: it does
+    /// not wait. `since` is when the request first met an unreadable place in a working set.
     fn waits_for_cache(&self, volume: VolumeId, error: &Error, since: &mut Option<Time>) -> Option<Time> {
         let set = self.host.set_of(volume);
         let options = self.host.options_of(volume);
-        // Under the other policies the failed set serves what it can; but while it is being
-        // reopened there is none that could.
+        // Under the other policies the failed set serves what it can. But while it is being
+        // reopened, no set could serve the request.
         let is_moment = set.is_none() && self.host.with(|state| state.is_trying);
         let may_wait = options.on_cache_error == OnError::Freeze || is_moment;
         let works = set.is_some_and(|set| set.failure().is_none());
@@ -244,7 +248,7 @@ impl Dispatcher {
         (self.now() < until).then_some(until)
     }
 
-    /// The answer to a request that needs a device and does not wait for it.
+    /// Returns the answer to a request that needs a device and does not wait for it.
     fn refusal(&self, volume: VolumeId, error: &Error, changes: bool, buffer: Option<Buffer>) -> Reply {
         let options = self.host.options_of(volume);
         let policy = match error {
@@ -260,8 +264,8 @@ impl Dispatcher {
     }
 
     async fn try_once(&self, caller: Caller, operation: Operation) -> Served {
-        // A flush tells of what was acknowledged before. A write with FUA does not: whoever sees one
-        // fail writes that once more, and takes the rest for safe.
+        // A flush reports losses of previously acknowledged writes. A write with FUA does not: a
+        // client that sees it fail only repeats that write, and believes the rest to be safe.
         let is_flush = matches!(operation, Operation::Flush);
         let lost = || {
             let reply = EngineReply { result: Err(Error::LostWrites), buffer: None };
@@ -278,10 +282,11 @@ impl Dispatcher {
         let first = self.serve(caller, work).await;
         match first {
             Served::Answered(reply) if flushes && reply.result.is_ok() => {
-                // That this one fails tells of nothing but the request itself.
+                // If this flush fails, that says something about this request only.
                 self.serve(caller, Request::FlushAskedAt(Time::default())).await
             }
-            // It may have waited for the device that has lost them, or for another one in its place.
+            // The flush may have waited for the device that lost the writes, or for its
+            // replacement.
             Served::Answered(reply)
                 if is_flush && reply.result.is_ok() && self.host.tells_of_loss(caller) =>
             {
@@ -301,7 +306,8 @@ impl Dispatcher {
         self.outcome_of(moves, reply)
     }
 
-    /// What a set's reply comes to, to a request that the set got at that count of [`Host::moves`].
+    /// Returns the result of a set's reply to a request that the set got when [`Host::moves`] was
+    /// `moves`.
     #[must_use]
     pub fn outcome_of(&self, moves: u64, reply: EngineReply) -> Served {
         match reply.result {
@@ -320,7 +326,8 @@ impl Dispatcher {
     }
 }
 
-/// Whether the cache failed, which is this disk, and not the backing device or the request.
+/// Returns whether the cache, which is this disk, failed, rather than the backing device or the
+/// request.
 fn is_of_cache(error: &Error, cache: DiskId) -> bool {
     match error {
         Error::Failed(_) | Error::Node { .. } | Error::Inconsistent(_) => true,
@@ -339,8 +346,8 @@ mod tests {
     use std::rc::Rc;
     use std::time::Duration;
 
-    /// Requests that need dirty data wait for a cache that fails, also if what it says makes no
-    /// sense.
+    /// Proves that requests which need dirty data wait for a failed cache, also if the cache's
+    /// content makes no sense.
     #[test]
     fn what_fails_is_the_cache_or_it_is_not() {
         let io = |disk| IoError { kind: IoErrorKind::Io, disk: DiskId(disk), sector: 0 };
@@ -352,8 +359,10 @@ mod tests {
         assert!(!is_of_cache(&Error::Stopping));
     }
 
-    /// A debt was paid by whatever was durable: also by a write with FUA, whose client sees that one
-    /// fail and takes the rest for safe; and by a flush that was asked for before some of it.
+    /// Proves that a loss is reported by flushes requested after it. It was once considered
+    /// reported by any durable operation: by a write with FUA, whose client sees only that write
+    /// fail and believes the rest to be safe; or by a flush that was requested before part of the
+    /// loss.
     #[test]
     fn a_loss_is_told_by_flushes_that_were_asked_for_after_it() {
         let (Rig { mut executor, host, .. }, volume) = served(&backing(7));
@@ -382,8 +391,8 @@ mod tests {
         assert_eq!(ended, Some(Err(Error::LostWrites)), "a stop is the last flush");
     }
 
-    /// It had looked before, and waited for another device in the place of the one that had lost
-    /// them.
+    /// Proves that a waiting flush reports a loss. It once checked for losses only before it waited
+    /// for the replacement of the device that had lost the writes.
     #[test]
     fn a_flush_that_waits_while_a_loss_becomes_known_tells_of_it() {
         let (Rig { mut executor, host, .. }, volume) = served(&backing(8));

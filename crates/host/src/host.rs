@@ -1,15 +1,15 @@
-//! Which set serves which volume.
+//! Tracks which set serves which volume.
 //!
 //! | the cache set | where its volumes are |
 //! |---|---|
 //! | works | in the set |
-//! | has failed | still there: dirty data can be read, clean volumes go on without the cache |
+//! | has failed | still in it: dirty data can be read, clean volumes do without the cache |
 //! | is being reopened | clean volumes in the bypass ([`crate::bypass`]), the others nowhere |
 //! | works again | they move back into the set, one by one |
 //!
-//! A volume keeps its number all the way, so nobody outside needs to know. [`crate::reopen`] says
-//! when a set is opened again and what can go wrong; [`crate::dispatch`] what happens to requests
-//! meanwhile.
+//! A volume keeps its number throughout, so its clients do not notice. [`crate::reopen`] describes
+//! when a set is reopened and what can go wrong, [`crate::dispatch`] what happens to requests in
+//! the meantime.
 
 use crate::absence::Absences;
 use crate::cache_reconnect::Returned;
@@ -23,15 +23,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// How the set is opened, each time.
+/// The parameters for opening the set, each time.
 pub struct Opening {
-    /// Its cache device, until another one takes its place.
+    /// The cache device, until another one takes its place.
     pub cache: Cell<DiskId>,
     /// UUID of the set.
     pub set_uuid: Uuid,
     /// The engine's options.
     pub options: RefCell<Options>,
-    /// How long and for how many the host waits.
+    /// Time and size limits of the host.
     pub limits: Limits,
 }
 
@@ -39,18 +39,18 @@ pub struct Opening {
 #[derive(Clone)]
 pub struct Host(Rc<Inner>);
 
-/// What all handles share.
+/// The data that all handles share.
 pub struct Inner {
-    /// Where it runs.
+    /// The environment it runs in.
     pub env: Env,
-    /// What it needs beside that.
+    /// What the host needs of the machine besides the environment.
     pub machine: Box<dyn Machine>,
     /// How the set is opened.
     pub opening: Opening,
     state: RefCell<State>,
-    /// [`State::moves`] has changed, or the set may have failed.
+    /// Notified when [`State::moves`] has changed, or the set may have failed.
     changed: Rc<Notify>,
-    /// The task that reopens the set may have something to do.
+    /// Notified when the task that reopens the set may have something to do.
     alarm: Notify,
 }
 
@@ -59,31 +59,32 @@ pub struct Inner {
 pub struct State {
     /// The cache set; `None` while it is closed.
     pub main: Option<CacheSet>,
-    /// The set that serves volumes without their cache meanwhile, and its device in memory.
+    /// The set that serves volumes without their cache in the meantime, and its device in memory.
     pub bypass: Option<(CacheSet, DiskId)>,
     /// Volumes that are not in the cache set at this moment.
     pub away: BTreeMap<VolumeId, Away>,
     /// The status of the set when it was closed, if it is closed.
     pub before: Option<Box<Status>>,
-    /// The number that the next volume of the closed set would have had.
+    /// The number that the next new volume of the closed set would have got.
     pub next: Option<VolumeId>,
-    /// Why the set was closed, the last time.
+    /// Why the set was last closed.
     pub why: Option<Error>,
-    /// The set could not be reopened for a reason that does not pass by itself.
+    /// Whether the set could not be reopened for a permanent reason.
     pub is_lost: bool,
-    /// An attempt to reopen the set, or to bring its volumes back, is under way.
+    /// Whether an attempt to reopen the set, or to bring its volumes back, is in progress.
     pub is_trying: bool,
-    /// Something has changed that may let the next attempt succeed: it is made at once.
+    /// Whether something has changed that may let the next attempt succeed, so that it is made at
+    /// once.
     pub is_urgent: bool,
-    /// The cache device has come back as another device, which takes the place of the former one as
-    /// soon as the set is closed.
+    /// The cache device that has come back as another device. It takes the place of the former one
+    /// as soon as the set is closed.
     pub returned: Option<Returned>,
-    /// The session of the set since it was opened last: a number that no other opening has.
+    /// The session of the set since it was last opened: a number that is unique to this opening.
     pub session: u64,
-    /// The host is being stopped.
+    /// Whether the host is being stopped.
     pub is_stopping: bool,
-    /// Volumes with acknowledged writes that may have been lost, and when that became known. Flushes
-    /// fail until one fails that was asked for later.
+    /// Volumes with acknowledged writes that may have been lost, and when that became known.
+    /// Flushes fail until one has failed that was requested later.
     pub owes: BTreeMap<VolumeId, Time>,
     /// Cache modes that were acknowledged and are not in the superblocks yet.
     pub owed_modes: BTreeMap<VolumeId, CacheMode>,
@@ -91,14 +92,14 @@ pub struct State {
     pub new_modes: BTreeMap<VolumeId, CacheMode>,
     /// Backing devices that are gone, or are being replaced.
     pub absences: Absences,
-    /// How many backing devices are being added to the set.
+    /// Number of backing devices that are being added to the set.
     adding: usize,
-    /// Since when requests of a volume have been waiting for the cache.
+    /// The times since which requests of a volume have been waiting for the cache.
     waits_since: BTreeMap<VolumeId, Time>,
-    /// How often any volume has moved.
+    /// Number of times that any volume has moved.
     moves: u64,
-    /// What was written to the cache device before the set was opened last, in bytes. `None`: not
-    /// known, as while the set is being closed or opened, or once it could not be opened.
+    /// Bytes written to the cache device before the set was last opened. `None`: unknown, which is
+    /// the case while the set is being closed or opened, or once it could not be opened.
     written_before: Option<u64>,
 }
 
@@ -108,14 +109,14 @@ pub struct Away {
     pub disk: DiskId,
     /// The volume when it left, with the options and the mode that it is to have.
     pub info: VolumeInfo,
-    /// Latencies of its requests until then.
+    /// Latencies of its requests up to that point.
     pub latencies: Latencies,
-    /// The bypass has it.
+    /// Whether the bypass has it.
     pub on_bypass: bool,
 }
 
 impl State {
-    /// The set that has the volume now, if any.
+    /// Returns the set that has the volume now, if any.
     pub(crate) fn set_of(&self, volume: VolumeId) -> Option<CacheSet> {
         match self.away.get(&volume) {
             Some(away) if away.on_bypass => self.bypass.as_ref().map(|(bypass, _)| bypass.clone()),
@@ -124,17 +125,19 @@ impl State {
         }
     }
 
-    /// How often any volume has moved.
+    /// Returns how often any volume has moved.
     pub(crate) const fn moves(&self) -> u64 {
         self.moves
     }
 
-    /// Since when requests of the volume have been waiting for its cache, if any have.
+    /// Returns the time since which requests of the volume have been waiting for its cache, if any
+    /// have.
     pub(crate) fn waiting_since(&self, volume: VolumeId) -> Option<Time> {
         self.waits_since.get(&volume).copied()
     }
 
-    /// A volume that has left the set, or whose set is closed, as whoever has it next will have it.
+    /// Returns a volume that has left the set, or whose set is closed, in the state in which its
+    /// next set will get it.
     pub(crate) fn parted(&mut self, volume: VolumeId) -> Option<&mut VolumeInfo> {
         let Self { main, away, before, .. } = self;
         if let Some(away) = away.get_mut(&volume) {
@@ -146,7 +149,7 @@ impl State {
 }
 
 impl Host {
-    /// Of an open set, which has all of its volumes.
+    /// Creates a host for an open set that has all of its volumes.
     pub fn new(env: Env, machine: Box<dyn Machine>, opening: Opening, set: CacheSet) -> Self {
         let (changed, alarm) = (Rc::<Notify>::default(), Notify::new());
         let session = set.session();
@@ -155,18 +158,18 @@ impl Host {
         Self(Rc::new(Inner { env, machine, opening, state: RefCell::new(state), changed, alarm }))
     }
 
-    /// What all handles share.
+    /// Returns the data that all handles share.
     #[must_use]
     pub fn inner(&self) -> &Inner {
         &self.0
     }
 
-    /// Reads or changes the state without waking anybody.
+    /// Reads or changes the state without waking any task.
     pub fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         look(&mut self.0.state.borrow_mut())
     }
 
-    /// Changes where a volume is, and wakes everybody who waits for that.
+    /// Changes where a volume is, and wakes all tasks that wait for such a change.
     pub fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let changed = self.with(|state| {
             state.moves += 1;
@@ -176,34 +179,34 @@ impl Host {
         changed
     }
 
-    /// How often any volume has moved.
+    /// Returns how often any volume has moved.
     #[must_use]
     pub fn moves(&self) -> u64 {
         self.with(|state| state.moves)
     }
 
-    /// Waits until that number is no longer `moves`.
+    /// Waits until that number differs from `moves`.
     pub async fn moved(&self, moves: u64) {
         while self.moves() == moves {
             self.0.changed.wait().await;
         }
     }
 
-    /// Likewise, at most until `until`.
+    /// Does the same, but at most until `until`.
     pub async fn moved_until(&self, moves: u64, until: Time) {
         while self.moves() == moves && self.0.env.now() < until {
             self.0.env.wait_until(&self.0.changed, until).await;
         }
     }
 
-    /// Waits until `is_so`, which is asked whenever something has changed.
+    /// Waits until `is_so` holds, which is evaluated whenever something has changed.
     pub(crate) async fn until(&self, is_so: impl Fn(&State) -> bool) {
         while !self.with(|state| is_so(state)) {
             self.0.changed.wait().await;
         }
     }
 
-    /// Wakes everybody who waits for a change, though no volume has moved.
+    /// Wakes all tasks that wait for a change, although no volume has moved.
     pub(crate) fn wake(&self) {
         self.0.changed.notify_all();
     }
@@ -213,17 +216,18 @@ impl Host {
         self.0.changed.wait().await;
     }
 
-    /// Likewise, at most until `until`.
+    /// Does the same, but at most until `until`.
     pub(crate) async fn changes_until(&self, until: Time) {
         self.0.env.wait_until(&self.0.changed, until).await;
     }
 
-    /// Wakes the task that reopens the set: it has failed, or there is something else to try.
+    /// Wakes the task that reopens the set: the set has failed, or there is something else to try.
     pub fn alarm(&self) {
         self.0.alarm.notify_all();
     }
 
-    /// Has the set reopened, or its volumes brought back, at once if that is still to be done.
+    /// Lets the set be reopened, or its volumes be brought back, at once if that is still to be
+    /// done.
     pub(crate) fn try_soon(&self) {
         self.with(|state| state.is_urgent = true);
         self.alarm();
@@ -237,7 +241,7 @@ impl Host {
         }
     }
 
-    /// What this host has written to the cache device, in bytes, if that is known.
+    /// Returns the number of bytes that this host has written to the cache device, if known.
     #[must_use]
     pub fn written_bytes(&self) -> Option<u64> {
         self.with(|state| {
@@ -246,48 +250,49 @@ impl Host {
         })
     }
 
-    /// Takes what was written before the set was opened last: from here on nobody knows.
+    /// Takes the number of bytes written before the set was last opened, which is unknown until it
+    /// is put back.
     pub(crate) fn take_written(&self) -> Option<u64> {
         self.with(|state| state.written_before.take())
     }
 
-    /// So many bytes were written before the set was opened last, or will be.
+    /// Stores the number of bytes written before the set was last opened, or is opened next.
     pub(crate) fn put_written(&self, bytes: Option<u64>) {
         self.with(|state| state.written_before = bytes);
     }
 
-    /// The set that has the volume now, if any.
+    /// Returns the set that has the volume now, if any.
     #[must_use]
     pub fn set_of(&self, volume: VolumeId) -> Option<CacheSet> {
         self.with(|state| state.set_of(volume))
     }
 
-    /// The cache set.
+    /// Returns the cache set.
     ///
     /// # Errors
-    /// It is closed: why.
+    /// The set is closed; the error says why.
     pub fn main(&self) -> Result<CacheSet, Error> {
         let reason = self.reason();
         self.with(|state| state.main.clone()).ok_or(reason)
     }
 
-    /// The cache set, if it has this volume, so that the volume can be changed.
+    /// Returns the cache set if it has this volume, so that the volume can be changed.
     ///
     /// # Errors
-    /// The volume is away, or the set is closed: why.
+    /// The volume is away, or the set is closed; the error says why.
     pub fn settled(&self, volume: VolumeId) -> Result<CacheSet, Error> {
         let is_away = self.with(|state| state.away.contains_key(&volume));
         if is_away { Err(self.reason()) } else { self.main() }
     }
 
-    /// Why the set was closed, the last time.
+    /// Returns why the set was last closed.
     #[must_use]
     pub fn reason(&self) -> Error {
         let why = self.with(|state| state.why.clone().filter(|_| !state.is_stopping));
         why.map_or(Error::Stopping, |why| Error::Failed(Box::new(why)))
     }
 
-    /// The options of a volume, wherever it is.
+    /// Returns the options of a volume, wherever it is.
     #[must_use]
     pub fn options_of(&self, volume: VolumeId) -> VolumeOptions {
         let parted = self.with(|state| state.parted(volume).map(|info| info.options));
@@ -295,10 +300,10 @@ impl Host {
         parted.or_else(of_set).unwrap_or_default()
     }
 
-    /// Changes all of them.
+    /// Changes all options of a volume.
     ///
     /// # Errors
-    /// Nobody has the volume.
+    /// The volume does not exist.
     pub fn change_options(&self, volume: VolumeId, new: VolumeOptions) -> Result<(), Error> {
         let parted = self.with(|state| state.parted(volume).map(|info| info.options = new));
         match (parted, self.set_of(volume)) {
@@ -309,10 +314,10 @@ impl Host {
     }
 
     /// Changes the cache mode of a volume, and its superblock. If the volume is away, its
-    /// superblock follows when it is back.
+    /// superblock is written when the volume is back.
     ///
     /// # Errors
-    /// Nobody has the volume, or its superblock cannot be written.
+    /// The volume does not exist, or its superblock cannot be written.
     pub async fn change_mode(&self, volume: VolumeId, mode: CacheMode) -> Result<(), Error> {
         if self.with(|state| state.parted(volume).is_some()) {
             self.change_mode_for_now(volume, mode)?;
@@ -320,7 +325,7 @@ impl Host {
             return Ok(());
         }
         let set = self.main()?;
-        // An older mode that is still owed must not be written after this one.
+        // An older mode that is still to be written must not be written after this one.
         let owed = self.with(|state| state.owed_modes.remove(&volume));
         let changed = set.set_cache_mode(volume, mode).await;
         if let (Err(_), Some(owed)) = (&changed, owed) {
@@ -330,14 +335,15 @@ impl Host {
         changed
     }
 
-    /// Changes its cache mode, and not its superblock.
+    /// Changes the cache mode of a volume, but not its superblock.
     ///
     /// # Errors
-    /// Nobody has the volume.
+    /// The volume does not exist.
     pub fn change_mode_for_now(&self, volume: VolumeId, mode: CacheMode) -> Result<(), Error> {
         let parted = self.with(|state| {
             state.parted(volume)?.mode = mode;
-            // The set's status is taken once more when it has stopped, and does not have this.
+            // The set's status is taken again when it has stopped, and does not contain this
+            // change.
             if !state.away.contains_key(&volume) {
                 state.new_modes.insert(volume, mode);
             }
@@ -358,21 +364,21 @@ impl Host {
         }
     }
 
-    /// Since when requests of the volume have been waiting for its cache: since now, if none waited
-    /// before.
+    /// Returns the time since which requests of the volume have been waiting for its cache: now, if
+    /// none waited before.
     pub(crate) fn waits_since(&self, volume: VolumeId) -> Time {
         let now = self.0.env.now();
         self.with(|state| *state.waits_since.entry(volume).or_insert(now))
     }
 
-    /// The set is open again and has its flash-only volumes. The others are still to be added,
-    /// under their numbers.
+    /// Takes over the reopened set, which has its flash-only volumes. The others are still to be
+    /// added, under their numbers.
     pub(crate) fn reopened(&self, set: CacheSet) {
         self.change(|state| {
-            // Requests for flash-only volumes come under the numbers that these had.
+            // Requests for flash-only volumes still use the numbers from before.
             let former = state.before.take().map(|before| before.volumes).unwrap_or_default();
             set.resume_flash_only(&former);
-            // Numbers of volumes that were removed are known outside, too, and are not used again.
+            // The numbers of removed volumes are known to clients as well, and must not be reused.
             set.number_from(state.next.expect("it was kept when the set was closed"));
             let State { away, waits_since, .. } = state;
             waits_since.retain(|id, _| away.contains_key(id));
@@ -382,8 +388,7 @@ impl Host {
         });
     }
 
-    /// The set that was to be closed, since `begun`, stays open and has all of its volumes as
-    /// before.
+    /// Keeps the set open that was to be closed since `begun`, with all of its volumes as before.
     pub(crate) fn stays_open(&self, set: CacheSet, begun: Time) {
         let (before, modes) = self.change(|state| {
             // Volumes that can do without the cache have not waited for it.
@@ -391,7 +396,7 @@ impl Host {
             state.main = Some(set.clone());
             (state.before.take(), std::mem::take(&mut state.new_modes))
         });
-        // The set has not been told what was changed meanwhile. A volume may be gone.
+        // The set does not know of changes made in the meantime. A volume may have been removed.
         for info in before.into_iter().flat_map(|before| before.volumes) {
             let _it_may_be_gone = set.change_volume_options(info.id, |begun| *begun = info.options);
         }
@@ -400,7 +405,7 @@ impl Host {
         }
     }
 
-    /// The cache set has the volume again.
+    /// Records that the cache set has the volume again.
     pub(crate) fn is_back(&self, volume: VolumeId) {
         self.change(|state| {
             state.away.remove(&volume);
@@ -408,18 +413,18 @@ impl Host {
         });
     }
 
-    /// Why the set does not work, or was closed.
+    /// Returns why the set does not work, or was closed.
     pub(crate) fn failure(&self) -> Option<Error> {
         let (main, why) = self.with(|state| (state.main.clone(), state.why.clone()));
         main.map_or(why, |set| set.failure())
     }
 
-    /// Whether requests that wait for the set have something to wait for.
+    /// Returns whether the set may come back, so that requests may wait for it.
     pub(crate) fn may_come_back(&self) -> bool {
         if self.with(|state| state.is_stopping) {
             return false;
         }
-        // A device that is gone may return as another one, however the set has failed.
+        // A device that is gone may return as another one, whatever the set's failure was.
         match self.failure() {
             Some(error) if error.is_absence() => true,
             Some(error) if self.main().is_ok() => error.may_pass(),
@@ -427,21 +432,21 @@ impl Host {
         }
     }
 
-    /// The set is open and has not failed. Volumes may be away.
+    /// Returns true if the set is open and has not failed. Volumes may be away.
     pub(crate) fn is_open_and_well(&self) -> bool {
         self.with(|state| state.main.as_ref().is_some_and(|set| set.failure().is_none()))
     }
 
-    /// The set works, and has all of its volumes.
+    /// Returns true if the set works and has all of its volumes.
     #[must_use]
     pub fn works(&self) -> bool {
         self.is_open_and_well() && self.with(|state| state.away.is_empty())
     }
 
-    /// Has `add` add a backing device to the set, once that is open.
+    /// Calls `add` to add a backing device to the set, once the set is open.
     ///
     /// # Errors
-    /// The set will not be opened again, or refuses the device.
+    /// The set will not be reopened, or it refuses the device.
     pub async fn add<T, F: Future<Output = Result<T, Error>>>(
         &self,
         add: impl FnOnce(CacheSet) -> F,
@@ -460,27 +465,29 @@ impl Host {
         added
     }
 
-    /// Whether a backing device is being added.
+    /// Returns whether a backing device is being added.
     pub(crate) fn is_adding(&self) -> bool {
         self.with(|state| state.adding > 0)
     }
 
-    /// Drops the sets of a host that nobody runs any more. A request in flight without a task is
-    /// held by its set, and holds the host: without this neither would go, and no client would hear
-    /// that its engine is gone.
+    /// Drops the sets of a host whose executor has ended. A request in flight without a task is
+    /// held by its set, and holds the host. Without this call neither would be dropped, and clients
+    /// would not learn that their engine is gone.
     pub fn abandon(&self) {
         let sets = self.with(|state| (state.main.take(), state.bypass.take()));
         drop(sets);
     }
 
-    /// Acknowledged writes to these volumes may have been lost: their next flush is to say so.
+    /// Records that acknowledged writes to these volumes may have been lost: their next flush must
+    /// report it.
     pub fn has_lost(&self, volumes: impl IntoIterator<Item = VolumeId>) {
         let now = self.0.env.now();
         self.with(|state| state.owes.extend(volumes.into_iter().map(|volume| (volume, now))));
     }
 
-    /// Whether a flush must fail because acknowledged writes may have been lost. One that was asked
-    /// for before that became known does not say it of what was acknowledged meanwhile.
+    /// Returns whether a flush must fail because acknowledged writes may have been lost. A flush
+    /// that was requested before the loss became known does not count as the report: it does not
+    /// cover what was acknowledged since.
     pub(crate) fn tells_of_loss(&self, Caller { volume, asked, .. }: Caller) -> bool {
         self.with(|state| {
             let Some(since) = state.owes.get(&volume).copied() else { return false };
@@ -491,11 +498,11 @@ impl Host {
         })
     }
 
-    /// Stops the sets, once no attempt to bring volumes back is under way.
+    /// Stops the sets, once no attempt to bring volumes back is in progress.
     ///
     /// # Errors
-    /// Something that was acknowledged may not be durable, also if that was so before and no flush
-    /// has told of it yet.
+    /// Acknowledged data may not be durable, including earlier losses that no flush has reported
+    /// yet.
     pub async fn stop(&self) -> Result<(), Error> {
         self.change(|state| state.is_stopping = true);
         self.alarm();
@@ -507,7 +514,7 @@ impl Host {
         };
         let of_main = match main {
             Some(main) => main.stop().await,
-            // Why it could not be reopened, not that it is being stopped.
+            // Report why it could not be reopened, rather than that it is being stopped.
             None => Err(self
                 .with(|state| state.why.clone())
                 .map_or(Error::Stopping, |why| Error::Failed(Box::new(why)))),

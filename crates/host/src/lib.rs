@@ -1,28 +1,28 @@
-//! Serves the volumes of one cache set, also while a device of theirs is gone.
+//! Serves the volumes of one cache set, also while one of their devices is gone.
 //!
-//! The engine serves a set until a device fails under it. What happens then is decided here: which
-//! requests wait and which are refused, which volumes go on past the cache, when the set is opened
-//! again, and what another device in the place of a pulled one is worth. The engine's rules hold
-//! here, too: no thread, no clock but that of [`bcached_env::Env`], no file. What only a machine
-//! has comes in by [`Machine`].
+//! The engine serves a set until one of its devices fails. This crate decides what happens then:
+//! which requests wait and which are refused, which volumes continue without the cache, when the
+//! set is reopened, and whether a device may take the place of an unplugged one. The engine's rules
+//! apply here, too: no threads, no clock except that of [`bcached_env::Env`], no files. Everything
+//! that depends on the machine is provided by [`Machine`].
 //!
 //! | module | duty |
 //! |---|---|
 //! | [`host`] | which set serves which volume |
 //! | `status` | its status, with all volumes wherever they are |
-//! | [`dispatch`] | carries requests out: they wait for a device, are tried again, or are refused |
+//! | [`dispatch`] | carries out requests: they wait for a device, are retried, or are refused |
 //! | [`retry`] | what another attempt at a request needs |
 //! | [`workers`] | the tasks that requests need |
-//! | [`translate`] | the port's requests and replies in the engine's words |
+//! | [`translate`] | the port's requests and replies in the engine's terms |
 //! | [`quiesce`] | closes a failed set with nothing in flight |
-//! | [`bypass`] | serves volumes past their cache meanwhile |
-//! | [`reopen`] | opens it again and brings its volumes back |
+//! | [`bypass`] | serves volumes without their cache in the meantime |
+//! | [`reopen`] | reopens the set and brings its volumes back |
 //! | [`absence`] | backing devices that are gone |
 //! | [`backing_reconnect`] | another device takes the place of one that is gone |
 //! | [`cache_reconnect`] | likewise for the cache device |
-//! | [`Limits`] | how long and for how many it waits |
-//! | `remove` | takes a volume from the set for good, or for another one |
-//! | [`watch`] | tells when a set fails and when it works again |
+//! | [`Limits`] | time and size limits |
+//! | `remove` | removes a volume from the set, or hands it over to another |
+//! | [`watch`] | reports when a set fails and when it works again |
 
 pub mod absence;
 pub mod backing_reconnect;
@@ -50,22 +50,23 @@ pub use host::{Away, Host, Opening, State};
 pub use limits::Limits;
 pub use note::NoNote;
 
-/// The reason in an [`Error::Inconsistent`] of a set that could not be opened for want of something
-/// that is no device: memory, a file, a descriptor. The log has more of it.
+/// The reason in an [`Error::Inconsistent`] of a set that could not be opened because the machine
+/// lacks something other than a device: memory, a file, a descriptor. The log has the details.
 pub const NOT_GIVEN: &str = "the machine does not give what an engine needs";
 
-/// What a host needs of the machine beside the devices that its environment knows.
+/// What a host needs of the machine besides the devices in its environment.
 pub trait Machine {
-    /// A device in memory of [`bypass::SECTORS`], with this superblock where a cache has it.
+    /// Creates a device in memory of [`bypass::SECTORS`] sectors, with this superblock in a cache
+    /// superblock's place.
     ///
     /// # Errors
-    /// The machine does not give it: [`NOT_GIVEN`].
+    /// The machine lacks the resources: [`NOT_GIVEN`].
     fn memory_cache(&self, superblock: &CacheSuperblock) -> Result<DiskId, Error>;
 
-    /// Nobody uses the device any more. Operations in flight still end.
+    /// Removes a device that is no longer used. Operations in flight still complete.
     fn remove(&self, disk: DiskId);
 
-    /// The set's note as a new process would find it.
+    /// Opens the set's note as a new process would find it.
     ///
     /// # Errors
     /// It cannot be opened: [`NOT_GIVEN`].

@@ -1,32 +1,31 @@
-//! How long and for how many a host waits. Constants of the daemon; the simulator draws them.
+//! Time and size limits of a host. They are constants in the daemon; the simulator draws them at
+//! random.
 
 use std::time::Duration;
 
 /// The limits of one host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// A device that has not answered an operation for this long hangs. A disk under load may take
-    /// a second.
+    /// A device that has not completed an operation for this long counts as hung. A disk under load
+    /// may take a second.
     pub hangs: Duration,
-    /// How long all volumes may stand still for one device while their set is closed.
+    /// How long all volumes may be blocked by one device while their set is closed.
     pub quiesce: Duration,
-    /// How long another device that is to take the place of a backing device waits for the requests
-    /// in flight.
+    /// How long the replacement of a backing device waits for the requests in flight.
     pub exchange: Duration,
-    /// How soon a request is tried again that met a place which cannot be read, in a set that
-    /// works.
+    /// The delay before a request that met an unreadable place in a working set is retried.
     pub try_again: Duration,
-    /// The shortest pause before a set is reopened. Each attempt in vain, and each failure soon
-    /// after a success, doubles it.
+    /// The shortest pause before a set is reopened. Each failed attempt, and each failure soon
+    /// after a success, doubles the pause.
     pub pause_min: Duration,
     /// The longest such pause.
     pub pause_max: Duration,
-    /// When a set has worked for this long its next failure begins with the shortest pause.
+    /// Once a set has worked for this long, the pause after its next failure starts at the minimum.
     pub works_after: Duration,
-    /// Requests of one volume that wait for a device at most.
+    /// Maximum number of requests of one volume that wait for a device.
     pub waiting_of_volume: usize,
-    /// Requests of all volumes of a set that wait at most: with those in flight no more tasks than
-    /// the executor has room for.
+    /// Maximum number of waiting requests of all volumes of a set. Together with those in flight
+    /// they need no more tasks than the executor has room for.
     pub waiting_of_all: usize,
 }
 

@@ -2,7 +2,7 @@
 
 use bcached_env::{Note, NoteRecord};
 
-/// It has no room, and nobody asks it for any.
+/// A note without room; it is never asked for any.
 pub struct NoNote;
 
 impl Note for NoNote {

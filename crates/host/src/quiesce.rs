@@ -1,10 +1,10 @@
-//! Closes a set that has failed, with nothing in flight: all requests are answered, and what its
-//! volumes have on their backing devices is flushed.
+//! Closes a failed set with nothing in flight: all requests are answered, and the backing devices
+//! of its volumes are flushed.
 //!
-//! From the first step on no request begins, so a device that hangs must not keep the other volumes
-//! waiting. Whether one hangs is asked before the first step; one that begins to hang later is
-//! waited for briefly. Then the set, which still serves volumes that can do without the cache,
-//! stays open, and all of this is tried again later.
+//! From the first step on no request begins, so a hung device must not block the other volumes. A
+//! device that already hangs is detected before the first step. A device that hangs later is waited
+//! for only briefly. Then the set, which still serves volumes that can do without the cache, stays
+//! open, and the whole procedure is retried later.
 
 use crate::Host;
 use crate::host::Away;
@@ -13,20 +13,20 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How often it is asked whether other handles on the set are left.
+/// Interval of the check for other handles on the set.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How far the flushes of the backing devices have come.
+/// Progress of flushing the backing devices.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
     UnderWay,
     Done,
-    /// Nobody waits for them any more.
+    /// The caller no longer waits for them.
     GivenUp,
 }
 
-/// Closes the set, if it is open. False: a device hangs or is being added, and the set is as it
-/// was.
+/// Closes the set if it is open. Returns false if a device hangs or is being added; the set is then
+/// as it was.
 pub async fn quiesce(host: &Host) -> bool {
     let env = &host.inner().env;
     let Ok(set) = host.main() else { return true };
@@ -51,10 +51,10 @@ pub async fn quiesce(host: &Host) -> bool {
         host.put_written(written);
         return false;
     }
-    // It fails, since the set has failed.
+    // This fails, because the set has failed.
     let _failed = set.stop().await;
-    // Nobody has told this set since `main` was taken that its note's file is gone, and the next
-    // one reads the note by its path.
+    // Since `main` was taken, this set has not been told if its note's file was removed, and the
+    // next set opens the note by its path.
     let _or_it_is_lost = set.renew_note();
     part(host, &set);
     host.put_written(written.map(|written| written + set.written().total()));
@@ -71,13 +71,13 @@ fn a_device_hangs(host: &Host, set: &CacheSet) -> bool {
         .any(|disk| host.inner().env.disk(disk).health().longest_wait >= host.inner().opening.limits.hangs)
 }
 
-/// Waits until all requests are answered and the backing devices flushed; false if that takes too
-/// long.
+/// Waits until all requests are answered and the backing devices are flushed; returns false if that
+/// takes too long.
 async fn flushed_in_time(host: &Host, set: &CacheSet) -> bool {
     let env = &host.inner().env;
     let progress = Rc::new(Cell::new(Progress::UnderWay));
-    // An operation of a device cannot be taken back: this task ends when the device answers,
-    // whoever waits for it.
+    // An operation in flight on a device cannot be cancelled. The task ends when the device
+    // completes it, whether or not the caller still waits.
     env.spawn(flush_backings(host.clone(), set.clone(), Rc::clone(&progress)));
     let until = env.now() + host.inner().opening.limits.quiesce;
     while progress.get() == Progress::UnderWay && env.now() < until {
@@ -87,15 +87,15 @@ async fn flushed_in_time(host: &Host, set: &CacheSet) -> bool {
 }
 
 async fn flush_backings(host: Host, set: CacheSet, progress: Rc<Cell<Progress>>) {
-    // A write that is answered after the flushes would not be covered by them.
+    // A write that completes after the flushes would not be covered by them.
     set.drained().await;
     let volumes: Vec<VolumeId> = set.volumes().iter().map(|info| info.id).collect();
     for id in volumes {
         if progress.get() == Progress::GivenUp {
             return;
         }
-        // If the superblock cannot say that the volume has left the cache, it waits for the cache
-        // like one with dirty data.
+        // If the superblock cannot record that the volume has left the cache, the volume waits for
+        // the cache like one with dirty data.
         let _stays = set.leave_failed(id).await;
         if set.flush_backing_of(id).await.is_err() {
             host.has_lost([id]);
@@ -107,12 +107,12 @@ async fn flush_backings(host: Host, set: CacheSet, progress: Rc<Cell<Progress>>)
     host.wake();
 }
 
-/// Takes the volumes from the set, which is stopped.
+/// Takes the volumes from the stopped set.
 fn part(host: &Host, set: &CacheSet) {
     let mut status = set.status();
     host.change(|state| {
         state.next = Some(set.next_number());
-        // The set has not been told what was changed while it was being closed.
+        // The set does not know of changes made while it was being closed.
         for info in &mut status.volumes {
             if let Some(changed) = state.parted(info.id) {
                 info.options = changed.options;
@@ -121,7 +121,7 @@ fn part(host: &Host, set: &CacheSet) {
                 info.mode = mode;
             }
         }
-        // It may have failed in a worse way by now.
+        // By now a more serious failure may have been recorded.
         state.why.clone_from(&status.failed);
         state.is_lost = state.why.as_ref().is_some_and(|error| !error.may_pass());
         for (info, latencies) in status.volumes.iter().zip(&status.latencies) {
@@ -145,17 +145,17 @@ mod tests {
     use std::future::{Future, poll_fn};
     use std::pin::pin;
 
-    /// Nothing here takes a second, what hangs apart.
+    /// Nothing here takes a second, except what hangs.
     const TEST_LIMIT: Duration = Duration::from_secs(60);
 
-    /// A disk that hangs, if any, and what it was asked meanwhile.
+    /// A disk that hangs, if any, and the operations submitted to it in the meantime.
     #[derive(Default)]
     struct Hung {
         disk: Cell<Option<DiskId>>,
         asked: RefCell<Vec<(DiskId, Token, Op)>>,
     }
 
-    /// The real driver, and one disk that does not answer.
+    /// The real driver, with one disk that does not answer.
     struct Hanging(Box<dyn Driver>, Rc<Hung>);
 
     impl Driver for Hanging {
@@ -188,7 +188,7 @@ mod tests {
         }
     }
 
-    /// What comes of it, unless it takes too long.
+    /// Returns the result of `future`, and panics if it takes too long.
     async fn limited<T>(host: &Host, future: impl Future<Output = T>) -> T {
         let (mut future, mut limit) = (pin!(future), pin!(host.inner().env.sleep(TEST_LIMIT)));
         poll_fn(|context| {
@@ -204,8 +204,8 @@ mod tests {
         set.serve_for(Client(1), volume, request).await.result.is_ok()
     }
 
-    /// One disk that hung kept a cache that was well again from all volumes, and those that need
-    /// none from their disks.
+    /// Proves that a hung disk blocks no other volume. It once kept a recovered cache from all
+    /// volumes, and kept volumes that need no cache from their disks.
     #[test]
     fn a_disk_that_hangs_keeps_nobody_else_from_being_served() {
         let (files, hung) = ([backing(3), backing(4)], Rc::new(Hung::default()));

@@ -1,19 +1,19 @@
-//! Takes a volume from the set, for good or so that another set can serve it.
+//! Removes a volume from the set, permanently or so that another set can serve it.
 
 use crate::Host;
 use bcached_engine::{Error, Removed, VolumeId};
 
 impl Host {
-    /// Serves the volume no more. Who waits for its backing device hears that now. What was under
-    /// it, and why its next flush would have failed, if anything acknowledged may be lost: nobody
-    /// has been told of that yet.
+    /// Stops serving the volume. Requests that wait for its backing device fail now. Returns the
+    /// volume's disk. If acknowledged data may be lost, also returns the error with which the next
+    /// flush would have failed: no client has been told yet.
     ///
     /// # Errors
-    /// As [`bcached_engine::CacheSet::remove_volume`], or the volume is not in the set at this
+    /// As for [`bcached_engine::CacheSet::remove_volume`], or the volume is not in the set at the
     /// moment. Nothing has changed.
     pub async fn remove_volume(&self, volume: VolumeId) -> Result<Removed, Error> {
         let set = self.settled(volume)?;
-        // A volume of a set that has failed leaves that, if all of its data is on its device.
+        // A volume of a failed set detaches from it if all of the volume's data is on its device.
         let _or_it_stays_attached = set.leave_failed(volume).await;
         let Removed { disk, lost } = set.remove_volume(volume).await?;
         drop(set);
@@ -25,11 +25,11 @@ impl Host {
         Ok(Removed { disk, lost: lost.or_else(|| owed.then_some(Error::LostWrites)) })
     }
 
-    /// Likewise, for another set. A volume of a set that has failed must have left that: no other
-    /// set can serve what is dirty there.
+    /// Does the same, so that another set can serve the volume. A volume of a failed set must have
+    /// detached from it: no other set can serve the dirty data there.
     ///
     /// # Errors
-    /// Likewise, or the volume has not left.
+    /// As above, or the volume has not detached.
     pub async fn hand_over(&self, volume: VolumeId) -> Result<Removed, Error> {
         let set = self.settled(volume)?;
         set.leave_failed(volume).await?;

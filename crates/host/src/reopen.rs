@@ -1,10 +1,10 @@
-//! Opens a set again that has failed, once its device works, and brings its volumes back.
+//! Reopens a failed set once its device works, and brings its volumes back.
 //!
-//! The set is not closed before the device has shown that it works: the block at which it failed
-//! last is read and written back. Then the set is closed, and opened as after a crash, from its
-//! journal and its note, so everything that was acknowledged is there. Each volume is added under
-//! its own number, and the requests that waited for it go on. A step that fails is tried again,
-//! less and less often.
+//! The set is not closed before the device has proved that it works: the block at which it last
+//! failed is read and written back. Then the set is closed, and opened as after a crash, from its
+//! journal and its note, so that all acknowledged data is there. Each volume is added under its own
+//! number, and the requests that waited for it proceed. A failed step is retried with increasing
+//! back-off.
 
 use crate::host::State;
 use crate::quiesce::quiesce;
@@ -13,7 +13,7 @@ use bcached_engine::{CacheSet, Error, Options, VolumeId};
 use bcached_env::{Buffer, Time};
 use bcached_format::BackingState;
 
-/// The task that reopens the set. It ends when the host stops.
+/// Runs the task that reopens the set, until the host stops.
 pub async fn run(host: Host) {
     let (env, limits) = (host.inner().env.clone(), host.inner().opening.limits);
     let (mut pause, mut well_since) = (limits.pause_min, None::<Time>);
@@ -55,7 +55,7 @@ pub async fn run(host: Host) {
     }
 }
 
-/// Whether an attempt may help.
+/// Returns whether an attempt may help.
 fn is_wanted(host: &Host) -> bool {
     if host.with(|state| state.returned.is_some()) {
         return true;
@@ -70,8 +70,8 @@ fn is_wanted(host: &Host) -> bool {
     }
 }
 
-/// True if the set works and has all of its volumes. Cache modes that are still owed are tried
-/// again after a pause.
+/// Makes an attempt. Returns true if the set works and has all of its volumes. Cache modes that
+/// could not be written are retried after a pause.
 async fn attempt(host: &Host) -> bool {
     if host.is_open_and_well() {
         cache_reconnect::decline(host);
@@ -111,8 +111,8 @@ async fn close_and_reopen(host: &Host) -> bool {
     false
 }
 
-/// Whether the cache device reads and writes the block at which it failed last. Nobody else writes
-/// there: a set that has failed does not write.
+/// Returns whether the cache device reads and writes the block at which it last failed. This is the
+/// only writer: a failed set does not write.
 async fn answers(host: &Host) -> bool {
     let inner = host.inner();
     let disk = inner.env.disk(inner.opening.cache.get());
@@ -136,7 +136,7 @@ async fn answers(host: &Host) -> bool {
 pub(crate) async fn reopen(host: &Host) -> Result<(), Error> {
     let inner = host.inner();
     let note = inner.machine.open_note()?;
-    // How far an opening is, is told of this one alone.
+    // Progress counters are for one opening only, so this opening gets new ones.
     let options = Options { opening: Options::default().opening, ..inner.opening.options.borrow().clone() };
     let written = host.take_written();
     let set = CacheSet::open(inner.env.clone(), inner.opening.cache.get(), note, options).await?;
@@ -147,7 +147,7 @@ pub(crate) async fn reopen(host: &Host) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds the volumes that are away to the set; true if it has all of them.
+/// Adds the volumes that are away to the set. Returns true if the set has all of them.
 pub(crate) async fn bring_back(host: &Host) -> bool {
     let away: Vec<_> = host.with(|state| state.away.keys().copied().collect());
     let mut all = true;
@@ -171,7 +171,7 @@ async fn bring_one(host: &Host, id: VolumeId) -> Result<(), Error> {
         Some((away.disk, away.info.mode, away.info.state, away.info.attached))
     });
     let Some((disk, mode, state, attached)) = found else { return Ok(()) };
-    // A volume that was detached before stays without a cache.
+    // A volume that was already detached stays without a cache.
     if state == Some(BackingState::None) && !attached {
         set.add_uncached_as(id, disk).await?;
     } else {
@@ -186,7 +186,7 @@ async fn bring_one(host: &Host, id: VolumeId) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes cache modes that were set while their volumes were away into the superblocks.
+/// Writes cache modes that were set while their volumes were away to the superblocks.
 async fn write_owed_modes(host: &Host) {
     let Ok(set) = host.main() else { return };
     let owed: Vec<VolumeId> = host.with(|state| {
@@ -194,9 +194,8 @@ async fn write_owed_modes(host: &Host) {
         state.owed_modes.keys().filter(is_back).copied().collect()
     });
     for id in owed {
-        // It may have been changed while earlier ones were written. A change from here on is
-        // written after this one: the engine changes a superblock in the order in which it is asked
-        // to.
+        // The mode may have been changed while earlier ones were written. A change from here on is
+        // written after this one: the engine changes a superblock in the order of the calls.
         let mode = host.with(|state| state.owed_modes.get(&id).copied().filter(|_| !state.is_stopping));
         let Some(mode) = mode else { continue };
         match set.keep_cache_mode(id, mode).await {
@@ -204,7 +203,7 @@ async fn write_owed_modes(host: &Host) {
                 let what = "the superblock of a volume keeps its former cache mode for now";
                 tracing::error!(event = "cache-mode-failed", "{what}: {error}");
             }
-            // Another one may be owed by now.
+            // By now another mode may have to be written.
             _ => host.with(|state| {
                 if state.owed_modes.get(&id) == Some(&mode) {
                     state.owed_modes.remove(&id);
@@ -221,8 +220,8 @@ mod tests {
     use bcached_format::CacheMode;
     use rustix::fs::SealFlags;
 
-    /// What was set while the set was being closed was refused, and the configuration said it all the
-    /// same.
+    /// Proves that a cache mode set while the set is being closed is kept. It was once refused,
+    /// although the configuration contained it.
     #[test]
     fn a_cache_mode_said_while_the_set_is_let_go_of_is_kept() {
         let file = backing(3);
@@ -249,8 +248,8 @@ mod tests {
         assert_eq!((ended, mode_in(&file)), (Some(CacheMode::Writearound), CacheMode::Writearound));
     }
 
-    /// While the mode of one volume was written, another one was said of the next, and the one of
-    /// before was written over that.
+    /// Proves that an older cache mode does not overwrite a newer one. The newer one was once set
+    /// while the mode of another volume was being written, and then overwritten.
     #[test]
     fn what_was_owed_is_not_written_over_a_newer_word() {
         let files = [backing(3), backing(4)];
@@ -275,7 +274,8 @@ mod tests {
         assert_eq!(files.each_ref().map(mode_in), [CacheMode::Writearound, CacheMode::None]);
     }
 
-    /// One attempt to write it was all that was made.
+    /// Proves that a cache mode that could not be written is retried. There was once only one
+    /// attempt.
     #[test]
     fn a_cache_mode_that_could_not_be_written_is_still_owed() {
         let file = backing(3);
@@ -287,7 +287,7 @@ mod tests {
                 rustix::fs::fcntl_add_seals(&device, SealFlags::FUTURE_WRITE).expect("nobody has mapped it");
                 assert!(is_wanted(&host) && attempt(&host).await && is_wanted(&host), "all are back");
                 let owed = host.with(|state| state.owed_modes.get(&id).copied());
-                // Another word takes its place, and fails in its turn, which whoever said it hears.
+                // A newer mode replaces it, and fails in turn, which its caller is told.
                 host.change_mode(id, CacheMode::None).await.expect_err("it cannot be written");
                 (owed, host.with(|state| state.owed_modes.get(&id).copied()))
             })

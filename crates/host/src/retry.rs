@@ -1,9 +1,9 @@
-//! A request that can be made once more.
+//! A request that can be retried.
 
 use bcached_env::Buffer;
 use bcached_port::Operation;
 
-/// What another attempt needs. A read's buffer comes back from the attempt before.
+/// What another attempt needs. A read's buffer is returned by the previous attempt.
 pub enum Retry {
     /// A read from this sector on.
     Read(u64),
@@ -12,7 +12,7 @@ pub enum Retry {
 }
 
 impl Retry {
-    /// Of a request that is about to be tried.
+    /// Creates the retry data of a request that is about to be tried.
     #[must_use]
     pub fn of(operation: &Operation) -> Self {
         Self::Other(match operation {
@@ -36,13 +36,13 @@ impl Retry {
         })
     }
 
-    /// Whether the request changes what the volume holds.
+    /// Returns whether the request changes the volume's content.
     #[must_use]
     pub const fn changes_content(&self) -> bool {
         matches!(self, Self::Other(operation) if operation.changes_content())
     }
 
-    /// The request; a read has this buffer.
+    /// Returns the request; a read gets this buffer.
     #[must_use]
     pub fn with(self, buffer: Option<Buffer>) -> Operation {
         match self {

@@ -6,7 +6,7 @@ use bcached_engine::{Latencies, Status, VolumeId, VolumeInfo, WaitedOut};
 use bcached_env::Time;
 
 impl Host {
-    /// A snapshot; of the set as it was, while it is closed.
+    /// Returns a snapshot. While the set is closed, it shows the set as it was.
     #[must_use]
     pub fn status(&self) -> Status {
         let (main, bypass) = self.with(|state| (state.main.clone(), state.bypass.clone()));
@@ -20,7 +20,7 @@ impl Host {
             status.unserved.retain(|left| !state.away.values().any(|away| away.info.uuid == left.uuid));
             for (id, away) in &state.away {
                 let (mut info, latencies) = shown(*id, away, of_bypass.as_ref());
-                // Its device may have gone, or come to life, since it left.
+                // Its device may have gone or come back since the volume left.
                 info.backing_health = Some(self.inner().env.disk(away.disk).health());
                 put(&mut status, (info, latencies));
             }
@@ -32,7 +32,7 @@ impl Host {
     }
 }
 
-/// A volume that is away, as the bypass has it, or as it was when it left.
+/// Returns a volume that is away, as it is in the bypass, or as it was when it left.
 fn shown(id: VolumeId, away: &Away, of_bypass: Option<&Status>) -> (VolumeInfo, Latencies) {
     let on_bypass = of_bypass.filter(|_| away.on_bypass).and_then(|status| {
         let at = status.volumes.iter().position(|volume| volume.id == id)?;
@@ -51,7 +51,8 @@ fn put(status: &mut Status, (info, latencies): (VolumeInfo, Latencies)) {
     }
 }
 
-/// What requests of the volume have waited for in vain, for as long as they may.
+/// Returns the devices of the volume for which requests have waited up to their time limit without
+/// success.
 fn waited_out(state: &State, info: &VolumeInfo, now: Time) -> Option<WaitedOut> {
     let is_over = |since: Time| now >= since + info.options.freeze_timeout;
     let cache = state.waiting_since(info.id).is_some_and(is_over);

@@ -1,4 +1,4 @@
-//! What tests of the host have in common: a set in memory, on the real driver.
+//! Shared code of the host's tests: a set in memory, on the real driver.
 
 use crate::{Host, Limits, Machine, NoNote, Opening, bypass};
 use bcached_engine::{CacheSet, Error, Options, VolumeId};
@@ -13,10 +13,10 @@ use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 
-/// Of a backing device.
+/// Size of a backing device in sectors.
 const SECTORS: u64 = 4096;
 
-/// A host, where it runs, and its devices.
+/// A host, its executor, and its devices.
 pub struct Rig {
     pub executor: Executor,
     pub host: Host,
@@ -54,7 +54,7 @@ fn device(file: &File) -> Device {
     Device::open(format!("/proc/self/fd/{}", file.as_raw_fd()), Access::Own).expect("memory")
 }
 
-/// A file in memory of so many sectors that begins with a superblock.
+/// Creates a file in memory of `sectors` sectors, with a superblock in its place.
 fn memory(sectors: u64, superblock: &[u8]) -> File {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(memfd_create("device", flags).expect("memory"));
@@ -63,7 +63,7 @@ fn memory(sectors: u64, superblock: &[u8]) -> File {
     file
 }
 
-/// A backing device without a cache.
+/// Creates a backing device without a cache.
 pub fn backing(number: u8) -> File {
     let superblock = BackingSuperblock::format(BackingFormat {
         uuid: Uuid([number; 16]),
@@ -77,7 +77,7 @@ pub fn backing(number: u8) -> File {
     memory(SECTORS, &superblock.expect("sizes that can be run").seal()[..])
 }
 
-/// The cache mode in its superblock.
+/// Returns the cache mode in the file's superblock.
 pub fn mode_in(file: &File) -> CacheMode {
     let mut bytes = [0; 4096];
     file.read_exact_at(&mut bytes, SUPERBLOCK_SECTOR * 512).expect("it is there");
@@ -87,16 +87,16 @@ pub fn mode_in(file: &File) -> CacheMode {
     superblock.cache_mode()
 }
 
-/// A set with that one volume.
+/// Creates a set with the file as its only volume.
 pub fn served(file: &File) -> (Rig, VolumeId) {
     served_through(file, |driver| driver)
 }
 
-/// Likewise on a driver that wraps the real one.
+/// Does the same, with a driver that wraps the real one.
 pub fn served_through(file: &File, wrap: impl FnOnce(Box<dyn Driver>) -> Box<dyn Driver>) -> (Rig, VolumeId) {
     let driver = open_driver(&DriverOptions::default()).expect("a driver");
     let disks = driver.disks;
-    // A cache like the bypass, with as few buckets as an engine runs with.
+    // A cache like the bypass, with the fewest buckets that the engine runs with.
     let superblock = bypass::superblock(8);
     let nodes = bcached_engine::node_budget_min(superblock.bucket_sectors(), 1);
     let options = Options { node_budget_bytes: nodes, ..Options::default() };

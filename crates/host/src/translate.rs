@@ -1,11 +1,11 @@
-//! Between the port's language and the engine's: requests in, answers out. The only place that
-//! knows both.
+//! Translates between the port and the engine: requests in, replies out. No other module knows
+//! both.
 
 use bcached_engine::{Error, Reply as EngineReply, Request};
 use bcached_env::{IoErrorKind, Time};
 use bcached_port::{ErrorKind, Operation, Reply, StatusExtent};
 
-/// What the engine is to do for an operation.
+/// The engine's work for an operation.
 pub enum Work {
     /// One request.
     Request(Request),
@@ -15,7 +15,7 @@ pub enum Work {
     Answered(Reply),
 }
 
-/// The engine's form of `operation`; a flush was asked for then.
+/// Returns the engine's form of `operation`. `asked` is when a flush was requested.
 pub fn work_of(operation: Operation, asked: Time) -> Work {
     match operation {
         Operation::Read { sector, buffer } => Work::Request(Request::Read { sector, buffer }),
@@ -28,14 +28,15 @@ pub fn work_of(operation: Operation, asked: Time) -> Work {
         Operation::WriteZeroes { sector, sectors, fua, may_discard } => {
             Work::Request(Request::WriteZeroes { sector, sectors, fua, may_unmap: may_discard })
         }
-        // Where data lies says nothing about what reads as zeroes: all of it may be data.
+        // The location of data does not tell which parts read as zeroes, so all of it is reported
+        // as data.
         Operation::BlockStatus { sectors, .. } => {
             Work::Answered(Reply::extents(vec![StatusExtent { sectors, hole: false, zero: false }]))
         }
     }
 }
 
-/// The port's form of the engine's answer.
+/// Returns the port's form of the engine's reply.
 pub fn reply_of(reply: EngineReply) -> Reply {
     match (reply.result, reply.buffer) {
         (Ok(()), Some(buffer)) => Reply::content(buffer),
@@ -44,7 +45,7 @@ pub fn reply_of(reply: EngineReply) -> Reply {
     }
 }
 
-/// What a client may know of an error.
+/// Returns what a client may know of an error.
 pub fn kind_of(error: &Error) -> ErrorKind {
     match error {
         Error::Io { source, .. } => match source.kind {
@@ -63,7 +64,8 @@ pub fn kind_of(error: &Error) -> ErrorKind {
 mod tests {
     use super::*;
 
-    /// That holes are allowed was left out, so each hole became zeroes.
+    /// Proves that the permission to discard is passed on. It was once dropped, so each hole became
+    /// written zeroes.
     #[test]
     fn leave_to_give_space_up_is_passed_on() {
         for (fua, may_discard) in [(false, false), (false, true), (true, false), (true, true)] {

@@ -1,21 +1,21 @@
-//! Tells when the set fails and when it works again. A caller that looks at the status now and then
-//! would learn of it later, and of two failures in quick succession would learn of one.
+//! Reports when the set fails and when it works again. A caller that polled the status would notice
+//! it later, and would notice only one of two failures in quick succession.
 
 use crate::Host;
 
-/// What has become of the set.
+/// A change of the set's health.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// It has failed. Its status says why.
+    /// The set has failed. Its status says why.
     Failed,
-    /// It is open again, and may fail anew.
+    /// The set is open again, and may fail again.
     Works,
 }
 
-/// A task that runs until the host stops. Calls `tell` once for each set that fails, also for one
-/// that had failed before, and once when it is open again.
+/// Runs until the host stops. Calls `tell` once for each set that fails, including one that had
+/// failed before, and once when the set is open again.
 pub async fn run(host: Host, tell: impl Fn(Change)) {
-    // The session of the set that is known to have failed.
+    // The session of the set whose failure has been reported.
     let mut told = None;
     while !host.with(|state| state.is_stopping) {
         let open = host.with(|state| {
@@ -50,10 +50,10 @@ mod tests {
     use std::rc::Rc;
     use std::time::Duration;
 
-    /// The disk that takes no writes, if any.
+    /// The disk whose writes fail, if any.
     type Full = Rc<Cell<Option<DiskId>>>;
 
-    /// The real driver, and that disk.
+    /// The real driver, with that disk.
     struct Failing(Box<dyn Driver>, Full, RefCell<Vec<Event>>);
 
     impl Driver for Failing {
@@ -69,7 +69,7 @@ mod tests {
 
         fn wait(&mut self, until: Option<Time>, events: &mut Vec<Event>) {
             let failed = self.2.take();
-            // Something has come already.
+            // Some events have already arrived.
             self.0.wait(if failed.is_empty() { until } else { Some(self.0.now()) }, events);
             events.extend(failed);
         }
@@ -87,7 +87,7 @@ mod tests {
         }
     }
 
-    /// Has the set of `host` fail, and leaves it.
+    /// Makes the set of `host` fail, and leaves it failed.
     async fn fail(host: &Host, full: &Full) {
         full.set(Some(host.inner().opening.cache.get()));
         let set = host.main().expect("it works");
@@ -96,7 +96,8 @@ mod tests {
         assert!(set.failure().is_some());
     }
 
-    /// The log said it up to five seconds later, when somebody looked.
+    /// Proves that each failure is reported at once. The log once had it up to five seconds later,
+    /// at the next poll.
     #[test]
     fn a_failure_is_told_by_itself_and_so_is_the_next() {
         let (file, full) = (backing(3), Full::default());
@@ -105,7 +106,7 @@ mod tests {
         let (Rig { mut executor, host, .. }, _volume) = served_through(&file, wrap);
         let (env, told) = (executor.env(), Rc::new(RefCell::new(String::new())));
         let ended = executor.block_on(async move {
-            // This one has failed before anybody looks.
+            // This set fails before the task looks at it.
             fail(&host, &full).await;
             let writes = Rc::clone(&told);
             env.spawn(run(host.clone(), move |change| {

@@ -1,10 +1,10 @@
-//! Begins requests, and runs the tasks that some of them need. Most requests a set begins and ends
-//! without a task. The tasks carry out one request after the other, so a request that finds an idle
-//! one allocates nothing and starts no task.
+//! Begins requests, and runs the tasks that some of them need. A set begins and completes most
+//! requests without a task. Each task carries out one request after the other, so a request that
+//! finds an idle task allocates nothing and starts none.
 //!
-//! Serving allocates as little as it can: the kernel's dirty pages may wait for a request, and an
-//! allocation for those pages to be written. As many tasks are started as requests that needed one
-//! were ever in flight together, and most of them are kept.
+//! Serving allocates as little as possible: the kernel's dirty pages may wait for a request, and an
+//! allocation may wait for those pages to be written. The number of tasks is the largest number of
+//! requests that ever needed one at the same time, and most of these tasks are kept.
 
 use crate::absence::InFlight;
 use crate::dispatch::{Attempt, Caller, Dispatcher, Served, Stage};
@@ -19,12 +19,12 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Requests that a host works on at once.
+/// Maximum number of requests in flight in a host.
 pub const IN_FLIGHT_MAX: usize = bcached_engine::REQUESTS_MAX;
 
 /// Where the answer to a request goes.
 pub trait AnswerTo: 'static {
-    /// Answers. What is done here cannot wait.
+    /// Sends the answer. Implementations must not block.
     fn send(self, reply: Reply);
 }
 
@@ -36,7 +36,7 @@ impl AnswerTo for ReplyTo {
 
 /// A request to be carried out.
 pub struct Request<A> {
-    /// Who asks, of which volume.
+    /// The client, the volume and the time of the request.
     pub caller: Caller,
     /// What to do.
     pub operation: Operation,
@@ -45,12 +45,13 @@ pub struct Request<A> {
 }
 
 impl Request<ReplyTo> {
-    /// What has come by the port, with the time of this environment.
+    /// Converts a request from the port, with its time converted to that of this environment.
     #[must_use]
     pub fn from_port(request: bcached_port::Request, env: &Env) -> Self {
         let bcached_port::Request { client, volume, operation, submitted, reply_to } = request;
         let asked = submitted.map_or_else(Time::default, |submitted| {
-            // In this order: rather too early than too late.
+            // The clocks are read in this order, so that the time is rather too early than too
+            // late.
             let now = env.now();
             Time::default() + now.since(Time::default()).saturating_sub(submitted.elapsed())
         });
@@ -64,12 +65,12 @@ pub struct Workers<A> {
     env: Env,
     dispatcher: Dispatcher,
     /// Requests that wait for a task to begin them. One task has been woken or started for each,
-    /// and whichever runs first takes the first: they begin in the order in which they came, in
-    /// whatever order the tasks run.
+    /// and the task that runs first takes the first request. So requests begin in the order of
+    /// their arrival, whatever the order of the tasks.
     queue: RefCell<VecDeque<Queued<A>>>,
     /// Each wakes one idle task.
     idle: RefCell<Vec<Rc<Notify>>>,
-    /// Requests that a set has, without a task.
+    /// Requests in flight in a set, without a task.
     asked: RefCell<Slab<Asked<A>>>,
 }
 
@@ -79,44 +80,44 @@ struct Queued<A> {
     stage: Stage,
 }
 
-/// Where a request comes from, and its room until the answer.
+/// The source of a request, and its room until the answer.
 struct Origin<A> {
     caller: Caller,
     answer_to: A,
     permit: Permit,
 }
 
-/// A request that a set has, without a task.
+/// A request in flight in a set, without a task.
 struct Asked<A> {
     origin: Origin<A>,
     attempt: Attempt,
 }
 
 impl<A: AnswerTo> Workers<A> {
-    /// None is started yet.
+    /// Creates the workers; no task is started yet.
     pub fn new(env: Env, dispatcher: Dispatcher) -> Rc<Self> {
         let (queue, idle, asked) = Default::default();
         Rc::new(Self { env, dispatcher, queue, idle, asked })
     }
 
-    /// How they carry requests out.
+    /// Returns the dispatcher that carries out requests.
     pub const fn dispatcher(&self) -> &Dispatcher {
         &self.dispatcher
     }
 
-    /// Whether requests wait for a task to begin them.
+    /// Returns whether requests wait for a task to begin them.
     #[must_use]
     pub fn has_queued(&self) -> bool {
         !self.queue.borrow().is_empty()
     }
 
-    /// Has a request carried out and answered.
+    /// Begins a request; it is answered when it completes.
     pub fn begin(self: &Rc<Self>, request: Request<A>, permit: Permit) {
         let Request { caller, operation, answer_to } = request;
         let origin = Origin { caller, answer_to, permit };
         let may_end_at_once =
             matches!(operation, Operation::Read { .. } | Operation::Write { fua: false, .. });
-        // Requests begin in the order in which they came.
+        // Requests begin in the order of their arrival.
         let entered = if may_end_at_once && !self.has_queued() {
             self.dispatcher.host.enter_at_once(origin.caller.volume)
         } else {
@@ -128,7 +129,7 @@ impl<A: AnswerTo> Workers<A> {
         }
     }
 
-    /// Has a set carry it out, without a task if it can.
+    /// Passes a request to a set, without a task if possible.
     fn ask(
         self: &Rc<Self>,
         origin: Origin<A>,
@@ -153,7 +154,7 @@ impl<A: AnswerTo> Workers<A> {
         }
     }
 
-    /// Has a task carry it out.
+    /// Passes a request to a task.
     fn queue(self: &Rc<Self>, queued: Queued<A>) {
         self.queue.borrow_mut().push_back(queued);
         match self.idle.borrow_mut().pop() {
@@ -162,7 +163,7 @@ impl<A: AnswerTo> Workers<A> {
         }
     }
 
-    /// A task.
+    /// Runs a task.
     async fn work(self: Rc<Self>) {
         let woken = Rc::new(Notify::new());
         loop {
@@ -171,8 +172,8 @@ impl<A: AnswerTo> Workers<A> {
             let Origin { caller, answer_to, permit } = origin;
             let reply = self.dispatcher.answer(caller, stage, permit).await;
             answer_to.send(reply);
-            // Tasks whose requests waited for a device are not counted as in flight, so there may
-            // be more of them.
+            // Tasks whose requests waited for a device do not count as in flight, so there may be
+            // more of them.
             if self.idle.borrow().len() >= IN_FLIGHT_MAX {
                 return;
             }
@@ -219,8 +220,8 @@ mod tests {
         requests.submit(number, bcached_port::VolumeId(volume.0), operation);
     }
 
-    /// Of a thread that ends by a panic clients must hear, and what they wait for must not be kept
-    /// by what waits for them.
+    /// Proves that clients are told if the engine's thread ends by a panic. Requests in flight and
+    /// the sets hold each other, and must be dropped all the same.
     #[test]
     fn what_is_under_way_is_answered_when_nobody_runs_the_set_any_more() {
         let (requests, mut replies, mut server) = port();
@@ -244,8 +245,8 @@ mod tests {
         assert_eq!(room.available(), 8);
     }
 
-    /// A read goes without a task, unless something that wants one was asked before: then it waits
-    /// its turn behind that.
+    /// Proves that a read needs no task, unless a request that needs one came before it: then the
+    /// read queues behind that request.
     #[test]
     fn requests_begin_in_the_order_in_which_they_came() {
         let (requests, mut replies, mut server) = port();

@@ -1,7 +1,9 @@
-//! What a lookup, an insert and a read of a full node cost, a key that is passed, and a sum: `cargo bench -p bcached-node`.
+//! Benchmarks of a full node: a lookup, an insert, a read, passing a key, and a checksum. Run it
+//! with `cargo bench -p bcached-node`.
 //!
-//! Times only; nothing is asserted, so it can run on a busy machine. The figures that the crate's documentation
-//! quotes come from here, and most of the rates in the engine's `work.rs`, which says which.
+//! It only measures times and asserts nothing, so it can run on a busy machine. The figures in the
+//! crate's documentation come from here, and most of the rates in the engine's `work.rs`, which
+//! says which.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -37,7 +39,7 @@ fn pointer(sector: u64) -> Pointers {
     Pointers::one(Pointer::new(DeviceIndex(0), sector, Gen(1)))
 }
 
-/// The key of the `index`th other 4 KiB, somewhere on the cache device.
+/// The key of every second 4 KiB of the volume, with its data at `place` on the cache device.
 fn key(index: u64, place: u64) -> Key {
     Key {
         inode: Inode(0),
@@ -48,7 +50,7 @@ fn key(index: u64, place: u64) -> Key {
     }
 }
 
-/// Numbers without an order (splitmix64).
+/// Pseudo-random numbers (splitmix64).
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -60,7 +62,7 @@ fn measure(what: &str, rounds: u64, round: impl FnMut(u64)) {
     measure_each(what, rounds, 1, round);
 }
 
-/// What one of `count` things costs, all of which a round does.
+/// Measures the cost of one of `count` items, all of which a round handles.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn measure_each(what: &str, rounds: u64, count: u64, mut round: impl FnMut(u64)) {
     let start = Instant::now();
@@ -79,7 +81,7 @@ fn zeroed(bytes: usize) -> Vec<u8> {
     vec![0; bytes]
 }
 
-/// A node that begins with `keys`, and its first set.
+/// Builds a node that begins with `keys`; returns it with its first set.
 fn fresh(keys: &[Key]) -> (Node, SetWrite<Vec<u8>>) {
     fresh_of(own(40), keys)
 }
@@ -110,7 +112,7 @@ fn main() {
     measure_sums();
 }
 
-/// Lookups and passes over all keys in nodes that do not stay in the processor's cache.
+/// Measures lookups and passes over all keys in nodes that do not stay in the processor's cache.
 fn measure_passes(seed: &mut u64) {
     const COUNT: u64 = 20;
     let nodes: Vec<Node> = (0..COUNT).map(|_| full_node()).collect();
@@ -126,7 +128,8 @@ fn measure_passes(seed: &mut u64) {
     });
 }
 
-/// The sum of a node's bytes: of the same ones over and over, and of others each time.
+/// Measures the checksum of a node's bytes: of the same bytes repeatedly, and of different ones
+/// each time.
 fn measure_sums() {
     const KIB: u64 = 256;
     for nodes in [1, 512] {
@@ -138,10 +141,10 @@ fn measure_sums() {
     }
 }
 
-/// Inserts spread over `count` nodes: one stays in the processor's cache, 20 do not.
+/// Measures inserts spread over `count` nodes: one stays in the processor's cache, 20 do not.
 fn measure_inserts(count: u64, seed: &mut u64) {
     let rounds = 1000 * count;
-    // With room for what is inserted, behind their first set.
+    // Larger nodes, with room behind their first set for what is inserted.
     let roomy = Key { size: 2 * NODE_SECTORS, ..own(40) };
     let nodes_of = |keys: Vec<Key>| -> Vec<Node> { (0..count).map(|_| fresh_of(roomy, &keys).0).collect() };
     let mut nodes = nodes_of((0..KEYS).map(|index| key(index, index * 2)).collect());
@@ -160,7 +163,7 @@ fn measure_inserts(count: u64, seed: &mut u64) {
     });
 }
 
-/// A node of one large set and 32 small ones over it.
+/// Measures reading a node of one large set and 32 small ones over it.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn measure_read(seed: &mut u64) {
     let (bytes, sets) = written(33, 100, seed);
@@ -193,8 +196,8 @@ fn measure_read(seed: &mut u64) {
     });
 }
 
-/// The bytes of a node of a set of half the keys and small ones of `keys` over it, as many as fit up to `sets_max` in all, and
-/// how many that are.
+/// Returns the bytes of a node, and its number of sets. The first set has half the keys; small sets
+/// of `keys` follow, as many as fit, up to `sets_max` sets in all.
 fn written(sets_max: usize, keys: usize, seed: &mut u64) -> (Vec<u8>, usize) {
     let first: Vec<Key> = (0..KEYS / 2).map(|index| key(index, index * 2)).collect();
     let (mut node, set) = fresh(&first);
@@ -213,7 +216,8 @@ fn written(sets_max: usize, keys: usize, seed: &mut u64) -> (Vec<u8>, usize) {
     (bytes, sets)
 }
 
-/// Nodes that are read in turns, as a walk does it: more than the processor's nearest caches hold.
+/// Measures nodes that are read in turns, as a walk does it: more than the processor's nearest
+/// caches hold.
 fn measure_turns(sets_max: usize, seed: &mut u64) {
     const NODES: usize = 16;
     let nodes: Vec<(Vec<u8>, usize)> = (0..NODES).map(|_| written(sets_max, 320, seed)).collect();

@@ -1,15 +1,15 @@
-//! What can be wrong with the bytes of a node, or with what they say.
+//! Errors for a node whose bytes are damaged or whose keys make no sense.
 
 use bcached_format::{KeyListError, Pointer, Position};
 use thiserror::Error;
 
-/// A node that cannot be used: which one, and why.
+/// A node that cannot be used: which node, and why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("btree node at {pointer:?}, level {level}: {fault}")]
 pub struct NodeError {
-    /// Where the node is.
+    /// Pointer to the node.
     pub pointer: Pointer,
-    /// Its level as its parent says; 0 is a leaf.
+    /// Level of the node according to its parent; 0 is a leaf.
     pub level: u8,
     /// What is wrong.
     pub fault: NodeFault,
@@ -19,10 +19,11 @@ pub struct NodeError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum NodeFault {
-    /// Its log of sets is damaged.
+    /// The node's log of sets is damaged.
     #[error(transparent)]
     Log(#[from] bcached_format::NodeError),
-    /// A key makes no sense in such a node, or stands out of order. (A kernel does not look at the order.)
+    /// A key is invalid in a node of this level, or out of order. (The kernel does not check the
+    /// order.)
     #[error("set at block {block}: {error}")]
     Key {
         /// Block of the node at which the key's set starts.
@@ -40,7 +41,7 @@ pub enum NodeFault {
         /// Position of the key.
         found: Position,
     },
-    /// A key lies before the start of the node's range. (A kernel does not look.)
+    /// A key lies before the start of the node's range. (The kernel does not check this.)
     #[error("a key starts at {found}, but the node begins at {limit}")]
     BeforeRange {
         /// Where the node's range begins: the position of its left neighbour.
@@ -48,16 +49,16 @@ pub enum NodeFault {
         /// Start of the first key.
         found: Position,
     },
-    /// The sets cut each other into more pieces than two nodes can hold. No program writes that, not even one that
-    /// leaves cutting to the reader; it takes keys of several pointers.
+    /// The sets cut each other into more pieces than two nodes can hold. No program writes such
+    /// sets, not even one that leaves cutting to the reader: it takes keys with several pointers.
     #[error("its sets cut each other into {found} words of keys, more than {limit}")]
     TooManyPieces {
-        /// Most words.
+        /// Maximum number of words.
         limit: usize,
         /// Words of the merged keys.
         found: usize,
     },
-    /// An interior node without children, or whose last child does not reach the end of its range.
+    /// An interior node has no children, or its last child does not reach the end of its range.
     #[error("its children reach {found}, but its range ends at {wanted}")]
     ChildrenEndEarly {
         /// The node's own position.
@@ -65,18 +66,18 @@ pub enum NodeFault {
         /// Position of the last child; zero if there is none.
         found: Position,
     },
-    /// Fewer blocks have sets than were durable once.
+    /// The sets take fewer blocks than were known to be durable.
     #[error("its sets end at block {found}, but {wanted} blocks were durable: a write to it was lost")]
     SetLost {
         /// Blocks that were durable.
         wanted: u32,
-        /// Blocks that its sets take.
+        /// Blocks that the sets take.
         found: u32,
     },
-    /// Two living children with one position.
+    /// Two living children have the same position.
     #[error("two children stand at {position}")]
     TwoChildren {
-        /// Where they stand.
+        /// Position of both.
         position: Position,
     },
 }

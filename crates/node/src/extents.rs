@@ -1,7 +1,7 @@
-//! The rules of extents: a newer one over older ones, and when two are really one.
+//! Rules for extents: how a newer extent overrides older ones, and when two adjacent extents merge.
 //!
-//! They hold for the view and for the pending keys alike; for keys already on disk they hold at the next read
-//! (format 7.1, 7.2 and 7.4).
+//! The rules apply to the view and to the pending keys alike. For keys already on disk they apply
+//! at the next read (format 7.1, 7.2 and 7.4).
 
 use alloc::vec::Vec;
 
@@ -11,13 +11,15 @@ use bcached_format::{Inode, Key, Position};
 use crate::merge::Keys;
 use crate::sorted_keys::{Place, SPLICE_KEYS, SortedKeys};
 
-/// Says of a key that there is nothing: it has no pointer, or the placeholder of a kernel's cache miss.
+/// Returns whether a key is a hole: it has no pointer, or only the placeholder of a kernel's cache
+/// miss.
 pub(crate) fn is_hole(key: &Key) -> bool {
     let pointers = key.pointers.as_slice();
     pointers.is_empty() || pointers.iter().any(|pointer| pointer.is_check())
 }
 
-/// The keys of `keys` that share a sector with `[start, end)` of `inode`, in order and uncut.
+/// Returns the keys of `keys` that share a sector with `[start, end)` of `inode`, in order and
+/// uncut.
 #[inline]
 pub(crate) fn overlapping(
     keys: &SortedKeys,
@@ -28,7 +30,8 @@ pub(crate) fn overlapping(
     overlapping_from(keys, keys.after(Position::new(inode, start)), inode, end)
 }
 
-/// The same, when the place of the first key that ends after the range's start is known.
+/// As [`overlapping`], with the place of the first key that ends after the range's start already
+/// known.
 #[inline]
 pub(crate) fn overlapping_from(
     keys: &SortedKeys,
@@ -39,10 +42,10 @@ pub(crate) fn overlapping_from(
     keys.iter_from(place).take_while(move |key| key.inode == inode && key.start() < end)
 }
 
-/// The one key that two adjacent keys amount to, if they do (format 7.4).
+/// Merges two adjacent keys into one if format 7.4 allows it.
 #[inline]
 pub(crate) fn merged(left: &Key, right: &Key, bucket_sectors: u64) -> Option<Key> {
-    // Few are adjacent, and this is asked of each key that is read.
+    // The check comes first because few keys are adjacent, and this runs for each key that is read.
     let adjacent = left.inode == right.inode && left.end == right.start();
     if adjacent { merged_adjacent(left, right, bucket_sectors) } else { None }
 }
@@ -65,7 +68,7 @@ fn merged_adjacent(left: &Key, right: &Key, bucket_sectors: u64) -> Option<Key> 
     Some(Key { size, end: right.end, ..*left })
 }
 
-/// Appends `key` to extents in order, as part of the last one where the two amount to one.
+/// Appends `key` to a list of extents in order, merged into the last one where possible.
 pub(crate) fn push_merged(list: &mut Vec<Key>, key: Key, bucket_sectors: u64) {
     if let Some(last) = list.last_mut()
         && let Some(both) = merged(last, &key, bucket_sectors)
@@ -76,9 +79,10 @@ pub(crate) fn push_merged(list: &mut Vec<Key>, key: Key, bucket_sectors: u64) {
     list.push(key);
 }
 
-/// Makes `[start, end)` of `inode` say what `new` says (a key over exactly that range), or nothing.
+/// Replaces the contents of `[start, end)` of `inode` by `new` (a key over exactly that range), or
+/// by nothing.
 ///
-/// `removed` is told each part of an older key that this replaces, cut to the range.
+/// `removed` is called with each replaced part of an older key, cut to the range.
 pub(crate) fn put(
     keys: &mut SortedKeys,
     range: &Key,
@@ -90,7 +94,7 @@ pub(crate) fn put(
     put_from(keys, place, range, new, bucket_sectors, removed);
 }
 
-/// The same, when the place of the first key that ends after the range's start is known.
+/// As [`put`], with the place of the first key that ends after the range's start already known.
 pub(crate) fn put_from(
     keys: &mut SortedKeys,
     place: Place,
@@ -104,8 +108,9 @@ pub(crate) fn put_from(
     }
 }
 
-/// Puts `new` between two keys, or in the place of one that covers the same range, if it does not amount to one key with a neighbour: most
-/// are put so. False: it is not so, and nothing has changed.
+/// Puts `new` between two keys, or in the place of one that covers the same range, unless it would
+/// merge with a neighbour. This is the common case. Returns false, with nothing changed, if it does
+/// not apply.
 fn put_plainly(
     keys: &mut SortedKeys,
     place: Place,
@@ -154,7 +159,7 @@ fn put_in_parts(
     }
     let mut list = Replacement::default();
     if let Some(new) = new {
-        // A neighbour that is not itself cut may amount to one key with the new one.
+        // An uncut neighbour may merge with the new key.
         if front.is_none()
             && let Some(before) = keys.before(place)
             && let Some(both) = keys.get(before).and_then(|left| merged(left, new, bucket_sectors))
@@ -179,7 +184,8 @@ fn put_in_parts(
     keys.splice(place, count, list.as_slice());
 }
 
-/// What takes the place of the overlapped keys: the rest of the first, the new key, the rest of the last.
+/// The keys that replace the overlapped ones: the rest of the first, the new key, the rest of the
+/// last.
 #[derive(Default)]
 struct Replacement {
     keys: [Key; SPLICE_KEYS],
@@ -207,12 +213,13 @@ impl Replacement {
     }
 }
 
-/// The extents of an older set and of newer ones over it. Both are in order and free of overlap, as is what comes out
-/// (format 7.1). Takes one pass.
+/// The extents of an older set overlaid by newer ones, in one pass (format 7.1). Both inputs and
+/// the output are in order and free of overlap.
 pub(crate) struct Overlay<O, N> {
     older: O,
     newer: N,
-    /// What is left of the older key that is looked at; `None`: there is no more, or one is due.
+    /// What is left of the current older key. `None` if the older keys have ended, or if the next
+    /// one is due.
     old: Option<Key>,
     new: Option<Key>,
     is_old_due: bool,
@@ -224,7 +231,7 @@ impl<O: Keys, N: Keys> Overlay<O, N> {
         Self { older, newer, old: None, new: None, is_old_due: true, is_new_due: true }
     }
 
-    /// Takes the keys that are due; says whether there are none any more.
+    /// Takes the keys that are due; returns whether none is due any more.
     #[inline]
     fn take_due(&mut self, left: &mut usize) -> bool {
         if self.is_old_due {
@@ -244,7 +251,7 @@ impl<O: Keys, N: Keys> Keys for Overlay<O, N> {
     fn next(&mut self, left: &mut usize) -> Option<Key> {
         while self.take_due(left) {
             let (Some(old), Some(new)) = (&self.old, &self.new) else {
-                // One has ended, if not both.
+                // At least one side has ended.
                 (self.is_old_due, self.is_new_due) = (self.new.is_none(), self.old.is_none());
                 return self.new.or(self.old);
             };
@@ -256,7 +263,8 @@ impl<O: Keys, N: Keys> Keys for Overlay<O, N> {
                 self.is_new_due = true;
                 return self.new;
             }
-            // The two overlap, or the older one begins where the newer one ends: in one volume either way.
+            // The two overlap, or the older one begins where the newer one ends. Either way they
+            // are in one volume.
             if let Some(front) = old.cut(0, new.start()) {
                 self.old = old.cut(new.start(), u64::MAX);
                 return Some(front);

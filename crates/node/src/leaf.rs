@@ -1,4 +1,4 @@
-//! Changes to a leaf: a newer key over older ones, and what is still as somebody expects who wants to replace it.
+//! Changes to a leaf: inserting a key over older ones, and comparing for compare-and-replace.
 
 use bcached_format::Key;
 
@@ -7,19 +7,22 @@ use crate::node::Node;
 use crate::sorted_keys::Place;
 
 impl Node {
-    /// Puts `key` over whatever the leaf says about its range (format 7.2). A key without pointers makes a hole.
+    /// Inserts `key` over whatever the leaf has in its range (format 7.2). A key without pointers
+    /// makes a hole.
     ///
-    /// `removed` is told each part of an older key that is no longer visible, cut to the replaced range and its
-    /// pointers advanced; parts whose pointer is stale are among them. The caller has asked
-    /// [`fits`](Node::fits)`(key.words())`.
+    /// `removed` is called with each part of an older key that is no longer visible, cut to the
+    /// replaced range and with its pointers advanced. Parts with a stale pointer are included. The
+    /// caller has checked [`fits`](Node::fits)`(key.words())`.
     ///
     /// # Panics
-    /// If this is no leaf, the key covers nothing or ends behind the leaf's range, or the next set overflows.
+    /// If this is not a leaf, the key covers nothing or ends behind the leaf's range, or the next
+    /// set overflows.
     pub fn insert(&mut self, key: &Key, removed: &mut dyn FnMut(Key)) {
         self.insert_near(None, key, removed);
     }
 
-    /// The same for who has seen the [place](Node::place_of) of its start, perhaps before others changed the leaf.
+    /// As [`insert`](Node::insert), with a guess at the [place](Node::place_of) of the key's start.
+    /// The leaf may have changed since the guess was made.
     ///
     /// # Panics
     /// As [`insert`](Node::insert).
@@ -33,8 +36,9 @@ impl Node {
 
     fn put(&mut self, guess: Option<Place>, key: &Key, removed: &mut dyn FnMut(Key)) {
         let bucket_sectors = self.geometry.bucket_sectors;
-        // A key that surrounds the new one falls in two. On disk it is one key, and stays it: so that there are never
-        // many more pieces than written words, the part behind goes to disk once more.
+        // A key that surrounds the new one is cut in two. On disk it is one key and remains one.
+        // The part behind is therefore written again, so that there are never many more pieces than
+        // written words.
         let start = key.start_position();
         let place = match guess {
             Some(guess) => self.view.after_near(guess, start),
@@ -53,9 +57,10 @@ impl Node {
         extents::put_from(&mut self.view, place, key, visible, bucket_sectors, removed);
     }
 
-    /// The parts of `[expected.start(), upto)` for which the leaf still says what `expected` says: same dirty bit, same
-    /// number of pointers, and the pointers equal after advancing them to the place (format 7.3). All of them, in order:
-    /// whoever compares and replaces, replaces these.
+    /// Returns the parts of `[expected.start(), upto)` for which the leaf still has what `expected`
+    /// has: the same dirty bit, the same number of pointers, and equal pointers once advanced to
+    /// the place (format 7.3). All such parts are returned, in order; a compare-and-replace
+    /// replaces exactly these.
     pub fn matching<'a>(&'a self, expected: &'a Key, upto: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
         self.overlapping(expected.inode, expected.start(), upto).filter_map(move |key| {
             let part = key.cut(expected.start(), upto)?;

@@ -1,12 +1,13 @@
-//! The node: its parts, and the questions that are asked of it.
+//! The node type: its fields and its queries.
 //!
 //! Invariants:
-//! * the view has no hole and no key of size zero; in a leaf its extents do not overlap;
-//! * what a re-read of the sets on disk plus the pending keys would say is what the view says (less the keys that
-//!   [`Node::drop_dead`] took out of it, which the caller knows to mean nothing);
-//! * the pending keys fit behind the log: `written_blocks` and the next set are at most `total_blocks`;
-//! * the words of the view are at most twice those on disk plus those pending, so two fresh nodes can always hold
-//!   them.
+//! * The view has no hole and no key of size zero; in a leaf its extents do not overlap.
+//! * The view equals the result of re-reading the sets on disk plus the pending keys (less the keys
+//!   that [`Node::drop_dead`] removed, which the caller knows to mean nothing).
+//! * The pending keys fit behind the log: `written_blocks` plus the next set is at most
+//!   `total_blocks`.
+//! * The words of the view are at most twice those on disk plus those pending, so two fresh nodes
+//!   can always hold them.
 
 use alloc::vec::Vec;
 use core::mem::size_of;
@@ -18,8 +19,8 @@ use bcached_format::{Geometry, Inode, Key, Pointer, Position};
 use crate::extents;
 use crate::sorted_keys::{self, Place, SortedKeys};
 
-/// Words kept free in a leaf's next set beside the keys to be added: an insert may cut a key in two, in the view and
-/// in the pending set (format 6.5).
+/// Words kept free in a leaf's next set beside the keys to be added: an insert may cut a key in
+/// two, in the view and in the pending set (format 6.5).
 pub(crate) const LEAF_SPARE_WORDS: usize = 8;
 
 /// Words of the smallest key, one without pointers.
@@ -28,25 +29,25 @@ const KEY_WORDS_MIN: usize = 2;
 /// A B-tree node in memory.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// The key that points to the node: its upper bound, its size, its place.
+    /// The key that points to the node: its upper bound, its size, its location.
     pub(crate) own: Key,
     pub(crate) level: u8,
     pub(crate) seq: u64,
     pub(crate) geometry: Geometry,
     pub(crate) total_blocks: u32,
-    /// End of the log: the next set goes here.
+    /// End of the log, where the next set goes.
     pub(crate) written_blocks: u32,
     /// Words of keys in the sets of the log.
     pub(crate) words_on_disk: usize,
-    /// What all sets and the pending keys together say.
+    /// The merged content of all sets and the pending keys.
     pub(crate) view: SortedKeys,
-    /// The next set. In an interior node without its freeing keys.
+    /// The next set. In an interior node, without its freeing keys.
     pub(crate) pending: SortedKeys,
     /// The freeing keys of the next set.
     pub(crate) pending_freeing: Vec<Key>,
-    /// Pointers of the freeing keys that were read, until [`Node::drop_dead`] was called.
+    /// Pointers of the freeing keys that were read. Emptied by [`Node::drop_dead`].
     pub(crate) freed: Vec<Pointer>,
-    /// [`memory_bytes_limit`] of its size: it is asked for at each insert.
+    /// [`memory_bytes_limit`] of the node's size, cached because each insert needs it.
     pub(crate) memory_limit: u32,
 }
 
@@ -56,8 +57,9 @@ pub(crate) fn blocks_of(geometry: &Geometry, node_sectors: u16) -> u32 {
     u32::try_from(blocks).expect("not more than the sectors")
 }
 
-/// The most memory that a node of `node_sectors` can ever take, in bytes: its view cut into as many pieces as two
-/// nodes can hold, its pending set full of holes. A usual node takes a fraction of it; see [`Node::memory_bytes`].
+/// Returns the most memory that a node of `node_sectors` can ever take, in bytes: its view cut into
+/// as many pieces as two nodes can hold, its pending set full of holes. A typical node takes a
+/// fraction of it; see [`Node::memory_bytes`].
 #[must_use]
 pub fn memory_bytes_max(node_sectors: u16) -> usize {
     let words = words_of(node_sectors);
@@ -70,15 +72,16 @@ pub fn memory_bytes_max(node_sectors: u16) -> usize {
         + freeing
 }
 
-/// The most memory that a node of `node_sectors` takes when it has just been read or made, in bytes, and a few more
-/// inserts. A node that would grow beyond it is better rewritten: its living keys take less than half of this.
+/// Returns the most memory, in bytes, that a node of `node_sectors` takes after it was read or
+/// created and got a few more inserts. A node that would exceed it should be rewritten: its living
+/// keys take less than half of this.
 #[must_use]
 pub fn memory_bytes_limit(node_sectors: u16) -> usize {
     let pieces = 2 * words_of(node_sectors) / (KEY_WORDS_MIN + 1);
     size_of::<Node>() + sorted_keys::memory_bytes_filled(pieces) + GROWTH_CHUNKS * sorted_keys::CHUNK_BYTES
 }
 
-/// Chunks of keys for which there is always room in a node that has just been read.
+/// Chunks of keys for which a node that has just been read always has room.
 const GROWTH_CHUNKS: usize = 4;
 
 fn words_of(node_sectors: u16) -> usize {
@@ -86,13 +89,14 @@ fn words_of(node_sectors: u16) -> usize {
 }
 
 impl Node {
-    /// A fresh node without keys, of which nothing is written yet; its first set, empty or not, is pending.
+    /// Creates a node without keys, of which nothing is written yet. Its first set, empty or not,
+    /// is pending.
     ///
-    /// `own` is the key that points to it. `seq` marks its sets: random, because older contents of the bucket are not
-    /// erased and a repeated number would revive them.
+    /// `own` is the key that points to the node. `seq` marks its sets. It must be random, because
+    /// older contents of the bucket are not erased and a repeated number would revive them.
     ///
     /// # Panics
-    /// If `own` names no place or less than a block, or `seq` is zero.
+    /// If `own` has no pointer or less than a block, or `seq` is zero.
     #[must_use]
     pub fn create(own: Key, level: u8, seq: u64, geometry: &Geometry) -> Self {
         let total_blocks = blocks_of(geometry, own.size);
@@ -121,7 +125,8 @@ impl Node {
         &self.own
     }
 
-    /// The pointer to the node: its place, and the seed of its checksums. The one place that picks it.
+    /// The pointer to the node: its location and the seed of its checksums. Only this function
+    /// selects it.
     #[must_use]
     pub fn pointer(&self) -> Pointer {
         pointer_of(&self.own)
@@ -133,7 +138,7 @@ impl Node {
         self.level
     }
 
-    /// The node holds extents of volumes, not children.
+    /// Whether the node holds extents of volumes, not children.
     #[must_use]
     pub const fn is_leaf(&self) -> bool {
         self.level == 0
@@ -163,13 +168,14 @@ impl Node {
         self.total_blocks
     }
 
-    /// There is something to write: keys in no set yet, or a fresh node's first set.
+    /// Whether there is something to write: keys in no set yet, or a fresh node's first set.
     #[must_use]
     pub fn has_pending(&self) -> bool {
         self.written_blocks == 0 || self.pending_words() > 0
     }
 
-    /// Bytes of the next set, its header included and not rounded up to blocks; 0 if there is nothing to write.
+    /// Bytes of the next set, including its header and not rounded up to blocks; 0 if there is
+    /// nothing to write.
     #[must_use]
     pub fn pending_bytes(&self) -> usize {
         if self.has_pending() { set_bytes(self.pending_words()) } else { 0 }
@@ -181,7 +187,8 @@ impl Node {
         self.words_on_disk
     }
 
-    /// Words of the keys in the view. What the sets and the pending keys hold beyond this is certainly dead.
+    /// Words of the keys in the view. Whatever the sets and the pending keys hold beyond this is
+    /// certainly dead.
     #[must_use]
     pub fn words_in_view(&self) -> usize {
         self.view.words()
@@ -193,13 +200,14 @@ impl Node {
         self.view.len()
     }
 
-    /// The view has no key.
+    /// Whether the view has no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.view.is_empty()
     }
 
-    /// Memory that the node takes now, in bytes. Changes with every insert and never exceeds [`memory_bytes_max`].
+    /// Memory that the node takes now, in bytes. Changes with every insert and never exceeds
+    /// [`memory_bytes_max`].
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
@@ -209,14 +217,15 @@ impl Node {
             + self.freed.capacity() * size_of::<Pointer>()
     }
 
-    /// The most that so many inserts of a key can add to [`Node::memory_bytes`].
+    /// The most that `inserts` inserts of a key can add to [`Node::memory_bytes`].
     #[must_use]
     pub fn insert_growth_bytes_max(&self, inserts: usize) -> usize {
         // Each changes the view once, and the pending set twice if it cuts an old key in two.
         self.view.growth_bytes_max(inserts) + self.pending.growth_bytes_max(2 * inserts)
     }
 
-    /// No less than that, and told at once: where there is plenty of memory nobody need know better.
+    /// An upper bound of [`Node::insert_growth_bytes_max`] that is cheaper to compute. It suffices
+    /// where there is plenty of memory.
     #[must_use]
     pub fn insert_growth_bytes_bound(&self, inserts: usize) -> usize {
         self.view.growth_bytes_bound(inserts) + self.pending.growth_bytes_bound(2 * inserts)
@@ -229,29 +238,30 @@ impl Node {
         self.view.growth_bytes_max(new) + self.pending.growth_bytes_max(new) + freeing * size_of::<Key>()
     }
 
-    /// Whether keys of `words` can be added such that the next set can still be written behind the log. Counts the
-    /// words that cutting older keys may take (format 6.5).
+    /// Returns whether keys of `words` can be added so that the next set still fits behind the log.
+    /// Includes the words that cutting older keys may take (format 6.5).
     #[must_use]
     pub fn fits(&self, words: usize) -> bool {
         let spare = if self.is_leaf() { LEAF_SPARE_WORDS } else { 0 };
         set_bytes(self.pending_words() + words + spare) <= self.room_bytes()
     }
 
-    /// The keys of a leaf that share a sector with `[start, end)` of `inode`, in order and uncut. Keys whose pointer
-    /// is stale are among them.
+    /// Returns the keys of a leaf that share a sector with `[start, end)` of `inode`, in order and
+    /// uncut. Keys with a stale pointer are included.
     #[inline]
     pub fn overlapping(&self, inode: Inode, start: u64, end: u64) -> impl Iterator<Item = &Key> + Clone {
         extents::overlapping(&self.view, inode, start, end)
     }
 
-    /// The place of the first key that ends behind `start`.
+    /// Returns the place of the first key that ends behind `start`.
     #[inline]
     #[must_use]
     pub fn place_of(&self, start: Position) -> Place {
         self.view.after(start)
     }
 
-    /// The same as [`overlapping`](Node::overlapping) for who has the place of the range's start, since which nothing has changed.
+    /// As [`overlapping`](Node::overlapping), with the place of the range's start known. The node
+    /// must not have changed since that place was determined.
     #[inline]
     pub fn overlapping_from(
         &self,
@@ -262,12 +272,13 @@ impl Node {
         extents::overlapping_from(&self.view, place, inode, end)
     }
 
-    /// All keys of the view, in order.
+    /// Returns all keys of the view, in order.
     pub fn keys(&self) -> impl DoubleEndedIterator<Item = &Key> + Clone {
         self.view.iter()
     }
 
-    /// The first `count` of those that end behind `position`, in order; and the position to go on behind, if there are more.
+    /// Returns the first `count` keys that end behind `position`, in order, and the position after
+    /// which to continue if there are more.
     pub fn piece(
         &self,
         position: Position,
@@ -277,13 +288,14 @@ impl Node {
         (self.view.iter_from(place).take(count), self.end_of_piece(place, count))
     }
 
-    /// The same in the runs in which they stand in memory, for who looks at very many.
+    /// As [`piece`](Node::piece), in the contiguous runs in which the keys lie in memory, for
+    /// callers that scan very many.
     pub fn runs(&self, position: Position, count: usize) -> (impl Iterator<Item = &[Key]>, Option<Position>) {
         let place = self.view.after(position);
         (self.view.runs_from(place, count), self.end_of_piece(place, count))
     }
 
-    /// The position of the last of `count` keys behind `place`, if there are more.
+    /// Returns the position of the last of `count` keys behind `place`, if there are more.
     fn end_of_piece(&self, place: Place, count: usize) -> Option<Position> {
         let mut rest = self.view.iter_from(place);
         let last = count.checked_sub(1).and_then(|before| rest.nth(before));
@@ -304,13 +316,14 @@ impl Node {
         BsetPlace { magic: self.geometry.magic, node: self.pointer() }
     }
 
-    /// Every change asks [`Node::fits`] first; afterwards the promise must hold.
+    /// Asserts that the next set fits. Every change checks [`Node::fits`] first; this verifies it
+    /// afterwards.
     pub(crate) fn assert_room(&self) {
         assert!(set_bytes(self.pending_words()) <= self.room_bytes(), "the next set fits behind the log");
     }
 }
 
-/// The pointer that a node's key is read from and its sums are seeded with.
+/// Returns the pointer from which a node is read and with which its checksums are seeded.
 pub(crate) fn pointer_of(own: &Key) -> Pointer {
     *own.pointers.as_slice().first().expect("a node has a place")
 }

@@ -1,8 +1,10 @@
-//! Keys that enter a leaf while fresh nodes take its place: whoever writes does not wait for that.
+//! Late keys: keys that enter a leaf while fresh nodes replace it, so that writers need not wait
+//! for the replacement.
 //!
-//! The old leaf shows them, and never writes them; the fresh nodes get them when they are in its place. So there must be as few as
-//! surely find room there, on the device and in memory: [`Node::late_keys_max`]. And as few leaves as possible should be full before
-//! their place is taken: [`Node::is_nearly_full`].
+//! The old leaf shows them but never writes them; the fresh nodes receive them when they have taken
+//! its place. So only as many are admitted as are certain to fit there, on the device and in
+//! memory: [`Node::late_keys_max`]. And as few leaves as possible should become full before they
+//! are replaced: [`Node::is_nearly_full`].
 
 use bcached_format::bset::set_bytes;
 use bcached_format::key::MAX_POINTERS;
@@ -13,26 +15,33 @@ use crate::extents::{self, is_hole};
 use crate::node::Node;
 use crate::sorted_keys::SortedKeys;
 
-/// As many as the usual nodes of 256 KiB have room for: enough for a millisecond of the fastest devices.
+/// As many as typical nodes of 256 KiB have room for: enough for a millisecond of the fastest
+/// devices.
 const LATE_KEYS_MAX: usize = 256;
-/// One for so many words of a node. Two fresh keys in the view and two in the next set, at worst, find room in half of a node.
+/// Words of a node per late key. At worst two fresh keys in the view and two in the next set fit
+/// into half of a node.
 const WORDS_OF_A_LATE_KEY: usize = 128;
 /// Words of the longest key.
 const KEY_WORDS_MAX: usize = 2 + MAX_POINTERS;
-/// A node of fewer blocks may have none left behind its first set, which takes up to four fifths of them.
+/// A node of fewer blocks may have no block left behind its first set, which takes up to four
+/// fifths of them.
 const BLOCKS_MIN: u32 = 8;
 
-/// A leaf is nearly full that may take fewer keys than this before its memory is all used: each may take a new piece of it.
+/// A leaf is nearly full when its memory has room for fewer keys than this: each may need a new
+/// chunk.
 const KEYS_BEFORE_FULL: usize = 2;
 
-/// A node of fewer blocks is not nearly full before it is full: a block is too much of it to be given away.
+/// A node of fewer blocks is never nearly full before it is full: one block is too large a part of
+/// it to waste.
 const BLOCKS_OF_A_ROOMY_NODE: u32 = 16;
 
 impl Node {
-    /// How many late keys surely find room in what takes this leaf's place, where it has one or two nodes of the same size.
+    /// Returns how many late keys are certain to fit into the one or two nodes of the same size
+    /// that replace this leaf.
     ///
-    /// None, if this is so cut up that its keys take much more than one node: then a fresh one may be full from the start. Of
-    /// five quarters the left one of two gets three fifths, which are three quarters of a node.
+    /// Returns 0 if the leaf is so cut up that its keys take much more than one node: then a fresh
+    /// node may be full from the start. Of five quarters of a node, the left one of two gets three
+    /// fifths, which are three quarters of a node.
     #[must_use]
     pub fn late_keys_max(&self) -> usize {
         let bytes = self.total_blocks as usize * self.geometry.block_bytes();
@@ -42,19 +51,20 @@ impl Node {
         if self.is_leaf() && self.total_blocks >= BLOCKS_MIN && leave_room { keys } else { 0 }
     }
 
-    /// Nothing more is written of this leaf: what was still to be written takes no memory any more, which late keys may need.
+    /// Marks that nothing more of this leaf will be written. Releases the memory of its pending
+    /// keys, which late keys may need.
     pub fn close(&mut self) {
         self.pending = SortedKeys::default();
     }
 
-    /// The most that so many late keys can add to [`Node::memory_bytes`].
+    /// The most that `keys` late keys can add to [`Node::memory_bytes`].
     #[must_use]
     pub fn late_growth_bytes_max(&self, keys: usize) -> usize {
         self.view.growth_bytes_max(keys)
     }
 
-    /// Puts `key` over whatever the leaf says about its range, for those who look; it will never be written here.
-    /// `removed` is told what [`Node::insert`] tells.
+    /// Inserts `key` over whatever the leaf has in its range, for lookups only: this node never
+    /// writes it. `removed` is called as by [`Node::insert`].
     ///
     /// # Panics
     /// As [`Node::insert`].
@@ -68,8 +78,8 @@ impl Node {
         extents::put(&mut self.view, key, visible, self.geometry.bucket_sectors, removed);
     }
 
-    /// Few more sets fit, or few keys into its memory: it is time to put fresh nodes in this one's place, before somebody has to wait
-    /// for it.
+    /// Returns whether only a few more sets fit, or only a few keys into the node's memory. Then
+    /// fresh nodes should replace it, before a writer has to wait for that.
     #[must_use]
     pub fn is_nearly_full(&self) -> bool {
         if !self.is_leaf() || self.total_blocks < BLOCKS_OF_A_ROOMY_NODE {
@@ -85,7 +95,7 @@ impl Node {
     }
 }
 
-/// What of an extent lies behind `position`.
+/// Returns the part of an extent that lies behind `position`.
 pub(crate) fn behind(key: &Key, position: Position) -> Option<Key> {
     if key.inode == position.inode { key.cut(position.offset, key.end) } else { Some(*key) }
 }

@@ -1,10 +1,12 @@
-//! Bytes to node: check every set, then merge them (format 6.3, 7.1 and 8).
+//! Reading a node from bytes: every set is checked, then all are merged (format 6.3, 7.1 and 8).
 //!
-//! All keys of size above zero take part in the merge, holes and stale ones included: filtering them before would bring
-//! back what they hide. The keys are found, checked and merged in three passes over the bytes, since a fault of an older set is told
-//! before one of a newer set, and one of a key that cannot be read before one that makes no sense.
+//! All keys of size above zero take part in the merge, holes and stale ones included: filtering
+//! them before would bring back what they hide. Finding, checking and merging keys takes three
+//! passes over the bytes, because faults are reported in a fixed order: those of an older set
+//! before those of a newer set, and an undecodable key before an invalid one.
 //!
-//! A node of a MiB takes milliseconds, which nobody may be kept waiting for: [`NodeReader`] does it in steps.
+//! A node of a MiB takes milliseconds, which no client may be kept waiting for, so [`NodeReader`]
+//! works in steps.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -23,15 +25,16 @@ use crate::node::{Node, blocks_of, pointer_of};
 use crate::sorted_keys::SortedKeys;
 
 impl Node {
-    /// The node that `own` points to, from its bytes. Nothing in it is known to be alive yet: see [`Node::freed`]
-    /// and [`Node::drop_dead`] for an interior node; in a leaf the caller looks at the pointers' generations.
+    /// Reads the node that `own` points to from its bytes. None of its keys is known to be alive
+    /// yet: see [`Node::freed`] and [`Node::drop_dead`] for an interior node; in a leaf the caller
+    /// checks the pointers' generations.
     ///
     /// # Errors
     /// [`NodeFault::Log`] for damaged sets, [`NodeFault::Key`], [`NodeFault::BeyondRange`] or
-    /// [`NodeFault::TooManyPieces`] for keys that make no sense here.
+    /// [`NodeFault::TooManyPieces`] for keys that are invalid here.
     ///
     /// # Panics
-    /// If `own` is not a checked key of a node, or `bytes` are not as long as it says.
+    /// If `own` is not a checked key of a node, or the length of `bytes` does not match it.
     pub fn read(own: Key, level: u8, geometry: &Geometry, bytes: &[u8]) -> Result<Self, NodeError> {
         let mut reader = NodeReader::new(own, level, geometry, bytes)?;
         loop {
@@ -41,7 +44,8 @@ impl Node {
         }
     }
 
-    /// Checks that no extent of a leaf begins before `lo`, where its range does. (A kernel does not look.)
+    /// Checks that no extent of a leaf begins before `lo`, where its range begins. (The kernel does
+    /// not check this.)
     ///
     /// # Errors
     /// [`NodeFault::BeforeRange`].
@@ -54,8 +58,9 @@ impl Node {
         }
     }
 
-    /// Checks that no set is missing of the first blocks of the node, so many of which were `durable` once. The sets behind a lost one
-    /// are missed by the reader itself; that the last is lost shows nowhere else.
+    /// Checks that no set is missing from the first `durable` blocks of the node, which are known
+    /// to have been written durably. The reader itself detects a lost set that has a set behind it;
+    /// only this check detects the loss of the last one.
     ///
     /// # Errors
     /// [`NodeFault::SetLost`].
@@ -79,18 +84,18 @@ pub struct NodeReader<'a> {
     found: usize,
 }
 
-/// Bytes of a usual key in a set.
+/// Bytes of a typical key in a set.
 const KEY_BYTES: usize = 24;
 
-/// What is being done.
+/// The current stage of a [`NodeReader`].
 enum Stage<'a> {
-    /// The sets are summed, and the keys in them found.
+    /// Verifies the checksums of the sets and finds the keys in them.
     Log(Box<NodeLogReader<'a>>),
-    /// The keys of the sets are checked, one set after the other.
+    /// Checks the keys of the sets, one set after the other.
     Check(Check<'a>),
-    /// What all sets together say becomes the view.
+    /// Merges all sets into the view.
     Merge(Box<Merge<'a>>, View),
-    /// There is nothing more to do.
+    /// Finished or failed.
     Over,
 }
 
@@ -99,14 +104,14 @@ struct Check<'a> {
     /// The set's number in the log.
     set: usize,
     keys: KeyIter<'a>,
-    /// The key that comes next, and the word at which it begins.
+    /// Index of the next key, and the word at which it begins.
     index: usize,
     word: usize,
-    /// Where the last key ended that means something.
+    /// End of the last key that is not of size zero.
     previous: Position,
 }
 
-/// Checked sets on their way to be one.
+/// Checked sets that are being merged.
 enum Merge<'a> {
     One(SetKeys<'a>),
     Extents(Overlay<SetKeys<'a>, Newest<SetKeys<'a>>>),
@@ -114,13 +119,13 @@ enum Merge<'a> {
 }
 
 impl<'a> NodeReader<'a> {
-    /// As [`Node::read`]; nothing is checked yet but that there is a first set.
+    /// As [`Node::read`], but only checks that there is a first set.
     ///
     /// # Errors
-    /// [`NodeFault::Log`] if there is none.
+    /// [`NodeFault::Log`] if there is no first set.
     ///
     /// # Panics
-    /// If `own` is not a checked key of a node, or `bytes` are not as long as it says.
+    /// If `own` is not a checked key of a node, or the length of `bytes` does not match it.
     pub fn new(own: Key, level: u8, geometry: &Geometry, bytes: &'a [u8]) -> Result<Self, NodeError> {
         assert_eq!(bytes.len() as u64, bytes_of(own.sectors()), "a node is read whole");
         let pointer = pointer_of(&own);
@@ -141,23 +146,26 @@ impl<'a> NodeReader<'a> {
         })
     }
 
-    /// Goes on by about `keys` keys, or by the sum of so many; the node, when it is complete.
+    /// Advances by about `keys` keys, or by the checksum of as many. Returns the node when it is
+    /// complete.
     ///
     /// # Errors
-    /// As [`Node::read`]. There is nothing to go on with afterwards.
+    /// As [`Node::read`]. The reader cannot be used afterwards.
     pub fn step(&mut self, keys: usize) -> Result<Option<Node>, NodeError> {
         let (pointer, level) = (pointer_of(&self.own), self.level);
         self.advance(keys).map_err(|fault| NodeError { pointer, level, fault })
     }
 
-    /// Keys handled so far, each once when it is checked and once when it is merged, and once more whenever a newer one cuts
-    /// it: what the steps have cost, beside finding them.
+    /// Keys handled so far. Each counts once when it is checked, once when it is merged, and once
+    /// more whenever a newer one cuts it. This is the cost of the steps so far, apart from finding
+    /// the keys.
     #[must_use]
     pub const fn handled(&self) -> usize {
         self.handled
     }
 
-    /// Bytes that were summed so far, and those that were looked through for keys: each counts twice in the end.
+    /// Bytes whose checksum was computed so far plus bytes that were searched for keys. In the end
+    /// each byte counts twice.
     #[must_use]
     pub const fn found(&self) -> usize {
         self.found
@@ -191,7 +199,7 @@ impl<'a> NodeReader<'a> {
         Ok(None)
     }
 
-    /// Sums the sets, and finds the keys in them.
+    /// Verifies the checksums of the sets, and finds the keys in them.
     fn find(&mut self, mut reader: Box<NodeLogReader<'a>>, count: usize) -> Result<Stage<'a>, NodeFault> {
         let Some(log) = reader.step(count.saturating_mul(KEY_BYTES))? else {
             self.found = reader.found();
@@ -202,7 +210,8 @@ impl<'a> NodeReader<'a> {
         Ok(self.check_set(0))
     }
 
-    /// The check of the set with this number, or else the merge of them all.
+    /// Returns the stage that checks the set with this number, or that merges them all if there is
+    /// no such set.
     fn check_set(&self, set: usize) -> Stage<'a> {
         if let Some(log) = self.log.sets.get(set) {
             let keys = log.bset.keys.iter();
@@ -222,7 +231,8 @@ impl<'a> NodeReader<'a> {
         Stage::Merge(Box::new(merge), View::default())
     }
 
-    /// Checks so many keys of a set, each for itself and against the one before; says whether it was the rest of them.
+    /// Checks `count` keys of a set, each by itself and against the one before. Returns whether
+    /// these were the last.
     fn check_some(&mut self, check: &mut Check<'a>, count: usize) -> Result<bool, NodeFault> {
         let (block, limit) = (self.log.sets[check.set].block, self.own.position());
         let first = check.index;
@@ -248,7 +258,7 @@ impl<'a> NodeReader<'a> {
         Ok(check.index - first < count)
     }
 
-    /// Checks one key and says where it begins, which the key before it must not reach beyond.
+    /// Checks one key and returns where it begins. The key before it must not reach beyond that.
     fn check(&self, key: &Key) -> Result<Position, KeyError> {
         if self.level > 0 {
             check_child_key(&self.geometry, key)?;
@@ -258,8 +268,8 @@ impl<'a> NodeReader<'a> {
         Ok(key.start_position())
     }
 
-    /// Puts what all sets together say into the view, as far as it is taken in this turn: in a leaf holes are nothing, in an
-    /// interior node position zero frees.
+    /// Moves this turn's merged keys into the view. Skips holes in a leaf; in an interior node,
+    /// records keys at position zero as freeing keys.
     fn settle(&self, keys: &mut impl Keys, view: &mut View, left: &mut usize) {
         while let Some(key) = keys.next(left) {
             if self.level > 0 {
@@ -295,7 +305,7 @@ struct View {
 }
 
 impl View {
-    /// Adds an extent behind all others, as part of the last one where the two amount to one.
+    /// Appends an extent, merged into the last one where possible.
     #[inline]
     fn push_extent(&mut self, key: Key, bucket_sectors: u64) {
         match self.keys.last().and_then(|last| merged(last, &key, bucket_sectors)) {

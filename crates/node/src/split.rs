@@ -1,11 +1,14 @@
-//! What goes into fresh nodes when a node is full (format 6.5), or when neighbours have become sparse (12.3).
+//! Decides what goes into fresh nodes when a node is full (format 6.5), or when neighbours have
+//! become sparse (12.3).
 //!
-//! The log of a node only grows, so a full node is never tidied in place: its living keys move to one fresh node, or
-//! to two, and the parent is told. The functions here only deal out keys; whoever calls them finds the buckets.
+//! The log of a node only grows, so a full node is never tidied in place: its living keys move to
+//! one or two fresh nodes, and the parent is updated. The functions here only distribute keys; the
+//! caller finds the buckets.
 //!
-//! What is divided does not go together again at once, nor the other way round: two nodes have more than four fifths of
-//! one when they are divided, and at most two thirds of that when they become one ([`belong_together`]). In between lie
-//! as many inserts, or deaths of keys, as fill more than a quarter of a node.
+//! A division is not undone by a merge at once, nor the other way round. Two nodes hold more than
+//! four fifths of one when they are divided, and at most two thirds of that when they are merged
+//! ([`belong_together`]). In between lie as many inserts, or deaths of keys, as fill more than a
+//! quarter of a node.
 
 use alloc::vec::Vec;
 
@@ -17,7 +20,7 @@ use crate::extents::{is_hole, push_merged};
 use crate::node::Node;
 use crate::pending_keys::behind;
 
-/// The keys that fresh nodes in the place of old ones start with, in order.
+/// The initial keys of the fresh nodes that replace old ones, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Living {
     keys: Vec<Key>,
@@ -25,7 +28,7 @@ pub struct Living {
 }
 
 impl Living {
-    /// Room for so many more keys.
+    /// Reserves room for this many more keys.
     pub fn reserve(&mut self, keys: usize) {
         self.keys.reserve(keys);
     }
@@ -36,16 +39,17 @@ impl Living {
         &self.keys
     }
 
-    /// The words that they take.
+    /// The words that the keys take.
     #[must_use]
     pub const fn words(&self) -> usize {
         self.words
     }
 
-    /// Deals them out to one fresh node or to two, each of `node_blocks` blocks.
+    /// Distributes the keys to one or two fresh nodes of `node_blocks` blocks each.
     ///
-    /// One, if its set takes at most four fifths of the blocks. Otherwise the left node gets the keys until three fifths
-    /// of the words lie behind, and the one after: what is inserted in rising order then finds more room on the right.
+    /// One node is enough if its set takes at most four fifths of the blocks. Otherwise the left
+    /// node gets keys until it has three fifths of the words, and the key after that. Inserts in
+    /// rising order then find more room on the right.
     ///
     /// # Panics
     /// If the keys do not fit into two nodes. Those of one node always do.
@@ -61,8 +65,8 @@ impl Living {
             left_words += keys[left].words();
             left += 1;
         }
-        // Both sides get a key, and neither more than it can hold: a node whose sets had cut each other into many pieces
-        // may fill two nodes almost wholly.
+        // Both sides get a key, and neither more than it can hold: a node whose sets had cut each
+        // other into many pieces may fill two nodes almost completely.
         if left < keys.len() {
             left_words += keys[left].words();
             left += 1;
@@ -83,25 +87,26 @@ impl FromIterator<Key> for Living {
     }
 }
 
-/// How living keys are dealt out to fresh nodes.
+/// How living keys are distributed to fresh nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Division {
-    /// One node holds them all; it keeps the old node's position.
+    /// One node holds all keys and keeps the old node's position.
     One,
-    /// They are divided. The left node's position is that of its last key; the right one keeps the old position. Neither is
-    /// empty.
+    /// The keys are divided between two nodes. The left node's position is that of its last key;
+    /// the right one keeps the old position. Neither is empty.
     Two {
-        /// Keys of the left node.
+        /// Number of keys in the left node.
         left: usize,
-        /// The words of these.
+        /// Words of these keys.
         left_words: usize,
     },
 }
 
 impl Node {
-    /// Adds to `living` what a fresh node in this one's place starts with of the first `count` keys behind `after`: those
-    /// that `is_live` says yes to; in a leaf adjacent ones are merged (format 7.4). The position to go on behind, if there are
-    /// more. Only late keys may enter in between ([`Node::insert_late`]); some of them may be among those added.
+    /// Adds to `living` those of the first `count` keys behind `after` for which `is_live` returns
+    /// true. In a leaf, adjacent keys are merged (format 7.4). Returns the position after which to
+    /// continue, if there are more keys. Only late keys may enter the node between two calls
+    /// ([`Node::insert_late`]); some of them may be among those added.
     pub fn gather(
         &self,
         after: Position,
@@ -119,32 +124,34 @@ impl Node {
             if !self.is_leaf() {
                 living.keys.push(*key);
             } else if let Some(key) = behind(key, after) {
-                // A late one may begin where others have been gathered before it came.
+                // A late key may begin before `after`, where keys were gathered before it arrived.
                 push_merged(&mut living.keys, key, self.geometry.bucket_sectors);
             }
         }
-        // One that another was merged into has the words it had.
+        // Merging a key into the last one does not change that one's number of words.
         living.words += living.keys[known..].iter().map(Key::words).sum::<usize>();
         next
     }
 }
 
-/// Whether keys of `words`, those of two neighbours, are so few that one node of `node_blocks` is enough for them: two
-/// thirds of what [`Living::divide`] leaves in one. (A kernel fills two thirds of the blocks; of a node of few blocks that would
-/// be divided by the next insert.)
+/// Returns whether the keys of two neighbours, of `words` in total, are so few that one node of
+/// `node_blocks` should hold them: at most two thirds of what [`Living::divide`] leaves in one
+/// node. (The kernel fills two thirds of the blocks; with few blocks, the next insert would divide
+/// such a node again.)
 #[must_use]
 pub fn belong_together(words: usize, node_blocks: u32, geometry: &Geometry) -> bool {
     set_bytes(words) * 3 <= uncrowded_bytes(node_blocks, geometry) * 2
 }
 
-/// The most bytes of a set that are not divided.
+/// Returns the most bytes of a set that are not divided.
 fn uncrowded_bytes(node_blocks: u32, geometry: &Geometry) -> usize {
     let (blocks, block_bytes) = (node_blocks as usize, geometry.block_bytes());
     if blocks == 1 { block_bytes * 4 / 5 } else { blocks * 4 / 5 * block_bytes }
 }
 
-/// A set of `words` takes more than four fifths of the blocks. A node of one block has no room for a second set
-/// anyway; there the bytes are looked at, or it would be divided for ever.
+/// Returns whether a set of `words` takes more than four fifths of the blocks. A node of one block
+/// has no room for a second set anyway; there the bytes count instead, otherwise it would be
+/// divided over and over.
 fn is_crowded(words: usize, node_blocks: u32, geometry: &Geometry) -> bool {
     set_bytes(words) > uncrowded_bytes(node_blocks, geometry)
 }
@@ -153,7 +160,7 @@ fn fits_node(words: usize, node_blocks: u32, geometry: &Geometry) -> bool {
     words <= words_max(node_blocks, geometry)
 }
 
-/// Words of keys that a node's first set can hold.
+/// Returns the words of keys that a node's first set can hold.
 fn words_max(node_blocks: u32, geometry: &Geometry) -> usize {
     (node_blocks as usize * geometry.block_bytes() - set_bytes(0)) / WORD_BYTES
 }

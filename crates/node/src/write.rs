@@ -1,4 +1,5 @@
-//! The pending keys as the next set of the log, and fresh nodes with their first.
+//! Writing: seals the pending keys as the next set of the log, and builds fresh nodes with their
+//! first set.
 
 use alloc::vec::Vec;
 
@@ -19,18 +20,19 @@ pub struct SetWrite<M> {
 }
 
 impl<M> SetWrite<M> {
-    /// The same in other memory, or in memory of which something else may be done.
+    /// Converts the bytes to another type.
     pub fn map<N>(self, make: impl FnOnce(M) -> N) -> SetWrite<N> {
         SetWrite { block: self.block, bytes: make(self.bytes) }
     }
 }
 
 impl Node {
-    /// Seals what was added since the last set as the next one, in memory of so many zero bytes that `zeroed` makes, and advances the log behind
-    /// it; `None` if there is nothing to write. The first set of a fresh node may be empty.
+    /// Seals the pending keys as the next set and advances the log behind it. `zeroed` allocates
+    /// the set's memory: that many zero bytes. Returns `None` if there is nothing to write. The
+    /// first set of a fresh node may be empty.
     ///
-    /// From here on the node takes the set for written. If the write fails, the node in memory is ahead of its disk
-    /// and must not be written again.
+    /// From here on the node considers the set written. If the write fails, the node in memory is
+    /// ahead of its disk and must not be written again.
     pub fn seal_pending<M: AsMut<[u8]>>(&mut self, zeroed: impl FnOnce(usize) -> M) -> Option<SetWrite<M>> {
         if !self.has_pending() {
             return None;
@@ -45,12 +47,12 @@ impl Node {
         Some(self.extend_log(set.seal(), words))
     }
 
-    /// Blocks that a set with so many words of keys takes.
+    /// Blocks that a set with `words` words of keys takes.
     pub(crate) fn set_blocks(&self, words: usize) -> usize {
         self.geometry.whole_blocks(set_bytes(words)) / self.geometry.block_bytes()
     }
 
-    /// Memory for that set.
+    /// Allocates the memory for that set.
     fn memory<M: AsMut<[u8]>>(&self, words: usize, zeroed: impl FnOnce(usize) -> M) -> M {
         let bytes = self.set_blocks(words) * self.geometry.block_bytes();
         let mut memory = zeroed(bytes);
@@ -58,7 +60,7 @@ impl Node {
         memory
     }
 
-    /// A sealed set with so many words of keys goes behind the log.
+    /// Adds a sealed set with `words` words of keys to the end of the log.
     fn extend_log<M>(&mut self, bytes: M, words: usize) -> SetWrite<M> {
         let block = self.written_blocks;
         let blocks = self.set_blocks(words);
@@ -69,7 +71,8 @@ impl Node {
     }
 }
 
-/// A fresh node whose keys, living ones in order, come in pieces: they are its view and its first set.
+/// Builds a fresh node from living keys that arrive in order and in pieces. They form its view and
+/// its first set.
 pub struct NodeBuilder<M> {
     node: Node,
     set: BsetWriter<M>,
@@ -77,11 +80,11 @@ pub struct NodeBuilder<M> {
 }
 
 impl<M: AsMut<[u8]>> NodeBuilder<M> {
-    /// A node for `words` words of keys. `own` and `seq`: as of [`Node::create`]; its set is made in memory of so many zero
-    /// bytes that `zeroed` makes.
+    /// Starts a node for `words` words of keys. `own` and `seq` are as for [`Node::create`].
+    /// `zeroed` allocates the set's memory: that many zero bytes.
     ///
     /// # Panics
-    /// As [`Node::create`]; and if the keys do not fit into the node.
+    /// As [`Node::create`]; also if the keys do not fit into the node.
     #[must_use]
     pub fn new(
         own: Key,
@@ -97,10 +100,10 @@ impl<M: AsMut<[u8]>> NodeBuilder<M> {
         Self { node, set, words }
     }
 
-    /// The keys that come next, as [`Living`](crate::Living) has them.
+    /// Appends the next keys, in the form in which [`Living`](crate::Living) has them.
     ///
     /// # Panics
-    /// If they are not in order, in the node's range and alive, or have more words than were told.
+    /// If they are not in order, in the node's range and alive, or have more words than announced.
     pub fn push(&mut self, keys: &[Key]) {
         assert!(
             keys.last().is_none_or(|last| last.position() <= self.node.position()),
@@ -113,7 +116,8 @@ impl<M: AsMut<[u8]>> NodeBuilder<M> {
         self.set.push(keys);
     }
 
-    /// The node, and its first set, which it takes for written: see [`Node::seal_pending`].
+    /// Returns the node and its first set, which the node considers written: see
+    /// [`Node::seal_pending`].
     ///
     /// # Panics
     /// If keys are missing.

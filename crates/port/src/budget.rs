@@ -1,22 +1,28 @@
-//! Bytes of payload that a front end may have in memory, for one client and for all of them together.
+//! Limits the payload bytes that a front end may have in memory, for one client and for all
+//! together.
 //!
-//! A peer that does not take its replies keeps what it holds until it is given up, and so does a volume whose disk does not
-//! answer. Nobody else is to stand still for that, so memory is given out by three rules:
+//! A peer that does not take its replies keeps what it holds until the front end gives up on it,
+//! and so does a volume whose disk does not answer. No other client must stall because of that, so
+//! memory is given out by three rules:
 //!
-//! 1. **A share.** Who holds little has that apart from the common bytes ([`SHARE_BYTES`] each, an eighth on top for all): however
-//!    much others hold, small requests go on.
-//! 2. **A part of what is left.** Who holds common bytes gets more only as long as some times what it holds then is free after
-//!    that ([`Pool::leaving`]). With four times, the first one that keeps all it gets has a fifth, the next one a fifth of
-//!    the rest, and of 64 MiB eight of them leave 10.
-//! 3. **Who holds none first.** A client that holds no common bytes gets what it asks for once so much is free: in the
-//!    order of asking, and before all that hold some. A large request is not starved by small ones, at the price that they wait behind it.
+//! 1. **A share.** A client that holds little has that apart from the common bytes ([`SHARE_BYTES`]
+//!    each, an eighth on top for all). So small requests proceed however much others hold.
+//! 2. **A part of what is left.** A client that holds common bytes gets more only if afterwards
+//!    some multiple of what it then holds is still free ([`Pool::leaving`]). With four times, the
+//!    first client that keeps all it gets has a fifth, the next one a fifth of the rest, and of 64
+//!    MiB eight of them leave 10.
+//! 3. **Clients that hold none first.** A client that holds no common bytes gets what it asks for
+//!    once that much is free: in the order of asking, and before all clients that hold some. A
+//!    large request is not starved by small ones, at the price that they wait behind it.
 //!
-//! What is left are few large requests that take everything (the largest may be all there is). Whoever holds their bytes
-//! for a peer that does not take them can ask how long others have waited: [`Budget::keeps_waiting`].
+//! What remains is that a few large requests can take everything (the largest may be all there is).
+//! The code that holds their bytes for a peer that does not take them can ask how long others have
+//! waited: [`Budget::keeps_waiting`].
 //!
-//! **Liveness.** A permit comes back when its reply has been sent or thrown away, and every reply is, because the
-//! engine answers everything and a front end gives up on a peer that does not read. Each return looks who can go on. Who
-//! waits because of rule 2 holds something: when that has come back, rule 3 is for it.
+//! **Liveness.** A permit is returned when its reply has been sent or discarded. Every reply is,
+//! because the engine answers everything and a front end gives up on a peer that does not read.
+//! Each return checks which waiters can proceed. A client that waits because of rule 2 holds
+//! something: when that has been returned, rule 3 applies to it.
 
 use crate::lock::{lock, wait};
 use slab::Slab;
@@ -25,15 +31,16 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a client may hold besides the common bytes: a request of a file system or database, and read-ahead up to its usual size.
+/// What a client may hold besides the common bytes: a request of a file system or database, and
+/// read-ahead up to its usual size.
 pub const SHARE_BYTES: u64 = 64 << 10;
-/// The part of the common bytes that there is on top of them, for shares.
+/// Divisor of the common bytes that gives the extra bytes for shares.
 const SHARES_PART: u64 = 8;
 
-/// What all clients share.
+/// The bytes that all clients share.
 pub struct Pool {
     state: Mutex<State>,
-    /// Somebody who waited has been given what it asked for.
+    /// A waiter has been given what it asked for.
     granted: Condvar,
 }
 
@@ -43,14 +50,14 @@ pub struct Budget {
     pool: Arc<Pool>,
 }
 
-/// The right to hold so many bytes, until dropped.
+/// The right to hold this many bytes, until dropped.
 pub struct Permit {
     budget: Arc<Budget>,
     bytes: u64,
     kind: Kind,
 }
 
-/// Whose bytes they are.
+/// Which bytes they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Share,
@@ -59,23 +66,23 @@ enum Kind {
 
 struct State {
     bytes_max: u64,
-    /// Who holds common bytes leaves so many times as many.
+    /// A client that holds common bytes must leave this many times as many free.
     leaves: u64,
     /// Common bytes that are held.
     used: u64,
     shares_max: u64,
-    /// Clients that hold something of their share.
+    /// Clients that hold some of their share.
     shares: u64,
     clients: Slab<Client>,
-    /// By the order of asking.
+    /// In order of asking.
     waiting: BTreeMap<u64, Waiter>,
-    /// Not yet noticed by who waited.
+    /// Granted, but not yet noticed by the waiter.
     given: BTreeMap<u64, Kind>,
-    /// Number of the next one to wait.
+    /// Number of the next waiter.
     arriving: u64,
-    /// One of those who wait holds no common bytes, and there are too few for it.
+    /// A waiter holds no common bytes, and there are too few for it.
     is_short: bool,
-    /// Counts looks through those who wait.
+    /// Number of passes over the waiters.
     sweep: u64,
 }
 
@@ -85,9 +92,9 @@ struct Client {
     bytes_max: u64,
     share: u64,
     common: u64,
-    /// How many wait for bytes of this client.
+    /// How many requests wait for bytes of this client.
     waiting: u32,
-    /// In this sweep one of them was left waiting; those behind it do not pass.
+    /// The sweep in which one of them was left waiting; those behind it do not overtake.
     left_in: u64,
 }
 
@@ -102,14 +109,14 @@ struct Waiter {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Look {
     Room(Kind),
-    /// What it holds itself is in the way.
+    /// No: because of what it holds itself.
     Held,
-    /// What others hold is.
+    /// No: because of what others hold.
     Short,
 }
 
 impl Pool {
-    /// With room for so many bytes, and an eighth on top for shares.
+    /// Creates a pool of this many bytes, and an eighth on top for shares.
     #[must_use]
     pub const fn new(bytes_max: u64) -> Self {
         let state = State {
@@ -128,8 +135,8 @@ impl Pool {
         Self { state: Mutex::new(state), granted: Condvar::new() }
     }
 
-    /// For clients that may keep what they get: one that holds common bytes gets more only if so many times what it holds
-    /// then is left.
+    /// Configures a pool for clients that may keep what they get: a client that holds common bytes
+    /// gets more only if `times` as much as it then holds is left.
     #[must_use]
     pub fn leaving(mut self, times: u64) -> Self {
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner).leaves = times;
@@ -142,14 +149,15 @@ impl Pool {
 }
 
 impl Budget {
-    /// Of a client that may hold so many of the pool's bytes.
+    /// Creates the budget of a client that may hold up to `bytes_max` of the pool's bytes.
     #[must_use]
     pub fn new(bytes_max: u64, pool: Arc<Pool>) -> Self {
         let client = pool.lock().clients.insert(Client { bytes_max, ..Client::default() });
         Self { client, pool }
     }
 
-    /// Waits until there is room for `bytes`, which may not be more than the client or the pool may ever hold.
+    /// Waits until there is room for `bytes`, which must not exceed what the client or the pool may
+    /// ever hold.
     #[must_use = "the bytes are free again when it is dropped"]
     pub fn acquire(self: &Arc<Self>, bytes: u64) -> Permit {
         let mut state = self.pool.lock();
@@ -165,14 +173,15 @@ impl Budget {
         Permit { budget: Arc::clone(self), bytes, kind }
     }
 
-    /// The same, if there is room now and nobody waits for it.
+    /// The same without waiting, if there is room now and no earlier request waits for it.
     #[must_use]
     pub fn try_acquire(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
         let kind = self.pool.lock().ask(self.client, bytes)?;
         Some(Permit { budget: Arc::clone(self), bytes, kind })
     }
 
-    /// How long one who holds no common bytes has waited for some, if this client holds any.
+    /// Returns how long a client that holds no common bytes has waited for some, if this client
+    /// holds any.
     #[must_use]
     pub fn keeps_waiting(&self) -> Option<Duration> {
         let state = self.pool.lock();
@@ -184,7 +193,7 @@ impl Budget {
 }
 
 impl State {
-    /// Gives out `bytes` unless somebody waits for what there is.
+    /// Gives out `bytes` unless a waiter needs what there is.
     fn ask(&mut self, client: usize, bytes: u64) -> Option<Kind> {
         let asks = &self.clients[client];
         assert!(bytes <= asks.bytes_max.min(self.bytes_max), "no request is larger than any budget");
@@ -201,7 +210,7 @@ impl State {
         }
     }
 
-    /// Waits from now on, for what it was not given when it asked.
+    /// Registers a waiter for bytes that were not available when it asked.
     fn enter(&mut self, client: usize, bytes: u64) -> u64 {
         let turn = self.arriving;
         self.arriving += 1;
@@ -212,7 +221,7 @@ impl State {
         turn
     }
 
-    /// What a client can have if nobody waits.
+    /// Returns what a client can have if there are no waiters.
     fn look(&self, client: usize, bytes: u64) -> Look {
         let asks = &self.clients[client];
         if asks.share + asks.common + bytes > asks.bytes_max {
@@ -259,7 +268,7 @@ impl State {
         }
     }
 
-    /// Gives to those who wait what they can have now. Whether anybody got something.
+    /// Gives waiters what they can have now; returns whether any got something.
     fn serve_waiting(&mut self) -> bool {
         if self.waiting.is_empty() {
             return false;
@@ -272,7 +281,8 @@ impl State {
         self.given.len() > given
     }
 
-    /// One sweep: those who hold nothing, or those who do. Whether one of them was short.
+    /// Does one sweep over the waiters without common bytes, or over those with some; returns
+    /// whether one of them was short.
     fn serve_those(&mut self, without: bool) -> bool {
         self.sweep += 1;
         let (mut is_short, mut waiting) = (false, std::mem::take(&mut self.waiting));
@@ -317,7 +327,7 @@ impl Drop for Permit {
 
 impl Drop for Budget {
     fn drop(&mut self) {
-        // Its permits, and who waits for one, keep it: nothing is held.
+        // Its permits and waiters keep the budget alive, so nothing is held any more.
         self.pool.lock().clients.remove(self.client);
     }
 }

@@ -1,21 +1,22 @@
-//! Clients that found no room and do not wait for it: their bells ring when there is some.
+//! Clients that found no room and do not sleep for it: their bells ring when there is some.
 
 use crate::outbox::Outlet;
 use std::sync::{Arc, Weak};
 
-/// Each of them once, however often it asks.
+/// Each client once, however often it asks.
 #[derive(Default)]
 pub(crate) struct Waiters(Vec<Weak<dyn Outlet>>);
 
 impl Waiters {
-    /// Adds a client, and forgets those that are gone: a client that comes and goes leaves nothing behind.
+    /// Adds a client, and removes those that are gone: a client that connects and disconnects
+    /// leaves nothing behind.
     pub(crate) fn enter(&mut self, client: &Arc<dyn Outlet>) {
         let client = Arc::downgrade(client);
         self.0.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&client));
         self.0.push(client);
     }
 
-    /// Rings for all. Not under a lock: a bell may be anything.
+    /// Rings for all. Must not be called under a lock: a bell may do anything.
     pub(crate) fn ring(self) {
         for client in self.0 {
             if let Some(client) = client.upgrade() {

@@ -1,7 +1,8 @@
-//! A front end's side: two halves, so that one thread can submit while another waits for replies.
+//! A front end's side of the port: two halves, so that one thread can submit while another waits
+//! for replies.
 //!
-//! `T` is whatever the front end needs to make an answer of the reply (a cookie, a permit, a descriptor); it travels
-//! with the request and comes back with the reply.
+//! `T` is whatever the front end needs to turn the reply into an answer (a cookie, a permit, a
+//! descriptor); it travels with the request and is returned with the reply.
 
 use crate::Bell;
 use crate::inbox::{Inbox, Refused, next_client};
@@ -20,27 +21,28 @@ pub struct Connector {
     inbox: Arc<Inbox>,
 }
 
-/// The submitting half. Dropped, it says that nothing more will be asked: replies due still come, then
-/// [`Replies::next`] ends.
+/// The submitting half. Dropping it means that no more requests follow: pending replies still
+/// arrive, then [`Replies::next`] ends.
 pub struct Requests<T: Send + 'static> {
     client: ClientId,
     inbox: Arc<Inbox>,
     outbox: Arc<Outbox<T>>,
 }
 
-/// The receiving half. Dropped, replies that are due are thrown away as they come; the requests are carried out.
+/// The receiving half. When it is dropped, pending replies are discarded on arrival; the requests
+/// are still carried out.
 pub struct Replies<T: Send + 'static> {
     outbox: Arc<Outbox<T>>,
     /// Taken from the outbox, not yet given to the caller.
     batch: VecDeque<(T, Reply)>,
 }
 
-/// A request that found no room; nothing happened. Ask again after taking replies or when the client's bell rings, or
-/// use [`Requests::submit`].
+/// A request that found no room; nothing has happened. Try again after taking replies or when the
+/// client's bell rings, or use [`Requests::submit`].
 pub struct Full<T> {
-    /// As handed in.
+    /// As passed in.
     pub context: T,
-    /// As handed in.
+    /// As passed in.
     pub operation: Operation,
 }
 
@@ -49,16 +51,17 @@ impl Connector {
         Self { inbox }
     }
 
-    /// A new client with up to `window` (at least 1) requests whose replies it has not taken. Works also when the
-    /// engine is gone: the replies will say so.
+    /// Creates a client with up to `window` (at least 1) requests whose replies it has not taken.
+    /// Works also when the engine is gone: the replies will say so.
     #[must_use]
     pub fn connect<T: Send + 'static>(&self, window: usize) -> (Requests<T>, Replies<T>) {
         self.connect_halves(window, None)
     }
 
-    /// As [`Connector::connect`], for a receiver that waits elsewhere (epoll): `bell` rings when a reply comes after
-    /// the last were taken, when what [`Requests::try_submit`] had no room for may find some, and when the submitting half
-    /// goes away. It then calls [`Replies::try_next`] until `None`.
+    /// Like [`Connector::connect`], for a receiver that waits elsewhere (epoll). `bell` rings in
+    /// three cases: when a reply arrives after the last were taken, when a retry after
+    /// [`Requests::try_submit`] found no room may succeed, and when the submitting half is dropped.
+    /// The receiver then calls [`Replies::try_next`] until `None`.
     #[must_use]
     pub fn connect_with_bell<T: Send + 'static>(
         &self,
@@ -83,7 +86,7 @@ impl Connector {
         Arc::clone(&self.inbox)
     }
 
-    /// Whether the engine takes no more requests.
+    /// Returns whether the engine accepts no more requests.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.inbox.is_closed()
@@ -91,17 +94,18 @@ impl Connector {
 }
 
 impl<T: Send + 'static> Requests<T> {
-    /// Submits a request; there will be exactly one reply. Waits while the window or the inbox is full.
+    /// Submits a request; it gets one reply. Waits while the window or the inbox is full.
     pub fn submit(&self, context: T, volume: VolumeId, operation: Operation) {
         let slot = self.outbox.enter(context);
         match self.inbox.put(self.request(slot, volume, operation), true) {
             Ok(()) => {}
-            // Dropped, it answers itself.
+            // The dropped request answers itself.
             Err(Refused::Closed(request) | Refused::Full(request)) => drop(request),
         }
     }
 
-    /// As [`Requests::submit`], to wherever the volume of `route` is served. Waits also while the route is held.
+    /// Like [`Requests::submit`], to the engine that serves the volume of `route`. Also waits while
+    /// the route is held.
     pub fn submit_by(&self, context: T, route: &Route, operation: Operation) {
         let slot = self.outbox.enter(context);
         let (volume, inbox, pass) = route.enter();
@@ -109,12 +113,12 @@ impl<T: Send + 'static> Requests<T> {
         request.reply_to = request.reply_to.with(pass);
         match inbox.put(request, true) {
             Ok(()) => {}
-            // Dropped, it answers itself.
+            // The dropped request answers itself.
             Err(Refused::Closed(request) | Refused::Full(request)) => drop(request),
         }
     }
 
-    /// As [`Requests::submit`], but gives everything back instead of waiting.
+    /// Like [`Requests::submit`], but returns everything instead of waiting.
     ///
     /// # Errors
     /// The window or the inbox is full.
@@ -126,8 +130,9 @@ impl<T: Send + 'static> Requests<T> {
         self.try_put(&self.inbox, slot, self.request(slot, volume, operation))
     }
 
-    /// As [`Requests::try_submit`], to wherever the volume of `route` is served. The client's bell rings when it is worth
-    /// trying again: when replies have come, the inbox has been emptied, or the route leads somewhere again.
+    /// Like [`Requests::try_submit`], to the engine that serves the volume of `route`. The client's
+    /// bell rings when a retry is worthwhile: when replies have arrived, the inbox has been
+    /// emptied, or the route is open again.
     ///
     /// # Errors
     /// The window or the inbox is full, or the route is held.
@@ -147,7 +152,7 @@ impl<T: Send + 'static> Requests<T> {
     fn try_put(&self, inbox: &Inbox, slot: usize, request: Request) -> Result<(), Full<T>> {
         match inbox.put(request, false) {
             Ok(()) => Ok(()),
-            // Dropped, it answers itself.
+            // The dropped request answers itself.
             Err(Refused::Closed(request)) => {
                 drop(request);
                 Ok(())
@@ -159,14 +164,14 @@ impl<T: Send + 'static> Requests<T> {
         }
     }
 
-    /// Sends a reply of the front end's own (to a request it refuses) the same way as the engine's, so that whoever
-    /// takes replies is the only one who writes to the peer. Waits while the window is full.
+    /// Sends a reply of the front end's own (to a request it refuses) the same way as the engine's,
+    /// so that only the receiver of replies writes to the peer. Waits while the window is full.
     pub fn answer(&self, context: T, reply: Reply) {
         let slot = self.outbox.enter(context);
         self.outbox.deliver(slot, reply);
     }
 
-    /// Requests submitted whose replies have not been taken.
+    /// Returns the number of submitted requests whose replies have not been taken.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.outbox.outstanding()
@@ -190,8 +195,8 @@ impl<T: Send + 'static> Drop for Requests<T> {
 }
 
 impl<T: Send + 'static> Replies<T> {
-    /// The next reply, waiting for it. `None` when the submitting half is gone and everything has been answered.
-    /// Replies come in the order in which the engine gave them.
+    /// Waits for the next reply and returns it. Returns `None` when the submitting half is gone and
+    /// every request has been answered. Replies arrive in the order in which the engine sent them.
     #[expect(clippy::should_implement_trait, reason = "a `for` over it would hide that it blocks")]
     pub fn next(&mut self) -> Option<(T, Reply)> {
         if self.batch.is_empty() {
@@ -200,7 +205,7 @@ impl<T: Send + 'static> Replies<T> {
         self.batch.pop_front()
     }
 
-    /// The next reply if one has arrived. Never blocks.
+    /// Returns the next reply if one has arrived. Never blocks.
     pub fn try_next(&mut self) -> Option<(T, Reply)> {
         if self.batch.is_empty() {
             let _: Look = self.outbox.take(&mut self.batch, false);
@@ -208,8 +213,8 @@ impl<T: Send + 'static> Replies<T> {
         self.batch.pop_front()
     }
 
-    /// Moves all replies that have arrived to the end of `into`, waiting for at least one. `false` when there will
-    /// never be another one.
+    /// Moves all replies that have arrived to the end of `into`; waits for at least one. Returns
+    /// `false` when there will never be another one.
     pub fn next_batch(&mut self, into: &mut VecDeque<(T, Reply)>) -> bool {
         if !self.batch.is_empty() {
             into.append(&mut self.batch);

@@ -1,4 +1,5 @@
-//! Why a request failed, as far as clients may tell apart, and the one table of what each protocol calls it.
+//! Why a request failed, as far as clients can distinguish, and the only table of what each
+//! protocol calls it.
 
 use thiserror::Error;
 
@@ -6,10 +7,10 @@ use thiserror::Error;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A device failed, or data that is needed is damaged or frozen.
+    /// A device failed, or required data is damaged or frozen.
     #[error("input/output error")]
     Io,
-    /// Malformed: not whole sectors, outside the volume, of no length.
+    /// Malformed: not whole sectors, outside the volume, or empty.
     #[error("invalid request")]
     Invalid,
     /// A write beyond the end of the volume, or the file under a device is out of space.
@@ -24,8 +25,8 @@ pub enum ErrorKind {
     /// No memory for it now.
     #[error("out of memory")]
     NoMemory,
-    /// The engine is stopping or gone, or the volume is no longer served. The request may or may not have been
-    /// carried out.
+    /// The engine is stopping or gone, or the volume is no longer served. The request may or may
+    /// not have been carried out.
     #[error("the volume is no longer served")]
     Gone,
     /// A device did not answer in the time allowed.
@@ -33,14 +34,16 @@ pub enum ErrorKind {
     TimedOut,
 }
 
-/// What an error is called outside.
+/// What protocols call an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Codes {
     /// Linux errno, positive (ublk, FUSE).
     pub errno: i32,
-    /// Error number of the NBD protocol: a subset of Linux's, all others are to be sent as `EIO` or `EINVAL`.
+    /// Error number of the NBD protocol: a subset of Linux's; all others must be sent as `EIO` or
+    /// `EINVAL`.
     pub nbd: u32,
-    /// Status of virtio-blk: it has two of failure, `VIRTIO_BLK_S_IOERR` (1) and `VIRTIO_BLK_S_UNSUPP` (2).
+    /// Status of virtio-blk, which has two for failures: `VIRTIO_BLK_S_IOERR` (1) and
+    /// `VIRTIO_BLK_S_UNSUPP` (2).
     pub virtio: u8,
 }
 
@@ -57,7 +60,7 @@ impl ErrorKind {
         Self::TimedOut,
     ];
 
-    /// The one table from our kinds to the numbers of others.
+    /// Returns the numbers of other protocols for this kind; this is the only such table.
     #[must_use]
     pub const fn codes(self) -> Codes {
         let (errno, nbd) = match self {
@@ -81,7 +84,8 @@ mod tests {
 
     #[test]
     fn nbd_codes_are_those_of_the_protocol() {
-        // EPERM, EIO, ENOMEM, EINVAL, ENOSPC, EOVERFLOW, ENOTSUP, ESHUTDOWN: the protocol has no others.
+        // EPERM, EIO, ENOMEM, EINVAL, ENOSPC, EOVERFLOW, ENOTSUP, ESHUTDOWN: the protocol has no
+        // others.
         let protocol = [1, 5, 12, 22, 28, 75, 95, 108];
         for kind in ErrorKind::ALL {
             let codes = kind.codes();

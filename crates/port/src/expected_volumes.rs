@@ -1,5 +1,5 @@
-//! Volumes that are configured and not served yet. Whoever asks for one that may still come waits for it: when a machine starts, clients come
-//! before the devices do.
+//! Volumes that are configured and not served yet. A client that asks for one that may still appear
+//! waits for it: when a machine starts, clients connect before the devices appear.
 
 use crate::export::{Export, ExportTable, NoExport};
 use crate::lock::lock;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often somebody who waits sees whether his client is still there.
+/// How often a waiter checks whether its client is still connected.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Why a volume is not served.
@@ -15,11 +15,12 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct Absent {
     /// A clause for the client.
     pub why: String,
-    /// How long a client waits for it; `None`: it does not come by itself, or is no longer expected.
+    /// How long a client waits for it; `None`: it does not appear automatically, or is no longer
+    /// expected.
     pub wait: Option<Duration>,
 }
 
-/// What is expected, of one table.
+/// The expected volumes of one table.
 #[derive(Default)]
 pub(crate) struct Arrivals {
     state: Mutex<State>,
@@ -29,10 +30,11 @@ pub(crate) struct Arrivals {
 #[derive(Default)]
 struct State {
     absent: BTreeMap<String, Absent>,
-    /// Some volumes are served under names that nobody knows yet, and that long a client waits for them.
+    /// Some volumes are served under names that are not known yet; how long a client waits for
+    /// them.
     unnamed: Option<Duration>,
     has_ended: bool,
-    /// Counts what happens.
+    /// Number of changes so far.
     changes: u64,
 }
 
@@ -45,12 +47,12 @@ impl Arrivals {
         self.changed.notify_all();
     }
 
-    /// The volume is served, or is none any more.
+    /// The volume is served, or is removed.
     pub(crate) fn settle(&self, name: &str) {
         self.change(|state| drop(state.absent.remove(name)));
     }
 
-    /// How long a client waits that is told so, and what has happened until now.
+    /// Returns how long a client waits that gets this refusal, and the number of changes so far.
     fn wait_for(&self, refused: &NoExport) -> (Option<Duration>, u64) {
         let state = lock(&self.state);
         let wait = match refused {
@@ -62,7 +64,7 @@ impl Arrivals {
         (wait, state.changes)
     }
 
-    /// Waits until something else has happened, at most so long.
+    /// Waits until there is another change, at most `limit`.
     fn wait(&self, changes: u64, limit: Duration) {
         let state = lock(&self.state);
         let is_same = |state: &mut State| state.changes == changes;
@@ -84,7 +86,7 @@ impl Arrivals {
 }
 
 impl ExportTable {
-    /// Says why the volume called `name` is not served, until it is, or is no volume any more.
+    /// Records why the volume called `name` is not served, until it is served or removed.
     pub fn is_absent(&self, name: &str, absent: Absent) {
         let is_news = lock(&self.arrivals.state).absent.get(name) != Some(&absent);
         if is_news {
@@ -92,7 +94,8 @@ impl ExportTable {
         }
     }
 
-    /// Volumes come under names that nobody knows yet, and a client waits so long for any name; `None`: all names are known.
+    /// Expects volumes under names that are not known yet; a client waits this long for any name.
+    /// `None`: all names are known.
     pub fn expect_names(&self, wait: Option<Duration>) {
         let is_news = lock(&self.arrivals.state).unnamed != wait;
         if is_news {
@@ -100,16 +103,17 @@ impl ExportTable {
         }
     }
 
-    /// Nobody waits any more, now or later: the daemon ends, or another process goes on.
+    /// Ends all waiting, now and later: the daemon ends, or another process takes over.
     pub fn end_waiting(&self) {
         self.arrivals.change(|state| state.has_ended = true);
     }
 
-    /// As [`ExportTable::find`], but waits for a volume that may still come, together with the time that the client has `waited` before as long as
-    /// that volume is to be waited for, and while `goes_on` says that there is somebody to wait.
+    /// Like [`ExportTable::find`], but waits for a volume that may still appear. It waits no longer
+    /// than the volume's limit, less the time that the client has already `waited`, and only while
+    /// `goes_on` says that the client is still there.
     ///
     /// # Errors
-    /// As of that, with the reason as far as it is known.
+    /// Like [`ExportTable::find`], with the reason as far as it is known.
     pub fn find_or_wait(
         &self,
         wanted: &str,
@@ -125,10 +129,10 @@ impl ExportTable {
             let (wait, changes) = self.arrivals.wait_for(&refused);
             let left = wait.unwrap_or_default().saturating_sub(waited + begun.elapsed());
             if left.is_zero() || !goes_on() {
-                // It may have come between these two.
+                // It may have appeared between these two steps.
                 return self.find(wanted).map_err(|refused| self.arrivals.explained(refused));
             }
-            // What came between these two was not counted yet, or is seen now.
+            // A volume that appeared between these two steps changes the count, or is seen now.
             if self.find(wanted).is_err() {
                 self.arrivals.wait(changes, left.min(LOOK));
             }

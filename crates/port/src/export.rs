@@ -1,8 +1,9 @@
-//! What a front end must know of the volumes: who they are, how large, and which engine serves them.
+//! What a front end must know about the volumes: identity, size, and which engine serves them.
 //!
-//! The daemon keeps one [`ExportTable`] and hands clones of it to every front end; volumes come, go and grow while
-//! clients are connected. A client keeps the [`Export`] it was given when it connected. A front end sees those volumes only that are to be had by
-//! it: [`ExportTable::by`].
+//! The daemon keeps one [`ExportTable`] and gives clones of it to every front end; volumes appear,
+//! disappear and grow while clients are connected. A client keeps the [`Export`] that it was given
+//! when it connected. A front end sees only the volumes that are exported through it:
+//! [`ExportTable::by`].
 
 use crate::expected_volumes::Arrivals;
 use crate::frontend::{Way, Ways};
@@ -31,17 +32,18 @@ pub struct Export {
     pub label: String,
     /// Capacity in sectors.
     pub sectors: u64,
-    /// The volume's logical block in sectors, a power of two up to 8: every way in says so, as the kernel's bcache does. File
-    /// systems and partition tables are made for one. (By ways that cannot demand it smaller requests work, and cost more.)
+    /// The volume's logical block in sectors, a power of two up to 8. Every front end reports it,
+    /// as the kernel's bcache does: file systems and partition tables are made for one block size.
+    /// (Through front ends that cannot enforce it, smaller requests work, and cost more.)
     pub block_sectors: u32,
-    /// Nobody may write.
+    /// No client may write.
     pub read_only: bool,
-    /// Several clients may write at once; they take care of each other (a cluster file system).
+    /// Several clients may write at once; they coordinate among themselves (a cluster file system).
     pub shared: bool,
     /// The front ends that show it.
     pub ways: Ways,
-    /// The way to it. `None`: configured, but not served now (its devices are
-    /// missing, say). It counts when the empty name is resolved, and nobody can use it.
+    /// The route to it. `None`: configured, but not served now (for instance, its devices are
+    /// missing). It counts when the empty name is resolved, and cannot be used.
     pub served: Option<Route>,
 }
 
@@ -55,26 +57,26 @@ pub enum NoExport {
     /// Several volumes have that label.
     #[error("the label {label:?} belongs to several volumes: {names}")]
     Ambiguous {
-        /// What was asked for.
+        /// The requested label.
         label: String,
         /// The volumes' names, separated by commas.
         names: String,
     },
-    /// The empty name stands for the only volume, and there are several, or none.
+    /// The empty name means the only volume, and there are several, or none.
     #[error("a name is needed: {0} volumes are configured")]
     NameNeeded(usize),
-    /// There is such a volume, and another front end has it.
+    /// There is such a volume, but it is exported through another front end.
     #[error("the volume {name:?} is exported by {ways}, and not this way")]
     AnotherWay {
         /// Its name.
         name: String,
-        /// Who has it.
+        /// Its front ends.
         ways: Ways,
     },
     /// The volume is configured and not served now.
     #[error("the volume {0:?} is not served at present")]
     NotServed(String),
-    /// The same, and it is known why.
+    /// The same, with a known reason.
     #[error("the volume {name:?} is not served: {why}")]
     Absent {
         /// Its name.
@@ -82,7 +84,7 @@ pub enum NoExport {
         /// A clause.
         why: String,
     },
-    /// Nobody waits for a volume any more.
+    /// Waiting for volumes has ended.
     #[error("the daemon ends, or another process takes over: connect again")]
     Ending,
 }
@@ -92,7 +94,7 @@ pub enum NoExport {
 pub struct ExportTable {
     by_name: Arc<Mutex<BTreeMap<String, Arc<Export>>>>,
     writing: Writing,
-    /// What is expected.
+    /// The volumes that are expected.
     pub(crate) arrivals: Arc<Arrivals>,
     /// Only what this front end shows; `None`: all.
     way: Option<Way>,
@@ -107,20 +109,21 @@ impl Export {
 }
 
 impl ExportTable {
-    /// An empty table.
+    /// Creates an empty table.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same table, as a front end is to see it.
+    /// Returns the same table, as a front end sees it.
     #[must_use]
     pub fn by(&self, way: Way) -> Self {
         Self { way: Some(way), ..self.clone() }
     }
 
-    /// The same, for a front end behind which the kernel is: each volume has been claimed for that ([`Peer::Kernel`](crate::Peer::Kernel)) before
-    /// it is to be had there, so who writes through it shuts out nobody else.
+    /// The same, for a front end used by the kernel. Each volume has been claimed for that
+    /// ([`Peer::Kernel`](crate::Peer::Kernel)) before it is exported there, so a writer through it
+    /// locks out no other.
     #[must_use]
     pub fn by_kernel(&self, way: Way) -> Self {
         Self { writing: Writing::default(), ..self.by(way) }
@@ -130,8 +133,8 @@ impl ExportTable {
         self.way.is_none_or(|way| export.ways.has(way))
     }
 
-    /// Adds a volume, or replaces what is known of the one with its name (clients that are connected keep what they
-    /// were told).
+    /// Adds a volume, or replaces what is known about the one with its name (connected clients keep
+    /// what they were told).
     pub fn insert(&self, export: Export) {
         assert!(!export.name.is_empty(), "the empty name stands for the only volume");
         let came = export.served.is_some().then(|| export.name.clone());
@@ -141,33 +144,33 @@ impl ExportTable {
         }
     }
 
-    /// Takes a volume out. Clients that use it go on until its engine says that it is gone.
+    /// Removes a volume. Its clients continue until its engine reports that it is gone.
     pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
         let removed = lock(&self.by_name).remove(name);
         self.arrivals.settle(name);
         removed
     }
 
-    /// The way to the volume called `name`, if it is served.
+    /// Returns the route to the volume called `name`, if it is served.
     #[must_use]
     pub fn route(&self, name: &str) -> Option<Route> {
         lock(&self.by_name).get(name).filter(|export| self.shows(export))?.served.clone()
     }
 
-    /// The volume of exactly that name, if it is served.
+    /// Returns the volume of exactly that name, if it is served.
     #[must_use]
     pub fn by_name(&self, name: &str) -> Option<Arc<Export>> {
         let by_name = lock(&self.by_name);
         by_name.get(name).filter(|export| export.served.is_some() && self.shows(export)).cloned()
     }
 
-    /// Who writes to the volumes, through whichever front end.
+    /// Returns the table of writers, which covers all front ends.
     #[must_use]
     pub const fn writing(&self) -> &Writing {
         &self.writing
     }
 
-    /// The volumes that are served now, by name.
+    /// Returns the volumes that are served now, by name.
     #[must_use]
     pub fn served(&self) -> Vec<Arc<Export>> {
         let by_name = lock(&self.by_name);
@@ -175,8 +178,8 @@ impl ExportTable {
         served.cloned().collect()
     }
 
-    /// The served volume that `wanted` means: by name, else UUID, else label; the empty name means the only volume
-    /// configured.
+    /// Returns the served volume that `wanted` refers to: by name, else UUID, else label; the empty
+    /// name means the only volume configured.
     ///
     /// # Errors
     /// [`NoExport`] says why there is none.
@@ -269,7 +272,7 @@ impl fmt::Debug for Export {
 
 #[cfg(test)]
 impl Export {
-    /// A small one that nobody answers for.
+    /// A small export without an engine behind it.
     pub(crate) fn sample(name: &str, served: bool) -> Self {
         let (connector, _server) = crate::open(1, Arc::new(|| {}));
         Self {
@@ -325,7 +328,8 @@ mod tests {
     fn the_empty_name_is_the_only_volume_configured() {
         assert_eq!(table(&[]).find("").unwrap_err(), NoExport::NameNeeded(0));
         assert_eq!(name_of(table(&[("one", 1, "", true)]).find("")), "one");
-        // The second is not served now; tomorrow it may be, and the empty name must not change its meaning.
+        // The second is not served now; it may be tomorrow, and the empty name must not change its
+        // meaning.
         let two = table(&[("one", 1, "", true), ("two", 2, "", false)]);
         assert_eq!(two.find("").unwrap_err(), NoExport::NameNeeded(2));
         assert_eq!(two.find("two").unwrap_err(), NoExport::NotServed("two".to_owned()));
@@ -347,7 +351,7 @@ mod tests {
         assert_eq!(fuse.find("data").unwrap_err(), refused);
         assert!(fuse.by_name("one").is_none() && fuse.route("one").is_none() && fuse.route("two").is_some());
         assert_eq!((nbd.served().len(), fuse.served().len(), table.served().len()), (1, 1, 2));
-        // Who writes is one question for all of them.
+        // All front ends share one table of writers.
         let claim = nbd.writing().claim(Uuid([2; 16]), crate::Peer::Connection(1), crate::Moment::default());
         assert!(claim.is_some() && fuse.writing().look(Uuid([2; 16]), crate::Peer::File(1)).1);
     }

@@ -1,4 +1,4 @@
-//! The ways to a volume: by which front ends it can be had.
+//! The front ends, and the set of those through which a volume is available.
 
 use std::fmt;
 
@@ -13,19 +13,19 @@ pub enum Way {
     VhostUser,
     /// A file of the FUSE mount.
     Fuse,
-    /// A block device of the kernel, by whatever the machine has for that.
+    /// A block device of the kernel, by whatever mechanism the machine offers.
     Dev,
 }
 
-/// Some of them.
+/// A set of front ends.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Ways(u8);
 
 impl Way {
-    /// All there are.
+    /// All front ends.
     pub const ALL: [Self; 5] = [Self::Nbd, Self::Ublk, Self::VhostUser, Self::Fuse, Self::Dev];
 
-    /// As a configuration names it.
+    /// Returns its name in a configuration.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -43,19 +43,19 @@ impl Way {
 }
 
 impl Ways {
-    /// Whether it is one of these.
+    /// Returns whether the set contains it.
     #[must_use]
     pub const fn has(self, way: Way) -> bool {
         self.0 & way.bit() != 0
     }
 
-    /// The same with one of them in another's place.
+    /// Returns the set with `way` in place of `of`, if it contains `of`.
     #[must_use]
     pub const fn with_instead(self, way: Way, of: Way) -> Self {
         if self.has(of) { Self(self.0 & !of.bit() | way.bit()) } else { self }
     }
 
-    /// In the order of [`Way::ALL`].
+    /// Iterates in the order of [`Way::ALL`].
     pub fn iter(self) -> impl Iterator<Item = Way> {
         Way::ALL.into_iter().filter(move |way| self.has(*way))
     }

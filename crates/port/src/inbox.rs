@@ -11,7 +11,7 @@ use std::sync::{Condvar, Mutex};
 
 pub(crate) struct Inbox {
     state: Mutex<State>,
-    /// Waiting requests, at most.
+    /// Maximum number of waiting requests.
     capacity: usize,
     /// Submitters sleep here while the inbox is full.
     room: Condvar,
@@ -21,26 +21,27 @@ pub(crate) struct Inbox {
 struct State {
     waiting: VecDeque<Request>,
     submitters_sleeping: u32,
-    /// Those that found no room and do not sleep.
+    /// Clients that found no room and do not sleep.
     waiters: Waiters,
-    /// The server takes no more requests.
+    /// The server accepts no more requests.
     closed: bool,
 }
 
-/// Clients that have connected, to any engine: one may follow a volume to another.
+/// Number of clients that have connected to any engine: a client may follow a volume to another
+/// engine.
 static CLIENTS: AtomicU64 = AtomicU64::new(0);
 
-/// A number that no client has.
+/// Returns a number that no client has.
 pub(crate) fn next_client() -> ClientId {
     ClientId(CLIENTS.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Why a request was not put in; it comes back.
+/// Why a request was not put in; it is returned.
 #[derive(Debug)]
 pub(crate) enum Refused {
     /// No room now.
     Full(Request),
-    /// Never again. Dropping the request answers it.
+    /// Closed permanently. Dropping the request answers it.
     Closed(Request),
 }
 
@@ -56,7 +57,8 @@ impl Inbox {
         Self { state: Mutex::new(state), capacity, room: Condvar::new(), bell }
     }
 
-    /// Puts a request in. With `sleep`, waits for room; without, the client's bell rings when there is some.
+    /// Puts a request in. With `sleep`, waits for room; without, the client's bell rings when there
+    /// is some.
     pub(crate) fn put(&self, request: Request, sleep: bool) -> Result<(), Refused> {
         let mut state = lock(&self.state);
         while !state.closed && state.waiting.len() >= self.capacity {
@@ -82,7 +84,8 @@ impl Inbox {
         Ok(())
     }
 
-    /// Exchanges everything waiting for the empty `batch`, so that the lock is held for an instant only.
+    /// Exchanges everything waiting for the empty `batch`, so that the lock is held for an instant
+    /// only.
     pub(crate) fn swap(&self, batch: &mut VecDeque<Request>) {
         debug_assert!(batch.is_empty(), "requests taken earlier come first");
         let mut state = lock(&self.state);
@@ -95,7 +98,7 @@ impl Inbox {
         waiters.ring();
     }
 
-    /// No more requests. Those already in can still be taken.
+    /// Accepts no more requests. Those already in can still be taken.
     pub(crate) fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;

@@ -1,5 +1,6 @@
-//! Locking that survives a panic elsewhere: what these mutexes guard is whole between any two statements of ours, so
-//! a poisoned lock is as good as a clean one, and one thread's bad end must not take every client with it.
+//! Locking that survives a panic elsewhere. The data behind these mutexes is consistent between any
+//! two of our statements, so a poisoned lock is as good as a clean one, and the failure of one
+//! thread must not take down every client.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

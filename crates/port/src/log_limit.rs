@@ -1,11 +1,11 @@
-//! What clients can bring about as often as they like is told to the log only so often.
+//! Limits how often events that clients can cause at will are logged.
 
 use std::time::{Duration, Instant};
 
-/// No more often than this.
+/// Shortest interval between two log entries.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Counts what happens between two times that it is told.
+/// Counts events between two log entries.
 #[derive(Default)]
 pub struct Quiet {
     count: u64,
@@ -13,7 +13,8 @@ pub struct Quiet {
 }
 
 impl Quiet {
-    /// It has happened. How often since it was last told, if it is time to tell.
+    /// Counts one event. Returns the number of events since the last log entry if it is time for
+    /// the next one.
     pub fn count(&mut self) -> Option<u64> {
         self.count += 1;
         if self.told.is_some_and(|told| told.elapsed() < EVERY) {

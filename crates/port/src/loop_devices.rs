@@ -1,18 +1,20 @@
-//! Loop devices over files that are served, as the kernel tells of them in `/sys/block`, which asks no file system.
+//! Finds loop devices over files that are served, as the kernel lists them in `/sys/block`, which
+//! accesses no file system.
 
 use std::path::{Path, PathBuf};
 
 /// Where devices are listed.
 const BLOCK: &str = "/sys/block";
 
-/// The loop devices over the file `below`, or over files below it. Of a mount that is no more that is all that is left, so look before it
-/// is unmounted.
+/// Returns the loop devices over the file `below`, or over files below it. After an unmount only
+/// the loop devices remain, so call this before.
 #[must_use]
 pub fn over(below: &Path) -> Vec<PathBuf> {
     over_in(Path::new(BLOCK), below)
 }
 
-/// What the kernel says a loop device lies over. `None`: nothing, or it is none.
+/// Returns the file that the kernel reports under a loop device. `None`: there is none, or it is
+/// not a loop device.
 #[must_use]
 pub fn backing_file(device: &Path) -> Option<PathBuf> {
     backing_file_in(Path::new(BLOCK), device)

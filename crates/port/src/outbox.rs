@@ -1,8 +1,8 @@
-//! A client's replies on their way back. The outbox also keeps what the client attached to each request, so that it
-//! comes back with the reply and no front end needs a table of its own.
+//! A client's replies on their way back. The outbox also keeps what the client attached to each
+//! request, so that it is returned with the reply and no front end needs its own table.
 //!
-//! Invariant: `waiting.len() + ready.len() <= window`; both were allocated for that many when the client connected,
-//! so serving allocates nothing here.
+//! Invariant: `waiting.len() + ready.len() <= window`. Both were allocated for that many when the
+//! client connected, so serving allocates nothing here.
 
 use crate::Bell;
 use crate::lock::{lock, wait};
@@ -11,19 +11,19 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex};
 
-/// The outbox as the engine's side sees it, whatever the client attaches.
+/// The outbox as the engine's side sees it, whatever type the client attaches.
 pub(crate) trait Outlet: Send + Sync {
-    /// The answer to the request in `slot`.
+    /// Delivers the answer to the request in `slot`.
     fn deliver(&self, slot: usize, reply: Reply);
 
-    /// What the client could not hand in may go in now.
+    /// Tells the client that a request which found no room may fit now.
     fn has_room(&self);
 }
 
 pub(crate) struct Outbox<T> {
     state: Mutex<State<T>>,
     window: usize,
-    /// The taker of replies sleeps here.
+    /// The receiver of replies sleeps here.
     arrived: Condvar,
     /// The submitter sleeps here while its window is full.
     room: Condvar,
@@ -37,18 +37,18 @@ struct State<T> {
     ready: VecDeque<(T, Reply)>,
     /// Nothing more will be submitted.
     sender_gone: bool,
-    /// Nobody will take replies.
+    /// Replies will not be taken any more.
     receiver_gone: bool,
     receiver_sleeps: bool,
     senders_sleeping: u32,
 }
 
-/// What a look for replies found.
+/// The result of a check for replies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Look {
     /// Some were taken.
     Taken,
-    /// None now; some will come or may be asked for.
+    /// None now; some will arrive or may be requested.
     Nothing,
     /// There will never be another one.
     Ended,
@@ -79,7 +79,7 @@ impl<T> Outbox<T> {
         state.waiting.insert(context)
     }
 
-    /// As [`Outbox::enter`], but gives the context back when the window is full.
+    /// Like [`Outbox::enter`], but returns the context if the window is full.
     pub(crate) fn try_enter(&self, context: T) -> Result<usize, T> {
         let mut state = lock(&self.state);
         if state.outstanding() >= self.window { Err(context) } else { Ok(state.waiting.insert(context)) }
@@ -132,7 +132,8 @@ impl<T> Outbox<T> {
             self.wake_senders(&state);
             std::mem::take(&mut state.ready)
         };
-        // Contexts may hold things that lock; they go after our own lock.
+        // Contexts may hold values that lock when dropped; they are dropped after our lock is
+        // released.
         drop(dropped);
     }
 
@@ -167,7 +168,7 @@ impl<T: Send> Outlet for Outbox<T> {
         }
         let first = state.ready.is_empty();
         state.ready.push_back((context, reply));
-        // A wake-up is a system call; nobody asleep, none needed.
+        // A wake-up is a system call; skip it if no receiver is asleep.
         let sleeps = state.receiver_sleeps;
         drop(state);
         if sleeps {

@@ -1,7 +1,9 @@
-//! A server over plain memory on a thread of its own: the smallest thing that keeps the port's promises. Front ends
-//! are tested against it, and a short one here proves that the port asks little of an engine.
+//! A server over plain memory on its own thread: the smallest implementation that keeps the port's
+//! promises. Front ends are tested against it, and its size shows that the port requires little of
+//! an engine.
 //!
-//! A [`Hook`] sees each request first and may fail it or hold it back; faults live in the tests that want them.
+//! A [`Hook`] sees each request first, and may fail it or hold it back; faults live in the tests
+//! that need them.
 
 use crate::Bell;
 use crate::client::Connector;
@@ -17,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-/// What is to become of a request.
+/// What happens to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Carry it out.
@@ -53,18 +55,19 @@ struct Signals {
 
 struct Volume {
     bytes: Vec<u8>,
-    /// Per sector: was written since it was made or discarded.
+    /// Per sector: was written since it was created or discarded.
     allocated: Vec<bool>,
 }
 
 impl Ram {
-    /// Serves zeroed volumes of the given sectors; all requests are carried out.
+    /// Serves zeroed volumes of the given sizes in sectors; all requests are carried out.
     #[must_use]
     pub fn start(volumes: &[(VolumeId, u64)]) -> Self {
         Self::start_with(volumes, 256, Box::new(|_, _| Verdict::Serve))
     }
 
-    /// As [`Ram::start`], with room for `queue_max` requests in the inbox and a say for `hook`.
+    /// Like [`Ram::start`], with room for `queue_max` requests in the inbox and a `hook` that
+    /// decides on each request.
     #[must_use]
     pub fn start_with(volumes: &[(VolumeId, u64)], queue_max: usize, hook: Hook) -> Self {
         let volumes = volumes.iter().map(|(id, sectors)| (*id, Volume::zeroed(*sectors))).collect();
@@ -81,14 +84,14 @@ impl Ram {
         Self { connector, shared, thread: Some(thread) }
     }
 
-    /// The way in.
+    /// Returns a connector to the server.
     #[must_use]
     pub fn connector(&self) -> Connector {
         self.connector.clone()
     }
 
-    /// One of its volumes as front ends see it: each byte of its UUID is the last one of its number, it has no label, blocks of a sector,
-    /// and may be written.
+    /// Returns one of its volumes as front ends see it: each byte of its UUID is the last byte of
+    /// its number, it has no label, its block is one sector, and it is writable.
     #[must_use]
     pub fn export(&self, name: &str, volume: VolumeId, sectors: u64) -> Export {
         Export {
@@ -109,7 +112,7 @@ impl Ram {
         self.shared.signal(|signals| signals.release = true);
     }
 
-    /// A copy of a range of a volume. Panics if there is no such range.
+    /// Returns a copy of a range of a volume. Panics if there is no such range.
     #[must_use]
     pub fn content(&self, volume: VolumeId, sector: u64, sectors: u64) -> Vec<u8> {
         let volumes = lock(&self.shared.volumes);
@@ -187,7 +190,7 @@ impl Volume {
         Self { bytes: vec![0; sectors * SECTOR], allocated: vec![false; sectors] }
     }
 
-    /// The bytes of a range of sectors, if it is inside.
+    /// Returns the bytes of a range of sectors, if it is inside.
     fn range(&self, sector: u64, sectors: u64) -> Option<std::ops::Range<usize>> {
         let end = sector.checked_add(sectors)?;
         if end > self.allocated.len() as u64 {

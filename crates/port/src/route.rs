@@ -1,14 +1,16 @@
-//! The way to a volume, wherever it is served: a volume may go from one engine to another while clients use it.
+//! The route to a volume, wherever it is served: a volume may move from one engine to another while
+//! clients use it.
 //!
-//! Whoever moves it holds the route first. From then on nobody's request goes in; those that are in are carried out and
-//! answered by the engine that has them, and when the last one is, `idle` is called: the volume is nobody's business any
-//! more and can be given up there. Then the route leads to the other engine, or is let go of as it was, and who waited
-//! goes on. So a request is never seen by an engine that does not have its volume, and a client notices nothing but a
-//! pause.
+//! To move it, the caller first holds the route. From then on no request enters; those already in
+//! are carried out and answered by the engine that has them. After the last one, `idle` is called:
+//! the volume is no longer in use and can be released there. Then the route is led to the other
+//! engine, or released unchanged, and the waiting clients continue. So a request is never seen by
+//! an engine that does not have its volume, and a client notices only a pause.
 //!
-//! **Liveness.** Who waits for a held route is woken by [`Route::lead`] and [`Route::release`], by its bell if it does not
-//! sleep; one of them is the duty of whoever holds it. `idle` is called once, by the thread that brings the last reply or by the holder
-//! itself, without a lock; not at all if the route has been let go of before.
+//! **Liveness.** A client that waits for a held route is woken by [`Route::lead`] and
+//! [`Route::release`], through its bell if it does not sleep. The holder must call one of them.
+//! `idle` is called at most once, without a lock, by the thread that delivers the last reply or by
+//! the holder itself; it is not called if the route was released before.
 
 use crate::Bell;
 use crate::budget_waiters::Waiters;
@@ -20,7 +22,7 @@ use crate::outbox::Outlet;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
 
-/// The way to a volume. Clones are the same way.
+/// The route to a volume. Clones are the same route.
 #[derive(Clone)]
 pub struct Route(Arc<Shared>);
 
@@ -34,18 +36,18 @@ struct State {
     volume: VolumeId,
     inbox: Arc<Inbox>,
     held: bool,
-    /// Those that found it held and do not sleep.
+    /// Clients that found it held and do not sleep.
     waiters: Waiters,
-    /// Requests that are in and not answered.
+    /// Requests that have entered and are not answered.
     under_way: usize,
     idle: Option<Box<dyn FnOnce() + Send>>,
 }
 
-/// A request's right to be under way. Dropped when it has been answered.
+/// A request's registration as in flight. Dropped when it has been answered.
 pub(crate) struct Pass(Arc<Shared>);
 
 impl Route {
-    /// To that volume of the engine.
+    /// Creates a route to that volume of the engine.
     #[must_use]
     pub fn new(volume: VolumeId, engine: &Connector) -> Self {
         let inbox = engine.inbox();
@@ -54,14 +56,15 @@ impl Route {
         Self(Arc::new(Shared { state: Mutex::new(state), open: Condvar::new() }))
     }
 
-    /// A new client, as [`Connector::connect`] makes one; it submits with [`Requests::submit_by`].
+    /// Creates a client, like [`Connector::connect`]; it submits with [`Requests::submit_by`].
     #[must_use]
     pub fn connect<T: Send + 'static>(&self, window: usize) -> (Requests<T>, Replies<T>) {
         let inbox = Arc::clone(&lock(&self.0.state).inbox);
         Connector::new(inbox).connect(window)
     }
 
-    /// As [`Route::connect`], for a receiver that waits elsewhere: see [`Connector::connect_with_bell`].
+    /// Like [`Route::connect`], for a receiver that waits elsewhere: see
+    /// [`Connector::connect_with_bell`].
     #[must_use]
     pub fn connect_with_bell<T: Send + 'static>(
         &self,
@@ -72,26 +75,27 @@ impl Route {
         Connector::new(inbox).connect_with_bell(window, bell)
     }
 
-    /// The volume's number where it is now.
+    /// Returns the volume's number in its current engine.
     #[must_use]
     pub fn volume(&self) -> VolumeId {
         lock(&self.0.state).volume
     }
 
-    /// Whether requests wait.
+    /// Returns whether requests wait.
     #[must_use]
     pub fn is_held(&self) -> bool {
         lock(&self.0.state).held
     }
 
-    /// Whether it leads there now.
+    /// Returns whether it leads there now.
     #[must_use]
     pub fn leads_to(&self, volume: VolumeId, engine: &Connector) -> bool {
         let state = lock(&self.0.state);
         state.volume == volume && Arc::ptr_eq(&state.inbox, &engine.inbox())
     }
 
-    /// Lets no more requests in; `idle` is called when none is under way. It must not wait.
+    /// Holds the route: no more requests enter. `idle` is called when none is in flight; it must
+    /// not block.
     pub fn hold(&self, idle: impl FnOnce() + Send + 'static) {
         let mut state = lock(&self.0.state);
         state.held = true;
@@ -103,14 +107,15 @@ impl Route {
         idle();
     }
 
-    /// From now on it leads there, and who waited goes there.
+    /// Leads the route to that volume of the engine and opens it; waiting clients continue there.
     pub fn lead(&self, volume: VolumeId, engine: &Connector) {
         let mut state = lock(&self.0.state);
         (state.volume, state.inbox) = (volume, engine.inbox());
         self.open(state);
     }
 
-    /// The same, unless nothing is under way any more: then whoever was told so has it in hand. True if it was let go of.
+    /// Releases the route unless nothing is in flight any more: then the callee of `idle` is in
+    /// charge. Returns true if it was released.
     #[must_use = "the route may still be held"]
     pub fn release_unless_idle(&self) -> bool {
         let state = lock(&self.0.state);
@@ -121,7 +126,7 @@ impl Route {
         waits
     }
 
-    /// It leads where it did, and who waited goes there.
+    /// Opens the route where it led before; waiting clients continue there.
     pub fn release(&self) {
         self.open(lock(&self.0.state));
     }
@@ -136,7 +141,7 @@ impl Route {
         drop(idle);
     }
 
-    /// A place for a request, and where that goes. Waits while the route is held.
+    /// Registers a request and returns where it goes. Waits while the route is held.
     pub(crate) fn enter(&self) -> (VolumeId, Arc<Inbox>, Pass) {
         let mut state = lock(&self.0.state);
         while state.held {
@@ -145,7 +150,8 @@ impl Route {
         self.admit(&mut state)
     }
 
-    /// The same, but while the route is held `client` is remembered, to be rung when it is not.
+    /// The same without waiting: while the route is held, `client` is remembered and rung when it
+    /// opens.
     pub(crate) fn try_enter(&self, client: &Arc<dyn Outlet>) -> Option<(VolumeId, Arc<Inbox>, Pass)> {
         let mut state = lock(&self.0.state);
         if state.held {

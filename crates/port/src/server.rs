@@ -1,4 +1,4 @@
-//! The engine's side: take requests without ever blocking, answer each once.
+//! The engine's side of the port: it takes requests without ever blocking, and answers each once.
 
 use crate::Bell;
 use crate::client::Connector;
@@ -12,8 +12,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Opens a port whose inbox holds up to `queue_max` requests (at least 1) that the engine has not taken; the engine
-/// holds at most as many again that it has taken in one go and not looked at. `bell` wakes the engine's thread.
+/// Opens a port whose inbox holds up to `queue_max` requests (at least 1) that the engine has not
+/// taken. The engine holds at most as many again that it has taken in one batch and not looked at.
+/// `bell` wakes the engine's thread.
 #[must_use]
 pub fn open(queue_max: usize, bell: Bell) -> (Connector, Server) {
     let inbox = Arc::new(Inbox::new(queue_max, bell));
@@ -21,33 +22,34 @@ pub fn open(queue_max: usize, bell: Bell) -> (Connector, Server) {
     (Connector::new(inbox), server)
 }
 
-/// A request as the engine sees it. All parts are the engine's.
+/// A request as the engine sees it. The engine owns all parts.
 #[derive(Debug)]
 pub struct Request {
-    /// Who asks.
+    /// The client that sent it.
     pub client: ClientId,
     /// Which volume.
     pub volume: VolumeId,
     /// What to do.
     pub operation: Operation,
-    /// When it was submitted, of a flush: that is about what was answered before, however long it waits.
+    /// When it was submitted, for a flush: it covers what was answered before that, however long it
+    /// waits.
     pub submitted: Option<Instant>,
-    /// Where the answer goes.
+    /// Where the answer is sent.
     pub reply_to: ReplyTo,
 }
 
-/// The right and the duty to answer one request. May be sent to another thread. Dropped unsent, it answers
-/// [`ErrorKind::Gone`].
+/// The right and the duty to answer one request. May be sent to another thread. If dropped unsent,
+/// it answers with [`ErrorKind::Gone`].
 #[must_use = "dropped, it tells the client that the volume is gone"]
 pub struct ReplyTo {
     outlet: Option<Arc<dyn Outlet>>,
     slot: usize,
-    /// Given back after the answer.
+    /// Returned after the answer.
     pass: Option<Pass>,
 }
 
-/// The engine's end of a port. Dropped, it answers what it still holds with [`ErrorKind::Gone`], and so is every
-/// later request.
+/// The engine's end of a port. When it is dropped, the requests it still holds and all later ones
+/// are answered with [`ErrorKind::Gone`].
 pub struct Server {
     inbox: Arc<Inbox>,
     /// Taken from the inbox, not yet given to the engine.
@@ -55,8 +57,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// The next request, in order of arrival over all clients; `None` when there is none now. Never blocks. See the
-    /// crate's page for when to call it.
+    /// Returns the next request, in order of arrival over all clients; `None` if there is none now.
+    /// Never blocks. The crate's documentation says when to call it.
     pub fn take(&mut self) -> Option<Request> {
         if self.batch.is_empty() {
             self.inbox.swap(&mut self.batch);
@@ -64,8 +66,9 @@ impl Server {
         self.batch.pop_front()
     }
 
-    /// Takes no more requests: they are answered [`ErrorKind::Gone`] at once. Those already in are still given by
-    /// [`Server::take`], so that an engine which stops can finish what was asked of it.
+    /// Accepts no more requests: they are answered with [`ErrorKind::Gone`] at once.
+    /// [`Server::take`] still returns those already in the inbox, so a stopping engine can finish
+    /// them.
     pub fn close(&self) {
         self.inbox.close();
     }
@@ -74,7 +77,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.inbox.close();
-        // Dropping a request answers it. What was put in before the close is in the inbox or the batch.
+        // Dropping a request answers it. Requests put in before the close are in the inbox or the
+        // batch.
         while self.take().is_some() {}
     }
 }
@@ -84,25 +88,25 @@ impl ReplyTo {
         Self { outlet: Some(outlet), slot, pass: None }
     }
 
-    /// Of a request that came by a route.
+    /// Attaches the pass of a request that arrived by a route.
     pub(crate) fn with(mut self, pass: Pass) -> Self {
         self.pass = Some(pass);
         self
     }
 
-    /// Who asked, to be rung.
+    /// Returns the client that sent the request, to ring its bell.
     pub(crate) const fn client(&self) -> Option<&Arc<dyn Outlet>> {
         self.outlet.as_ref()
     }
 
-    /// Answers. Never blocks: the client's window is the room for it.
+    /// Answers. Never blocks: the client's window provides the room.
     pub fn send(mut self, reply: Reply) {
         if let Some(outlet) = self.outlet.take() {
             outlet.deliver(self.slot, reply);
         }
     }
 
-    /// Undoes the right to answer, for a request that was never handed over.
+    /// Cancels the duty to answer, for a request that was never handed over.
     pub(crate) fn disarm(mut self) {
         self.outlet = None;
     }

@@ -1,32 +1,40 @@
-//! Who may write: one client at a time, unless the volume is shared.
+//! Decides which client may write: one at a time, unless the volume is shared.
 //!
-//! The rule holds across front ends: the [`crate::ExportTable`] that they share has the one table of writers.
+//! The rule holds across front ends: they share a [`crate::ExportTable`], which has the only table
+//! of writers.
 //!
-//! **Who is one client.** To NBD on a unix socket the process that connected (its number and start time, so that a reused
-//! number is not taken for it): the several connections of `nbdcopy` or of a virtual machine are one client. On TCP
-//! each connection is a client of its own, since nothing there tells one process from another; so CAN_MULTI_CONN is
-//! announced to writers on unix sockets only, and on TCP when the volume is shared or the client may not write anyway.
-//! A process that forwards for others (a proxy, a tunnel) is one client: what is behind it cannot be seen from here.
-//! To FUSE each open file is a client, with all descriptors that were made of it. To vhost-user the socket is: virtual machines come to it one
-//! after the other, and one that comes again while requests of it are under way is no other. A block device of the kernel is one from its first
-//! moment to its last: who may write to it at any moment is not asked before.
+//! **What counts as one client.**
+//! - NBD on a unix socket: the process that connected, by its number and start time, so that a
+//!   reused number is not mistaken for it. The several connections of `nbdcopy` or of a virtual
+//!   machine are one client.
+//! - NBD on TCP: each connection, since nothing there distinguishes processes. So CAN_MULTI_CONN is
+//!   announced to writers on unix sockets only, and on TCP if the volume is shared or the client
+//!   may not write anyway.
+//! - A process that forwards for others (a proxy, a tunnel) is one client: what is behind it is not
+//!   visible from here.
+//! - FUSE: each open file, with all descriptors duplicated from it.
+//! - vhost-user: the socket. Virtual machines connect to it one after the other, and one that
+//!   reconnects while its requests are in flight is the same client.
+//! - A block device of the kernel: one client for its whole life, since its users at any moment are
+//!   unknown.
 //!
-//! **When writing begins.** With the first request that changes something, not with the connection: whoever only looks
-//! (`nbdinfo`, a copy of the volume) must not take writing away from whoever comes next. It ends when the last
-//! connection of the client that wrote is gone and all it asked for is done.
+//! **When writing begins.** With the first request that changes something, not with the connection:
+//! a client that only reads (`nbdinfo`, a copy of the volume) must not keep the next client from
+//! writing. It ends when the last connection of the client that wrote is gone and all its requests
+//! have completed.
 //! - A client that connects while another is writing is told that the export is read-only.
-//! - A client that connected earlier and has not written gets EPERM, and *keeps* getting it after the other one has
-//!   left: what it read before is no longer what is there, and writing on would destroy what the other one did.
-//!   It connects again, and reads again.
+//! - A client that connected earlier and has not written gets EPERM, and *keeps* getting it after
+//!   the other one has left: what it read before is out of date, and its writes would destroy those
+//!   of the other client. It must reconnect and read again.
 //!
-//! The latter is decided by counting how often writing has begun, also by a client that wrote before: a connection may begin to write if
-//! nobody else has begun since it was established.
+//! The latter is decided by counting how often writing has begun, also by a client that wrote
+//! before: a connection may begin to write if no other client has begun since it was established.
 //!
-//! **Right after a writer.** A program that has written ends, and the next one connects before the
-//! end of the former's connection has been seen, or while its last requests are in flight. The next
-//! one waits for such a writer ([`Writing::await_leavers`]), if the writer's front end can tell that
-//! it has left: NBD and vhost-user can. Otherwise commands of a script that follow each other would
-//! find the volume read-only now and then.
+//! **Right after a writer.** A program that has written exits, and the next one connects before the
+//! end of the former connection has been seen, or while its last requests are in flight. The next
+//! one waits for such a writer ([`Writing::await_leavers`]) if the writer's front end can tell that
+//! it has left; NBD and vhost-user can. Otherwise consecutive commands of a script would sometimes
+//! find the volume read-only.
 
 use crate::export::Uuid;
 use crate::lock::lock;
@@ -45,22 +53,25 @@ pub enum Peer {
         /// When it started, in ticks since boot.
         started: u64,
     },
-    /// Nothing is known but the connection, by the number that its server has for it.
+    /// Only the connection is known, by its server's number for it.
     Connection(u64),
-    /// An open file, by a number that no other of this process has.
+    /// An open file, by a number unique in this process.
     File(u64),
-    /// Whatever virtual machine is on a socket of ours, one after the other, by a number that no other socket of this process has.
+    /// The virtual machines on one of our sockets, one after the other, by a number unique to that
+    /// socket in this process.
     Machine(u64),
-    /// The kernel, by a block device: whoever uses that is not to be told apart, and one may write at any moment.
+    /// The kernel, through a block device: its users cannot be distinguished, and any may write at
+    /// any moment.
     Kernel,
 }
 
-/// How long a writer that has left is waited for: its last requests may be slow, or never end.
+/// How long to wait for a writer that has left: its last requests may be slow, or never complete.
 const LEAVING_MAX: Duration = Duration::from_secs(5);
-/// How often whoever waits looks whether it still may.
+/// How often a waiter checks whether it should still wait.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Whether the client of a connection has left, though the connection has not ended. Must not wait.
+/// Returns whether the client of a connection has left although the connection has not ended. Must
+/// not block.
 pub type HasLeft = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// All volumes' writers. Clones share one table.
@@ -76,16 +87,18 @@ struct Table {
     ended: Condvar,
 }
 
-/// A volume that has been written to. The table holds at most one of these for each volume there ever was.
+/// A volume that has been written to. The table holds at most one of these for each volume there
+/// ever was.
 #[derive(Default)]
 struct Volume {
-    /// How often writing has begun, each time from nobody or another client.
+    /// How often writing has begun, each time after no client or another client was writing.
     changes: u64,
-    /// What that was when `last` took it over.
+    /// The value of `changes` when `last` took over.
     taken_at: u64,
-    /// Who began to write last.
+    /// The client that began to write last.
     last: Option<Peer>,
-    /// Connections of `last` that have written and are not done, by number, with what tells that the client has left.
+    /// Connections of `last` that have written and are not done, by number, with the check for
+    /// whether the client has left.
     connections: BTreeMap<u64, Option<HasLeft>>,
     /// The number of the next one.
     next: u64,
@@ -103,7 +116,7 @@ pub struct Claim {
 }
 
 impl Writing {
-    /// The present, and whether another client than `peer` is writing.
+    /// Returns the present moment, and whether another client than `peer` is writing.
     #[must_use]
     pub fn look(&self, volume: Uuid, peer: Peer) -> (Moment, bool) {
         self.lock()
@@ -111,9 +124,9 @@ impl Writing {
             .map_or((Moment::default(), false), |volume| (Moment(volume.changes), volume.is_taken(peer)))
     }
 
-    /// Waits for a writer that has left with all of its connections while requests of it are still in
-    /// flight; a few seconds at most, and only while it `goes_on`. Does not wait for a writer that is
-    /// still connected.
+    /// Waits for a writer that has left with all of its connections while its requests are still in
+    /// flight; a few seconds at most, and only while `goes_on` returns true. Does not wait for a
+    /// writer that is still connected.
     pub fn await_leavers(&self, id: Uuid, peer: Peer, goes_on: impl Fn() -> bool) {
         let deadline = Instant::now() + LEAVING_MAX;
         while self.is_leaving(id, peer) && Instant::now() < deadline && goes_on() {
@@ -129,19 +142,19 @@ impl Writing {
         }
     }
 
-    /// Another client than `peer` has written and left, and is not done.
+    /// Returns true if another client than `peer` has written and left, and is not done.
     fn is_leaving(&self, id: Uuid, peer: Peer) -> bool {
         self.lock().get(&id).is_some_and(|volume| volume.is_taken(peer) && volume.is_leaving())
     }
 
-    /// Whether [`Writing::claim`] would be given.
+    /// Returns whether [`Writing::claim`] would succeed.
     #[must_use]
     pub fn may_begin(&self, id: Uuid, peer: Peer, since: Moment) -> bool {
         self.lock().get(&id).is_none_or(|volume| volume.may_begin(peer, since))
     }
 
-    /// Begins to write, for a connection of `peer` that was established at `since`. `None` if another client writes,
-    /// or has written since.
+    /// Begins to write, for a connection of `peer` that was established at `since`. Returns `None`
+    /// if another client is writing, or has written since.
     #[must_use]
     pub fn claim(&self, id: Uuid, peer: Peer, since: Moment) -> Option<Claim> {
         let mut volumes = self.lock();
@@ -150,7 +163,7 @@ impl Writing {
             return None;
         }
         if volume.last == Some(peer) {
-            // Others that have looked since it ended do not know what comes now.
+            // Clients that have looked since it ended do not know what is written now.
             volume.changes += u64::from(volume.connections.is_empty());
         } else {
             volume.changes += 1;
@@ -170,7 +183,7 @@ impl Writing {
 }
 
 impl Claim {
-    /// Whoever comes while `has_left` waits for this to be dropped.
+    /// Lets clients that connect while `has_left` returns true wait for this claim to be dropped.
     pub fn ends_after(&self, has_left: HasLeft) {
         let mut volumes = self.writing.lock();
         let volume = volumes.get_mut(&self.volume).expect("a claim's volume stays in the table");
@@ -179,7 +192,7 @@ impl Claim {
 }
 
 impl Volume {
-    /// Another client than `peer` is writing.
+    /// Returns true if another client than `peer` is writing.
     fn is_taken(&self, peer: Peer) -> bool {
         !self.connections.is_empty() && self.last != Some(peer)
     }
@@ -190,7 +203,7 @@ impl Volume {
 
     fn may_begin(&self, peer: Peer, since: Moment) -> bool {
         if self.last == Some(peer) {
-            // Nobody, or only this client itself, began since.
+            // No client, or only this one, has begun since.
             self.taken_at <= since.0 + 1
         } else {
             self.connections.is_empty() && self.changes == since.0
@@ -240,7 +253,8 @@ mod tests {
     const ONE: Peer = Peer::Process { pid: 10, started: 5 };
     const OTHER: Peer = Peer::Connection(3);
 
-    /// A client writes and goes, another one looks, the first comes again and writes: the other one's view is old.
+    /// A client writes and leaves, another one looks, the first returns and writes: the other one's
+    /// view is out of date.
     #[test]
     fn who_has_an_old_view_does_not_write_though_the_writer_is_who_it_was() {
         let writing = Writing::default();
@@ -250,7 +264,7 @@ mod tests {
         let (again, _) = writing.look(TANK, ONE);
         drop(writing.claim(TANK, ONE, again).expect("nobody else has written"));
         assert!(writing.claim(TANK, OTHER, seen).is_none());
-        // Connections of one client know of each other, however often one of them has begun.
+        // Connections of one client share their view, however often one of them has begun.
         for _ in 0..3 {
             drop(writing.claim(TANK, ONE, first).expect("only itself has written since"));
         }
@@ -290,7 +304,8 @@ mod tests {
         assert!(writing.claim(TANK, file, now).is_some());
     }
 
-    /// A script's next command came before the end of the last one's connection was seen, and was told that the volume is read-only.
+    /// Regression: a script's next command connected before the end of the previous connection was
+    /// seen, and was told that the volume is read-only.
     #[test]
     fn who_comes_after_a_writer_that_has_left_waits_until_it_is_done() {
         let writing = Writing::default();
@@ -317,8 +332,8 @@ mod tests {
         assert!(writing.claim(TANK, Peer::Process { pid: 10, started: 6 }, Moment::default()).is_none());
     }
 
-    /// The other client mounted the volume, the one wrote to it and left; now the other one's cached blocks are old,
-    /// and it must not write them back.
+    /// The other client mounted the volume; this one wrote to it and left. Now the other one's
+    /// cached blocks are out of date, and it must not write them back.
     #[test]
     fn who_looked_before_another_wrote_may_not_write_after() {
         let writing = Writing::default();

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 const VOLUME: VolumeId = VolumeId(7);
-/// Nothing here takes a second; whoever waits longer waits for ever.
+/// Nothing here takes a second; a longer wait is a hang.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A bell that counts.
@@ -115,7 +115,7 @@ fn a_server_that_goes_away_answers_everything() {
         let taken = server.take().expect("was submitted");
         requests.submit(4, VOLUME, Operation::Flush);
         let blocked = thread::spawn(move || {
-            // Fills the inbox and then waits for room that never comes by itself.
+            // Fills the inbox and then waits for room that the server never makes.
             (5..12).for_each(|n| requests.submit(n, VOLUME, Operation::Flush));
             requests
         });
@@ -179,7 +179,7 @@ fn a_receiver_with_a_bell_misses_no_reply() {
     let ram = Ram::start(&[(VOLUME, 64)]);
     let (ring, rung) = mpsc::channel();
     let bell: bcached_port::Bell = Arc::new(move || {
-        // Nobody listens any more when the test ends.
+        // The test may have ended, with no receiver left.
         let _: Result<(), _> = ring.send(());
     });
     let (requests, mut replies) = ram.connector().connect_with_bell::<u32>(4, bell);
@@ -195,9 +195,7 @@ fn a_receiver_with_a_bell_misses_no_reply() {
     submitter.join().expect("no panic");
 }
 
-/// Eight clients with small windows, one small inbox, an engine that sleeps until its bell: every wait of the port is
-/// taken thousands of times. A lost wake-up hangs this, and the limit reports it.
-/// An engine that treats clients by what they have asked for must not take two for one.
+/// An engine that treats clients according to their earlier requests must not confuse two of them.
 #[test]
 fn every_client_has_a_number_of_its_own() {
     let (connector, mut server) = open(8, Arc::new(|| {}));
@@ -210,6 +208,9 @@ fn every_client_has_a_number_of_its_own() {
     assert!(clients[0] != clients[1] && clients[0] == clients[2], "{clients:?}");
 }
 
+/// Eight clients with small windows, one small inbox, an engine that sleeps until its bell: every
+/// wait of the port happens thousands of times. A lost wake-up hangs this, and the limit reports
+/// it.
 #[test]
 fn stress_loses_no_request_no_reply_and_no_wake_up() {
     const CLIENTS: u64 = 8;
@@ -228,7 +229,7 @@ fn stress_loses_no_request_no_reply_and_no_wake_up() {
     });
 }
 
-/// Writes and reads back sectors of its own, a thread for each half.
+/// Writes and reads back sectors of its own, with one thread for each half.
 fn one_client(connector: &bcached_port::Connector, client: u64, each: u64) {
     let window = 1 + usize::try_from(client).expect("small") % 4;
     let (requests, mut replies) = connector.connect::<u64>(window);
@@ -262,7 +263,7 @@ fn one_client(connector: &bcached_port::Connector, client: u64, each: u64) {
     assert_eq!(taker.join().expect("the taker is content"), each * (each - 1) / 2);
 }
 
-/// The engine's thread dies in the middle of its work: clients get errors and no one hangs.
+/// The engine's thread panics in the middle of its work: clients get errors and none hangs.
 #[test]
 fn an_engine_that_panics_leaves_errors_not_silence() {
     within_limit(|| {

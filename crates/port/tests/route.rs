@@ -1,4 +1,4 @@
-//! Volumes that go from one engine to another while clients use them.
+//! Volumes that move from one engine to another while clients use them.
 
 use bcached_port::ram::{Ram, Verdict};
 use bcached_port::{Buffer, Operation, Payload, Route, VolumeId, open};
@@ -12,7 +12,8 @@ const HERE: VolumeId = VolumeId(3);
 const THERE: VolumeId = VolumeId(5);
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What is in ends where it is; what comes while the route is held goes where it leads then.
+/// Requests already in complete where they are; those that arrive while the route is held go where
+/// it leads afterwards.
 #[test]
 fn requests_wait_while_their_volume_moves() {
     let bell = || -> bcached_port::Bell { Arc::new(|| {}) };
@@ -46,7 +47,7 @@ fn requests_wait_while_their_volume_moves() {
     assert!(!route.is_held() && route.leads_to(THERE, &other) && !route.leads_to(HERE, &one));
 }
 
-/// Who lets a route go before it was idle is not told of that any more.
+/// A holder that releases a route before it was idle is not notified of that any more.
 #[test]
 fn a_route_that_was_let_go_of_leads_where_it_did() {
     let (engine, mut server) = open(8, Arc::new(|| {}));
@@ -62,7 +63,8 @@ fn a_route_that_was_let_go_of_leads_where_it_did() {
     assert!(!called.load(Ordering::SeqCst));
 }
 
-/// Writers go on while their volume goes to and fro a hundred times; each engine sees only volumes that it has.
+/// Writers continue while their volume moves back and forth a hundred times; each engine sees only
+/// volumes that it has.
 #[test]
 fn stress_no_request_meets_an_engine_that_does_not_have_its_volume() {
     let (here, there) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
@@ -109,10 +111,10 @@ fn stress_no_request_meets_an_engine_that_does_not_have_its_volume() {
     assert_eq!(writers.into_iter().map(|writer| writer.join().expect("no panic")).sum::<usize>(), 12_000);
 }
 
-/// A bell that says so.
+/// A bell that sends a message.
 fn bell() -> (bcached_port::Bell, mpsc::Receiver<()>) {
     let (rings, rung) = mpsc::channel();
-    // Nobody may listen any more.
+    // The receiver may be gone.
     (
         Arc::new(move || {
             let _heard = rings.send(());
@@ -121,7 +123,8 @@ fn bell() -> (bcached_port::Bell, mpsc::Receiver<()>) {
     )
 }
 
-/// Who must not sleep gets its request back while the route is held, is rung once it is not, and nothing was under way.
+/// A client that must not sleep gets its request back while the route is held, is rung when it
+/// opens, and has nothing in flight.
 #[test]
 fn who_does_not_wait_for_a_held_route_is_rung_when_it_opens() {
     let (engine, mut server) = open(8, Arc::new(|| {}));
@@ -147,7 +150,7 @@ fn who_does_not_wait_for_a_held_route_is_rung_when_it_opens() {
     route.lead(HERE, &engine);
 }
 
-/// An inbox that others have filled: there are no replies whose arrival would ring.
+/// An inbox that others have filled: no replies are pending whose arrival would ring.
 #[test]
 fn who_does_not_wait_for_a_full_inbox_is_rung_when_it_is_emptied_or_closed() {
     let (engine, mut server) = open(1, Arc::new(|| {}));

@@ -1,8 +1,10 @@
-//! A crash at every operation: the workload runs once, and at each point the world is copied, crashed in several ways,
-//! opened again and judged. Of the recoveries some are crashed in turn, at each of their own points.
+//! Crashes at every operation: the workload runs once, and at each point the world is copied,
+//! crashed in several ways, opened again and judged. Some of the recoveries are crashed in turn, at
+//! each of their own points.
 //!
-//! Copying at the point is the same as running again and crashing there (`driver::tests` compares the two), and turns a
-//! quadratic sweep into a linear one. A replay runs the workload and judges the one point.
+//! A copy at the point is equivalent to another run that crashes there (`driver::tests` compares
+//! the two), and turns a quadratic sweep into a linear one. A replay runs the workload and judges
+//! only one point.
 
 mod novelty;
 
@@ -27,43 +29,45 @@ pub use novelty::{Novelty, Situation};
 /// How thorough a sweep is.
 #[derive(Clone, Copy, Debug)]
 pub struct Depth {
-    /// Judge one point in so many (1: all, 0: none but the following).
+    /// Judge one in this many points (1: all, 0: only novel points).
     pub every: u64,
-    /// Judge besides points unlike those before: see [`Novelty::picks`]; 0: none.
+    /// Also judge points unlike those before: see [`Novelty::picks`]; 0: none.
     pub novel: u64,
-    /// Of the workload itself judge only points inside one of these phases, bits as of [`Phases::inside`]; 0: all points.
+    /// In the workload itself, judge only points inside one of these phases, bits as of
+    /// [`Phases::inside`]; 0: all points.
     pub within: u32,
-    /// Of recoveries too.
+    /// Whether `within` applies to recoveries too.
     pub recoveries_within: bool,
     /// Seeded subsets tried at each power cut, besides nothing and everything.
     pub subsets: u64,
-    /// Crash inside the recovery of one crash in so many; 0: of none.
+    /// Crash inside the recovery from one in this many crashes; 0: none.
     pub recovery_one_in: u64,
-    /// Of a recovery judge one point in so many (1: all, 0: none but those unlike others).
+    /// In a recovery, judge one in this many points (1: all, 0: only novel points).
     pub recovery_every: u64,
     /// Seeded subsets tried at each power cut inside a recovery.
     pub recovery_subsets: u64,
-    /// The same for the recovery from a crash inside a recovery.
+    /// As `recovery_one_in`, for the recovery from a crash inside a recovery.
     pub third_one_in: u64,
-    /// Of the workload itself only processes die, and only the power of what comes after them is cut: what
-    /// the dead had written and not flushed is there, is read, and is gone.
+    /// In the workload itself only processes die, and in what comes after only the power is cut.
+    /// Writes that a dead process left unflushed are there, are read, and are then lost.
     pub dies_first: bool,
-    /// Steps done after each recovery.
+    /// Number of steps after each recovery.
     pub aftermath: usize,
-    /// Of the crashes that could be tried at a point try so many; `None`: all.
+    /// Number of crashes tried at each point, of all that are possible there; `None`: all.
     pub tries: Option<usize>,
-    /// Device operations that what comes after crashes may take, besides twice as many as there were points until then:
-    /// beyond that no point is judged, and beyond half of it none but those of the workload itself that are unlike others.
-    /// `None`: any number.
+    /// Budget of device operations for all that runs after crashes, besides twice the number of
+    /// points reached so far. When it is spent no point is judged; when half of it is spent, only
+    /// novel points of the workload itself are. `None`: unlimited.
     pub work: Option<u64>,
 }
 
 impl Depth {
-    /// Every point with nothing, everything and eight subsets; one recovery in 32 is crashed at each of its points.
-    /// Afterwards as much is done as in a quick look: a replay does not know which of the two has found its crash.
+    /// Every point with nothing, everything and eight subsets; one recovery in 32 is crashed at
+    /// each of its points. The aftermath is as long as in [`Self::QUICK`], because a replay does
+    /// not know which of the two depths has found its crash.
     pub const FULL: Self = Self { subsets: 8, recovery_one_in: 32, ..Self::QUICK };
 
-    /// For a quick look: every point, two subsets, one recovery in 64.
+    /// A quick look: every point, two subsets, one recovery in 64.
     pub const QUICK: Self = Self {
         every: 1,
         novel: 0,
@@ -80,15 +84,17 @@ impl Depth {
         work: None,
     };
 
-    /// Every point, every recovery, each of its points, all with eight subsets; of the recoveries from these one in 4,096.
+    /// Every point, every recovery and each of its points, all with eight subsets; of the
+    /// recoveries from those, one in 4,096.
     pub const EXHAUSTIVE: Self =
         Self { recovery_one_in: 1, recovery_subsets: 8, third_one_in: 4096, ..Self::FULL };
 
-    /// Only points unlike those before, and few crashes at each: many points with a few are worth more than a few points with
-    /// many.
+    /// Only points unlike those before, and few crashes at each: many points with few crashes are
+    /// worth more than a few points with many.
     pub const SPARSE: Self = Self { every: 0, novel: 2, tries: Some(2), recovery_every: 0, ..Self::QUICK };
 
-    /// Whether `point`, after `level` crashes that `number` tells, is one in so many.
+    /// Returns whether `point` is one in every [`Self::every`] or [`Self::recovery_every`]. It
+    /// comes after `level` crashes, which `number` identifies.
     fn is_one_in(&self, number: u64, point: u64, level: usize) -> bool {
         let every = if level == 0 { self.every } else { self.recovery_every };
         match (every, level) {
@@ -98,7 +104,7 @@ impl Depth {
         }
     }
 
-    /// The crashes tried at `point` of a workload.
+    /// Returns the crashes tried at `point` of a workload.
     fn cuts(&self, seed: u64, point: u64) -> Vec<Cut> {
         let subset = |index| Survivors::Seeded(mix(&[seed, point, index]) >> 32);
         let power =
@@ -108,7 +114,7 @@ impl Depth {
         self.some_of(cuts(point, power, death), mix(&[seed, point, 8]))
     }
 
-    /// The crashes tried at a point of a recovery.
+    /// Returns the crashes tried at a point of a recovery.
     fn cuts_in_recovery(&self, seed: u64, point: u64) -> Vec<Cut> {
         let subset = |index| Survivors::Seeded(mix(&[seed, point, 77 + index]) >> 32);
         let everything = (self.recovery_subsets > 1).then_some(Survivors::Everything);
@@ -118,7 +124,7 @@ impl Depth {
         self.some_of(cuts(point, power, death), mix(&[seed, point, 8]))
     }
 
-    /// As many of `cuts` as are tried, which ones `number` tells.
+    /// Returns as many of `cuts` as are tried; `number` selects them.
     fn some_of(&self, mut cuts: Vec<Cut>, number: u64) -> Vec<Cut> {
         let count = cuts.len();
         cuts.rotate_left(usize::try_from(number % count as u64).expect("less than there are"));
@@ -126,7 +132,8 @@ impl Depth {
         cuts
     }
 
-    /// How many recoveries there are to each that is crashed, `level` crashes having come before; 0: none is.
+    /// Returns the number of recoveries for each one that is crashed, after `level` crashes; 0:
+    /// none is crashed.
     const fn one_in(&self, level: usize) -> u64 {
         match level {
             1 => self.recovery_one_in,
@@ -145,14 +152,14 @@ fn cuts(
     power.map(cut(Crash::PowerCut)).chain(death.into_iter().map(cut(Crash::ProcessDeath))).collect()
 }
 
-/// What a sweep or replay shares with its observers.
+/// The state that a sweep or replay shares with its observers.
 struct Judge {
     system: Rc<dyn System>,
     workload: Workload,
     depth: Depth,
-    /// Only this one, instead of what `depth` says.
+    /// If not empty, judge only these crashes, instead of those of `depth`.
     only: Vec<Cut>,
-    /// The point of the workload that was reached.
+    /// The last point of the workload that was reached.
     reached: Cell<u64>,
     novelty: Rc<RefCell<Novelty>>,
     figures: Cell<Figures>,
@@ -160,7 +167,8 @@ struct Judge {
 }
 
 impl Judge {
-    /// Tries `cuts` (the last of them new) on `snapshot`; true if the world may end because a fault was found.
+    /// Tries `cuts` (the last of them is new) on `snapshot`. Returns true if the world may end
+    /// because a fault was found.
     fn try_cut(self: &Rc<Self>, snapshot: &Snapshot, cuts: &[Cut]) -> bool {
         let cut = cuts.last().expect("there is a cut to try");
         let mut after = snapshot.clone();
@@ -179,8 +187,9 @@ impl Judge {
         true
     }
 
-    /// Checks the structure as the crash has left it (of large sets in one of four runs), opens, verifies, goes on a little,
-    /// stops; in one of four runs the power then goes, and nothing may be missing.
+    /// Checks the structure as the crash has left it (with grown sets in one of four runs). Then
+    /// opens the system, verifies, runs some steps and stops. In one of four runs the power is then
+    /// cut, and nothing may be missing.
     fn aftermath(&self, rig: &mut Rig, seed: u64) -> Result<(), Fault> {
         if self.workload.grown.is_none() || seed % 4 == 1 {
             rig.inspect()?;
@@ -211,7 +220,7 @@ impl Judge {
         self.figures.set(figures);
     }
 
-    /// Whether the recovery after `cuts` is crashed in turn.
+    /// Returns whether the recovery after `cuts` is crashed in turn.
     fn looks_inside(&self, cuts: &[Cut]) -> bool {
         if !self.only.is_empty() {
             return cuts.len() < self.only.len();
@@ -220,7 +229,7 @@ impl Judge {
         one_in > 0 && self.number_of(cuts).is_multiple_of(one_in)
     }
 
-    /// A number that tells these crashes from others.
+    /// Returns a number that identifies these crashes.
     fn number_of(&self, cuts: &[Cut]) -> u64 {
         cuts.iter().fold(self.workload.seed, |number, cut| {
             let salt = u64::from(cut.crash == Crash::PowerCut);
@@ -228,7 +237,7 @@ impl Judge {
         })
     }
 
-    /// Judges each point of what `rig` will run, which comes after the crashes `before`.
+    /// Judges each point of what `rig` will run after the crashes `before`.
     fn observe(self: &Rc<Self>, rig: &Rig, before: Vec<Cut>) {
         let judge = Rc::clone(self);
         let (note, oracle) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle));
@@ -244,13 +253,13 @@ impl Judge {
                 let chain: Vec<Cut> = before.iter().copied().chain([cut]).collect();
                 judge.try_cut(&snapshot, &chain)
             });
-            // A replay has seen what it wanted.
+            // A replay has seen all that it needs.
             failed || !judge.only.is_empty()
         };
         rig.world.borrow_mut().observe(Box::new(observer));
     }
 
-    /// The share in hundredths that is spent of what may be.
+    /// Returns how much of the budget is spent, in percent.
     fn spent_percent(&self) -> u64 {
         let spent = self.figures.get().operations;
         self.depth.work.map_or(0, |work| 100 * spent / (work + 2 * self.reached.get()))
@@ -275,7 +284,7 @@ impl Judge {
         cuts
     }
 
-    /// Whether `point`, after `level` crashes that `number` tells, is judged.
+    /// Returns whether `point`, after the `level` crashes that `number` identifies, is judged.
     fn is_judged(&self, number: u64, point: u64, level: usize, phases: &Phases, view: &OpView) -> bool {
         let (depth, spent) = (&self.depth, self.spent_percent());
         let is_paid_for = spent < if level == 0 { 100 } else { 50 };
@@ -294,20 +303,21 @@ impl Judge {
     }
 }
 
-/// A flush, or what a device makes durable by one, has failed, and what that was to make durable is gone. A process that dies
-/// before it has heard of that leaves a note of what it has acknowledged, and the next one can neither know nor tell from the
-/// data: it is not asked for.
+/// Returns whether a flush or a FUA write has just failed, so that what it was to make durable is
+/// lost. A process that dies before it learns of that leaves a note of acknowledged writes, and its
+/// successor cannot know of the loss or detect it from the data. Such a death is therefore not
+/// tried.
 fn is_unheard_drop(view: &OpView) -> bool {
     view.completed && view.failed && (view.kind == OpKind::Flush || view.fua)
 }
 
-/// The seed of the world after `cuts`.
+/// Returns the seed of the world after `cuts`.
 fn seed_after(workload: &Workload, cuts: &[Cut]) -> u64 {
     let points: Vec<u64> = cuts.iter().map(|cut| cut.point).collect();
     mix(&[workload.seed, mix(&points), 5])
 }
 
-/// What a replay of `cuts` does after the last of them.
+/// Returns the steps that a replay of `cuts` runs after the last of them.
 #[must_use]
 pub fn aftermath(workload: &Workload, cuts: &[Cut]) -> Vec<Step> {
     Shape::aftermath(workload, mix(&[seed_after(workload, cuts), 6]), Depth::QUICK.aftermath)
@@ -328,15 +338,15 @@ fn snapshot(devices: &[Device], note: &RefCell<NoteState>, oracle: &RefCell<Orac
 /// Runs `workload` and crashes it at its points.
 ///
 /// # Errors
-/// The first fault, of the run itself or after a crash.
+/// Returns the first fault, of the run itself or after a crash.
 pub fn sweep(system: &Rc<dyn System>, workload: &Workload, depth: Depth) -> Result<Figures, Box<Failure>> {
     sweep_after(system, workload, depth, &Rc::default())
 }
 
-/// As [`sweep`], where others have gone before: what they have judged is not new.
+/// Does the same as [`sweep`] after earlier sweeps: situations that they have judged are not novel.
 ///
 /// # Errors
-/// As of [`sweep`].
+/// As [`sweep`].
 pub fn sweep_after(
     system: &Rc<dyn System>,
     workload: &Workload,
@@ -346,18 +356,18 @@ pub fn sweep_after(
     run(rig_of(system, workload)?, workload, depth, Vec::new(), Rc::clone(novelty))
 }
 
-/// As [`sweep`], on a rig that stands ready: see [`rig_from`](crate::run::rig_from).
+/// Does the same as [`sweep`], on a rig that is ready: see [`rig_from`](crate::run::rig_from).
 ///
 /// # Errors
-/// As of [`sweep`].
+/// As [`sweep`].
 pub fn sweep_on(rig: Rig, workload: &Workload, depth: Depth) -> Result<Figures, Box<Failure>> {
     run(rig, workload, depth, Vec::new(), Rc::default())
 }
 
-/// Runs `workload`, ends the world as `cuts` say, and judges that alone.
+/// Runs `workload`, crashes the world as `cuts` say, and judges only that.
 ///
 /// # Errors
-/// The fault that this leads to.
+/// Returns the fault that this leads to.
 pub fn replay(
     system: &Rc<dyn System>,
     workload: &Workload,

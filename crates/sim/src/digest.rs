@@ -1,5 +1,6 @@
-//! A fixed hash for traces and contents: equal on every machine, in every run. It is made as FNV-1a is, with its numbers,
-//! but takes whole words of 64 bits and rotates after each: another hash, and no other program's.
+//! A fixed hash for traces and contents, the same on every machine and in every run. It is built
+//! like FNV-1a, with its constants, but takes whole words of 64 bits and rotates after each. So it
+//! is a different hash, which no other program uses.
 
 /// A running hash.
 #[derive(Clone, Copy, Debug)]
@@ -12,21 +13,22 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// The hash of nothing.
+    /// Returns the hash of nothing.
     #[must_use]
     pub const fn new() -> Self {
         Self(0xcbf2_9ce4_8422_2325)
     }
 
-    /// Takes in a number.
+    /// Adds a number.
     pub const fn word(&mut self, word: u64) {
         // The rotation spreads the upper bits, which the multiplication alone never brings down.
         self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
     }
 
-    /// Takes in bytes, a rest shorter than a word padded with zeroes.
+    /// Adds bytes; a remainder shorter than a word is padded with zeroes.
     pub fn bytes(&mut self, bytes: &[u8]) {
-        // Whole words apart from the rest: the simulator spends much of its time here.
+        // Whole words are handled apart from the remainder: the simulator spends much of its time
+        // here.
         let (words, rest) = bytes.as_chunks::<8>();
         for word in words {
             self.word(u64::from_le_bytes(*word));
@@ -38,15 +40,15 @@ impl Digest {
         }
     }
 
-    /// The hash so far.
+    /// Returns the hash so far.
     #[must_use]
     pub const fn value(self) -> u64 {
         self.0
     }
 }
 
-/// A number that depends on all of `words` and on nothing else; for choices that must not shift with the order of
-/// asking.
+/// Returns a number that depends on all of `words` and on nothing else, for choices that must not
+/// change with the order in which they are made.
 #[must_use]
 pub fn mix(words: &[u64]) -> u64 {
     words.iter().fold(0, |value, word| bcached_env::rng::Rng::new(word ^ value).next())

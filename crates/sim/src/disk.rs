@@ -1,59 +1,72 @@
-//! The simulated device. First the faults it has, in words; then the code that has them and no
-//! others.
+//! The simulated device: first its fault model in words, then the code, which has these faults and
+//! no others.
 //!
 //! # Fault model
 //!
-//! It is the same for cache and backing devices. What the engine may lean on is what is *not* in
-//! this list.
+//! The model is the same for cache and backing devices. The engine may rely only on what is *not*
+//! in this list.
 //!
-//! **Order.** Operations in flight together are carried out in any order, each at some moment between its submission
-//! and its completion. A write may become visible in two parts at two moments. A read sees what is there at one moment,
-//! not necessarily the last before its completion.
+//! **Order.** Operations that are in flight together are carried out in any order, each at some
+//! moment between its submission and its completion. A write may become visible in two parts, at
+//! two moments. A read sees the content of one moment, which is not necessarily the last before its
+//! completion.
 //!
-//! **The volatile cache.** On a device that has one a completed write is visible at once and durable only after a flush
-//! *submitted after its completion* has completed, or at its completion if it carries FUA. At a power cut any subset of
-//! the writes that are not durable survives: completed or in flight, in any order, so that a later write may be there and
-//! an earlier one not. Of two writes to one sector the earlier may be what remains, except over a durable one, which
-//! nothing older replaces. A flush in flight may have covered all, nothing or some.
+//! **Volatile cache.** On a device with a volatile cache, a completed write is visible at once. It
+//! is durable only after the completion of a flush that was *submitted after the write completed*,
+//! or at its own completion if it carries FUA. At a power cut any subset of the writes that are not
+//! durable survives, completed or in flight, in any order. So a later write may survive and an
+//! earlier one may not. Of two writes to one sector, the earlier may be the one that remains; but
+//! nothing older replaces a durable write. A flush that was in flight may have covered all, some or
+//! none of the writes.
 //!
-//! **Torn writes.** A write that is cut by the power loss survives in pieces of one unit, 512 or 4096 bytes by device,
-//! aligned; each piece is old or new. A unit is never torn inside: all that the format rests on (a superblock within one
-//! sector) needs at least that, and all devices give it.
+//! **Torn writes.** A write that the power cut interrupts survives in aligned pieces of one unit,
+//! 512 or 4096 bytes depending on the device; each piece is old or new. No unit is torn inside.
+//! Everything that the format rests on (a superblock within one sector) needs at least that, and
+//! all devices guarantee it.
 //!
-//! **Failed writes.** A write that is reported failed has landed whole, in part, or not at all, and did so before the
-//! report; it does not come back later.
+//! **Failed writes.** A write that is reported as failed has landed entirely, in part, or not at
+//! all. It landed before the report and does not come back later.
 //!
-//! **Failed flushes.** A flush that fails has dropped what it covered: reads give the older content again, and the next
-//! flush succeeds as if nothing had happened. Linux does exactly this to page cache and drives do it to their own.
-//! Of each write that was in flight when it was submitted, and that is not durable by itself, it may have dropped what
-//! has landed: half of them it does. Such a write still ends well, without what was dropped of it.
+//! **Failed flushes.** A flush that fails has dropped what it covered: reads return the older
+//! content again, and the next flush succeeds as if nothing had happened. Linux does exactly this
+//! to its page cache, and drives do it to theirs. The failure may also affect writes that were in
+//! flight when the flush was submitted and that are not durable by themselves: from half of them it
+//! drops what has landed. Such a write still completes successfully, without the dropped part.
 //!
-//! **FUA by flush.** Many devices have no FUA: whoever drives them carries such a write out as a write and a flush. When it
-//! fails, that flush is what has failed: it has dropped what every other write had left in the volatile cache.
+//! **FUA by flush.** Many devices have no FUA: their driver carries out such a write as a write and
+//! a flush. When it fails, that flush is what has failed: it has dropped what all other writes had
+//! left in the volatile cache.
 //!
-//! **Latent read errors.** A sector cannot be read until it is written again. The error comes for the whole request.
+//! **Latent read errors.** A sector cannot be read until it is written again. The whole request
+//! fails.
 //!
-//! **Bit rot.** A bit of the medium changes in silence. Only what is summed can notice: metadata here, never user data.
+//! **Bit rot.** A bit of the medium changes silently. Only checksums can detect it, and here only
+//! metadata has them, never user data.
 //!
-//! **Absence.** A device stops answering for a time and goes on, answers late, answers *unreachable* to everything, and
-//! may return, with the content it had, or with an older one (a snapshot rolled back, the wrong leg of a mirror).
-//! Operations in flight when it vanished ended either way before it did. One that is pulled is *gone* for whoever has it open,
-//! for ever; it loses what a power cut would take from it, or keeps its power, and is there again for who opens it anew.
+//! **Absence.** A device may stop answering for a time and then continue, answer late, or answer
+//! *unreachable* to everything. It may return with the content it had or with an older one (a
+//! snapshot rolled back, the wrong leg of a mirror). Operations that were in flight when it
+//! vanished had either taken effect before that or not. A device that is pulled is *gone*
+//! permanently for every process that has it open. It loses what a power cut would take from it, or
+//! keeps its power, and is available again to a process that opens it anew.
 //!
-//! **Form.** Requests off the device's logical blocks or beyond its end are refused. The runner counts a refused request
-//! as a fault of the engine.
+//! **Form.** The device refuses requests that are not aligned to its logical blocks or that reach
+//! beyond its end. The runner counts a refused request as a fault of the engine.
 //!
-//! **Zeroing** is a write of zeroes, with all that may become of one. A device refuses it where it would have to transfer
-//! them: one that may unmap, any, or any although it says that it can.
+//! **Zeroing** is a write of zeroes, and everything that can happen to a write can happen to it. A
+//! device refuses it where it would have to transfer the zeroes. Depending on the model, it refuses
+//! a zeroing that may unmap, every zeroing, or every zeroing although it advertises support.
 //!
-//! **Discard** makes each unit of the range zero or leaves it, as the device pleases; it is as volatile as a write.
+//! **Discard** makes each unit of the range zero or leaves it alone, as the device chooses. It is
+//! as volatile as a write.
 //!
-//! **Death of the process** (not of the power) takes nothing back: what completed is there, cache included; an operation
-//! in flight lands whole, in part or not, and has decided by the time the next process opens the device.
+//! **Death of the process** (without a power cut) takes nothing back: completed writes remain,
+//! volatile cache included. An operation in flight lands entirely, in part or not at all, and this
+//! is settled before the next process opens the device.
 //!
-//! Not modelled, because no format of this kind survives it: a device that lies about flush, one
-//! that tears inside its unit, one that redirects writes. Bit rot in user data and content from
-//! before are left to scenarios, which know what answer is right then.
+//! Not modelled, because no format of this kind survives it: a device that lies about flushes, one
+//! that tears inside its unit, and one that redirects writes. Bit rot in user data and the return
+//! of earlier content are left to scenarios, which know the right answer then.
 
 pub mod cut;
 pub mod fault;
@@ -73,24 +86,25 @@ use std::ops::Range;
 use store::PAGE_SECTORS;
 use version::Version;
 
-/// What a device makes of being told to zero a range.
+/// How a device responds to a request to zero a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Zeroing {
-    /// It does, and gives the space up if it may.
+    /// It zeroes, and deallocates the space if the request allows it.
     Unmaps,
-    /// It does if it need not give the space up.
+    /// It zeroes only if the request does not allow it to deallocate the space.
     Keeps,
-    /// It says that it knows no such thing.
+    /// It reports that it does not support zeroing.
     Unknown,
-    /// It says that it does, and refuses.
+    /// It reports support, and refuses every request.
     Refused,
 }
 
 impl Zeroing {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 4] = [Self::Unmaps, Self::Keeps, Self::Unknown, Self::Refused];
 
-    /// Whether one is carried out that may `unmap`, or may not.
+    /// Returns whether the device carries out a zeroing; `unmap` says whether the request allows
+    /// deallocation.
     #[must_use]
     pub const fn does(self, unmap: bool) -> bool {
         match self {
@@ -101,32 +115,32 @@ impl Zeroing {
     }
 }
 
-/// What a device is. Sizes in sectors of 512 bytes.
+/// The properties of a device. Sizes are in sectors of 512 bytes.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Capacity.
+    /// Capacity in sectors.
     pub sectors: u64,
-    /// Smallest unit of I/O that is accepted: 1 or 8.
+    /// Smallest unit of I/O that the device accepts: 1 or 8.
     pub logical_block_sectors: u32,
-    /// Unit within which a write is never torn: 1 or 8, not below the logical block.
+    /// Unit within which a write is never torn: 1 or 8, and at least the logical block.
     pub torn_sectors: u64,
-    /// Completed writes may be lost at a power cut.
+    /// Whether completed writes may be lost at a power cut.
     pub volatile_cache: bool,
-    /// A write with FUA is a write and a flush.
+    /// Whether a write with FUA is carried out as a write and a flush.
     pub fua_flushes: bool,
-    /// Discards are carried out.
+    /// Whether discards are carried out.
     pub discard: bool,
     /// Which zeroings are carried out.
     pub zeroing: Zeroing,
-    /// Middle latency of a read or write, in nanoseconds; each one is drawn from a quarter to four
-    /// times of it.
+    /// Nominal latency of a read or write, in nanoseconds; each one is drawn from a quarter of it
+    /// to four times it.
     pub latency_ns: u64,
     /// Content before the first write.
     pub background: Background,
 }
 
 impl Model {
-    /// A fast device with a volatile cache that carries out discards.
+    /// Returns a fast device with a volatile cache that carries out discards.
     #[must_use]
     pub const fn fast(sectors: u64, block_sectors: u32) -> Self {
         Self {
@@ -142,7 +156,7 @@ impl Model {
         }
     }
 
-    /// A slow device with a volatile cache that knows no discard.
+    /// Returns a slow device with a volatile cache and without discard support.
     #[must_use]
     pub const fn slow(sectors: u64, block_sectors: u32, background: Background) -> Self {
         Self { discard: false, latency_ns: 500_000, background, ..Self::fast(sectors, block_sectors) }
@@ -155,11 +169,12 @@ struct InFlight {
     range: Range<u64>,
     content: Content,
     fua: bool,
-    /// From here on it has not landed yet.
+    /// The write has not landed yet from this sector on.
     landed_to: u64,
 }
 
-/// What a flush will make durable: writes below `limit` that had completed when it was submitted.
+/// What a flush will make durable: writes numbered below `limit` that had completed when it was
+/// submitted.
 #[derive(Clone, Debug)]
 pub struct Flush {
     limit: u64,
@@ -172,25 +187,25 @@ impl Flush {
     }
 }
 
-/// A device and all that is on its way to its medium. A clone shares content until one of the two
-/// changes.
+/// A device and all writes that have not reached its medium yet. A clone shares content until one
+/// of the two changes.
 #[derive(Clone)]
 pub struct Device {
-    /// What it is.
+    /// Its properties.
     pub model: Model,
-    /// What it will do wrong.
+    /// The faults it will have.
     pub faults: Faults,
-    /// It answers *unreachable* to everything.
+    /// Whether it answers *unreachable* to everything.
     pub gone: bool,
-    /// What stands on it was damaged on purpose, and no process has ended in order since.
+    /// Whether its content was damaged on purpose and no process has shut down cleanly since.
     pub is_spoiled: bool,
-    /// Nothing completes before this virtual time (nanoseconds): a stall.
+    /// No operation completes before this virtual time (nanoseconds): a stall.
     pub stalled_until: u64,
-    /// What a power cut cannot take.
+    /// Content that a power cut cannot take.
     medium: Store,
-    /// What a read gives: the medium and everything landed on top.
+    /// Content that a read returns: the medium and everything that landed on top of it.
     view: Store,
-    /// What has landed and is not durable, by page, in order of landing.
+    /// Versions that have landed and are not durable, by page, in order of landing.
     volatile: BTreeMap<u64, Vec<Version>>,
     in_flight: BTreeMap<u64, InFlight>,
     unreadable: BTreeSet<u64>,
@@ -199,7 +214,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A new device holding its background.
+    /// Creates a device that holds its background.
     #[must_use]
     pub fn new(model: Model) -> Self {
         assert!(model.torn_sectors >= u64::from(model.logical_block_sectors), "blocks are whole");
@@ -219,7 +234,7 @@ impl Device {
         }
     }
 
-    /// What the engine is told about it.
+    /// Returns what the engine is told about it.
     #[must_use]
     pub fn info(&self) -> DiskInfo {
         DiskInfo {
@@ -235,7 +250,7 @@ impl Device {
         }
     }
 
-    /// Where the data of a volume begins on it, in sectors; 0 if it holds no volume.
+    /// Returns the sector at which the data of its volume begins; 0 if it holds no volume.
     #[must_use]
     pub const fn data_start(&self) -> u64 {
         match self.model.background {
@@ -243,7 +258,7 @@ impl Device {
         }
     }
 
-    /// Whether the device would take a request of this form.
+    /// Returns whether the device accepts a request of this form.
     #[must_use]
     pub fn accepts(&self, sector: u64, sectors: u64) -> bool {
         let block = u64::from(self.model.logical_block_sectors);
@@ -251,7 +266,7 @@ impl Device {
         sectors > 0 && aligned && sector.checked_add(sectors).is_some_and(|end| end <= self.model.sectors)
     }
 
-    /// Takes a write, discard or zeroing; returns its number. Nothing has landed.
+    /// Accepts a write, discard or zeroing and returns its number. Nothing has landed yet.
     pub fn take(&mut self, range: Range<u64>, content: Content, fua: bool) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -260,7 +275,7 @@ impl Device {
         number
     }
 
-    /// Lets write `number` land up to sector `end` of the device.
+    /// Lands write `number` up to sector `end` of the device.
     pub fn land(&mut self, number: u64, end: u64) {
         let write = self.in_flight.get_mut(&number).expect("only writes in flight land");
         let range = write.landed_to..end.min(write.range.end);
@@ -279,7 +294,7 @@ impl Device {
             self.volatile.entry(page).or_default().push(version);
             at = next;
         }
-        // A discard that is not carried out writes nothing.
+        // A discard that the device ignores writes nothing.
         if !matches!(content, Content::Keep) {
             for sector in range {
                 self.unreadable.remove(&sector);
@@ -287,8 +302,8 @@ impl Device {
         }
     }
 
-    /// Ends write `number`: what has not landed does, and it is durable if it carries FUA or there
-    /// is no volatile cache.
+    /// Completes write `number`: the rest of it lands. It is durable if it carries FUA or the
+    /// device has no volatile cache.
     pub fn complete(&mut self, number: u64) {
         self.land(number, u64::MAX);
         let write = self.in_flight.remove(&number).expect("a write completes once");
@@ -299,8 +314,9 @@ impl Device {
         }
     }
 
-    /// Ends write `number` with a failure after `landed` of it had landed. If a flush of its own
-    /// has failed: the sectors that lost something; `None` if there was none.
+    /// Fails write `number` after the part given by `landed` has landed. If this also failed the
+    /// write's own flush, returns the sectors that lost content; returns `None` if the write had no
+    /// such flush.
     pub fn fail(&mut self, number: u64, landed: Landed) -> Option<BTreeSet<u64>> {
         let write = self.in_flight.get(&number).expect("a write ends once").clone();
         let unit = self.model.torn_sectors;
@@ -332,13 +348,13 @@ impl Device {
         Flush { limit: self.next, open: self.in_flight.keys().copied().collect() }
     }
 
-    /// Ends a flush: all that it covers is durable.
+    /// Completes a flush: all that it covers is durable.
     pub fn complete_flush(&mut self, flush: &Flush) {
         self.harden(0..=u64::MAX, |number| flush.covers(number));
     }
 
-    /// Ends a flush with a failure: all that it covers is lost, and some of what it need not have covered. The sectors
-    /// that lost something.
+    /// Fails a flush: all that it covers is lost, and some writes that it did not have to cover.
+    /// Returns the sectors that lost content.
     pub fn fail_flush(&mut self, flush: &Flush) -> BTreeSet<u64> {
         let beside = self.dropped_beside(flush);
         let mut dropped = BTreeSet::new();
@@ -356,8 +372,9 @@ impl Device {
         dropped
     }
 
-    /// Which of the writes that were in flight when a flush was submitted lose what has landed of them, as it fails. None
-    /// that is durable by itself when it ends: nothing would tell that it is not.
+    /// Chooses which writes that were in flight when a flush was submitted lose what has landed of
+    /// them as the flush fails. A write that will be durable by itself at its completion loses
+    /// nothing: nothing would report that it is not durable.
     fn dropped_beside(&self, flush: &Flush) -> BTreeSet<u64> {
         if !self.model.volatile_cache {
             return BTreeSet::new();
@@ -367,7 +384,7 @@ impl Device {
         flush.open.iter().filter(|number| is_struck(number) && !is_durable(number)).copied().collect()
     }
 
-    /// Reads what is there now.
+    /// Reads the current content.
     ///
     /// # Errors
     /// [`IoErrorKind::Io`] if a sector of the range is unreadable.
@@ -380,17 +397,17 @@ impl Device {
         Ok(())
     }
 
-    /// Makes sectors unreadable until they are written.
+    /// Makes sectors unreadable until they are written again.
     pub fn make_unreadable(&mut self, range: Range<u64>) {
         self.unreadable.extend(range);
     }
 
-    /// What could not be read can be read again.
+    /// Makes all unreadable sectors readable again.
     pub fn make_readable(&mut self) {
         self.unreadable.clear();
     }
 
-    /// Bit rot on the medium (and in the view, which shows the medium where nothing newer stands).
+    /// Flips a bit on the medium, and in the view where no newer version covers the medium.
     pub fn rot(&mut self, sector: u64, bit: u16) {
         self.medium.flip(sector, bit);
         let versions = self.volatile.get(&(sector / PAGE_SECTORS)).into_iter().flatten();
@@ -409,15 +426,15 @@ impl Device {
         self.complete(number);
     }
 
-    /// Puts content on the medium from outside, where nobody uses the device at present; elsewhere
-    /// requests may be in flight.
+    /// Puts content on the medium from outside. The range must not be in use; requests elsewhere
+    /// may be in flight.
     pub fn overwrite(&mut self, range: Range<u64>, content: Content) {
         let number = self.take(range, content, true);
         self.complete(number);
     }
 
-    /// The device ends there from now on; or there again, with zeroes where it had been cut. False:
-    /// somebody is writing behind the new end.
+    /// Moves the end of the device. Sectors beyond the new end read as zeroes if the device grows
+    /// again. Returns false if a write beyond the new end is in flight.
     #[must_use]
     pub fn resize(&mut self, sectors: u64) -> bool {
         let former = self.model.sectors;
@@ -431,13 +448,13 @@ impl Device {
         true
     }
 
-    /// What would be read, for checks from outside.
+    /// Returns the content that reads would return, for checks from outside.
     #[must_use]
     pub const fn view(&self) -> &Store {
         &self.view
     }
 
-    /// Whether what can be read behind the superblock is what can be read of `other`.
+    /// Returns whether the readable content after the superblock equals that of `other`.
     #[must_use]
     pub fn has_content_of(&self, other: &Self) -> bool {
         let start = self.data_start().max(other.data_start());
@@ -449,13 +466,13 @@ impl Device {
         })
     }
 
-    /// What would be left if the power were cut and nothing volatile survived.
+    /// Returns what would be left if the power were cut and nothing volatile survived.
     #[must_use]
     pub const fn medium(&self) -> &Store {
         &self.medium
     }
 
-    /// The device comes back with the content of `old`, a former clone of it.
+    /// Brings the device back with the content of `old`, an earlier clone of it.
     pub fn return_as(&mut self, old: &Self) {
         self.gone = false;
         self.medium = old.view.clone();
@@ -463,8 +480,8 @@ impl Device {
         self.volatile.clear();
     }
 
-    /// Moves the volatile versions that `chosen` picks to the medium. An older one that stays
-    /// volatile loses the sectors a durable one has taken.
+    /// Moves the volatile versions that `chosen` picks to the medium. An older version that stays
+    /// volatile gives up the sectors that a durable one has taken.
     fn harden(&mut self, pages: std::ops::RangeInclusive<u64>, chosen: impl Fn(u64) -> bool) {
         let touched: Vec<u64> = self.volatile.range(pages).map(|(page, _)| *page).collect();
         for page in touched {

@@ -1,13 +1,15 @@
-//! The simulated world as the engine's driver: virtual time, latencies and order of completion from one seed, and an
-//! end of the world at any chosen operation.
+//! Implements the engine's driver over a simulated world: virtual time, latencies and completion
+//! order come from one seed, and the world can end at any chosen operation.
 //!
-//! The [`World`] outlives the process that runs in it: a [`SimDriver`] is a handle, an executor owns it, and when the
-//! executor is dropped (the process died, the power was cut) [`World::reboot`] makes the world ready for the next one.
+//! The [`World`] outlives the process that runs in it. A [`SimDriver`] is a handle that an executor
+//! owns. When the executor is dropped (the process died, the power was cut), [`World::reboot`]
+//! prepares the world for the next one.
 //!
-//! *Points.* Every submission and every completion of an operation that changes a device (write, zeroing, flush,
-//! discard) is a point, counted from 1 over the whole run. A crash is asked for by point; an [`Observer`] sees the
-//! devices as they are at each. At a submission point the operation is in flight, at a completion point it has
-//! completed and the engine has not heard of it. Reads are no points: between two of them a device does not change.
+//! *Points.* Every submission and every completion of an operation that changes a device (write,
+//! zeroing, flush, discard) is a point. Points are counted from 1 over the whole run. A crash is
+//! requested by its point, and an [`Observer`] sees the devices as they are at each point. At a
+//! submission point the operation is in flight; at a completion point it has completed, and the
+//! engine has not been told yet. Reads are not points: a device does not change between two points.
 
 mod crash;
 mod submit;
@@ -26,26 +28,26 @@ use std::rc::Rc;
 use trace::Trace;
 use ways::{Way, place_of_memory};
 
-/// CPU time of one turn of the executor, so that a loop that only yields does not stop the clock.
+/// CPU time of one turn of the executor, so that the clock advances even if a loop only yields.
 const TURN_NS: u64 = 200;
 
-/// Turns in a row without a device event or timer after which the engine counts as spinning. Honest bursts of work
-/// between two events stay below a thousand turns of 256 polls.
+/// Number of consecutive turns without a device event or timer after which the engine counts as
+/// spinning. Legitimate bursts of work between two events stay below a thousand turns of 256 polls.
 const IDLE_TURNS_MAX: u64 = 5_000;
 
-/// Looks at the clock between two waits for the driver, after which some task has not yielded for too long: it would
-/// never do so. Every transition looks once, and a turn has 256 polls.
+/// Number of clock reads between two waits for the driver after which a task counts as one that
+/// never yields. Every transition reads the clock once, and a turn has 256 polls.
 const LOOKS_MAX: u64 = 1_000_000;
 
-/// No CPU work in one piece may exceed this (the engine's rule for transitions).
+/// Limit for one uninterrupted piece of CPU work (the engine's rule for transitions).
 pub const CHARGE_NS_MAX: u64 = 200_000;
 
 /// Why the world halted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Halt {
-    /// As asked for, at this point.
+    /// As requested, at this point.
     Asked(u64),
-    /// Nothing is under way, no timer is set, and somebody still waits.
+    /// Nothing is in flight, no timer is set, and a task still waits.
     Stuck,
     /// Virtual time ran past the deadline.
     Late,
@@ -53,55 +55,56 @@ pub enum Halt {
     Spinning,
 }
 
-/// An operation as an [`Observer`] or trap sees it.
+/// An operation as an [`Observer`] or [`Trap`] sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpView {
-    /// On which device.
+    /// The device.
     pub disk: DiskId,
-    /// What.
+    /// The kind of operation.
     pub kind: OpKind,
-    /// Where; empty for a flush.
+    /// The sectors; empty for a flush.
     pub sectors: Range<u64>,
-    /// Carries FUA.
+    /// Whether it carries FUA.
     pub fua: bool,
-    /// It has completed, rather than just been submitted.
+    /// Whether it has completed; otherwise it has just been submitted.
     pub completed: bool,
-    /// With a failure, of which the process has not heard yet.
+    /// Whether it completed with a failure, which the process has not been told yet.
     pub failed: bool,
 }
 
 impl OpView {
-    /// An operation that has just been submitted.
+    /// Creates the view of an operation that has just been submitted.
     #[must_use]
     pub const fn of(disk: DiskId, kind: OpKind, sectors: Range<u64>, fua: bool) -> Self {
         Self { disk, kind, sectors, fua, completed: false, failed: false }
     }
 
-    /// The same operation when it ends.
+    /// Returns the same operation at its completion.
     #[must_use]
     pub fn ended(&self) -> Self {
         Self { completed: true, ..self.clone() }
     }
 }
 
-/// Looks at the devices at each point: `(point, devices, what made the point)`. The world ends here if it returns true.
+/// Called at each point with `(point, devices, operation at this point)`. The world ends there if
+/// it returns true.
 pub type Observer = Box<dyn FnMut(u64, &[Device], &OpView) -> bool>;
 
-/// Ends the world at the first operation of which it says yes.
+/// Ends the world at the first operation for which it returns true.
 pub type Trap = Box<dyn FnMut(&OpView) -> bool>;
 
-/// Told of each device whose flush has failed, and in which of its sectors something was dropped.
+/// Called with each device whose flush has failed, and with the sectors that lost content.
 pub type OnDrop = Box<dyn FnMut(usize, &BTreeSet<u64>)>;
 
-/// What happens at a moment of virtual time.
+/// An event that is due at a moment of virtual time.
 enum Due {
     /// A write becomes visible up to this sector.
     Land { disk: usize, number: u64, end: u64 },
-    /// A read takes what is there; it ends later.
+    /// A read samples the content; it completes later.
     Sample { disk: usize, token: Token, sector: u64, buffer: Buffer, end: u64 },
-    /// An operation ends.
+    /// An operation completes.
     Done { disk: usize, token: Token, ending: Ending, view: OpView },
-    /// An operation ends that no device has to do with any more, or none of the world's.
+    /// A completion that involves no device any more, or none of the world's devices.
     Told(Completion),
 }
 
@@ -119,27 +122,28 @@ enum Ending {
     Refused(IoErrorKind, Option<Buffer>),
 }
 
-/// Devices, clock and what is on its way.
+/// Devices, clock and everything in flight.
 pub struct World {
-    /// The devices, by [`DiskId`].
+    /// The devices, by index.
     pub devices: Vec<Device>,
-    /// What happened, hashed and on request recorded.
+    /// A hash of what happened and, on request, a record of it.
     pub trace: Trace,
-    /// A second flush of a device beside the first is a fault, see [`World::refused`].
+    /// Whether a second flush of a device beside a first is a fault; see [`World::refused`].
     pub one_flush: bool,
-    /// One read in four of so many sectors of the cache device, at multiples of that, takes so many nanoseconds more.
+    /// `(sectors, nanoseconds)`: one in four of the reads of the cache device that have this size
+    /// and are aligned to it takes this much longer.
     pub node_reads: Option<(u64, u64)>,
-    /// What hosts have done here.
+    /// Counts of what hosts have done in this world.
     pub hosting: Hosting,
-    /// By [`DiskId`].
+    /// Ways by [`DiskId`].
     ways: Vec<Way>,
-    /// What the process uses as devices of its own.
+    /// Memory that the process uses as devices.
     memories: Vec<Option<Device>>,
     now: u64,
     deadline: u64,
-    /// Nanoseconds by which faults have delayed operations so far, all added up; without stalls.
+    /// Total delay, in nanoseconds, that faults have caused so far, without stalls.
     late: u64,
-    /// When devices have stalled, and will.
+    /// Periods of past and present device stalls.
     stalls: Vec<Range<u64>>,
     rng: Rng,
     due: BTreeMap<(u64, u64), Due>,
@@ -155,17 +159,17 @@ pub struct World {
     looks: Cell<u64>,
     charge_max: u64,
     refused: Option<String>,
-    /// Devices with a flush under way.
+    /// Devices with a flush in flight.
     flushing: BTreeSet<usize>,
     operations: u64,
-    /// Reads taken, by device.
+    /// Reads submitted, by device.
     reads: Vec<u64>,
     /// Bytes of all writes submitted, by device.
     written: Vec<u64>,
 }
 
 impl World {
-    /// A world at time zero.
+    /// Creates a world at time zero.
     #[must_use]
     pub fn new(devices: Vec<Device>, seed: u64) -> Self {
         let (reads, written) = (vec![0; devices.len()], vec![0; devices.len()]);
@@ -212,22 +216,23 @@ impl World {
         self.observer = Some(observer);
     }
 
-    /// Nobody looks any more.
+    /// Removes the observer.
     pub fn stop_observing(&mut self) {
         self.observer = None;
     }
 
-    /// Ends the world at the first operation that `trap` picks; asked at submission and at completion, reads too.
+    /// Ends the world at the first operation that `trap` picks. It is called at submission and at
+    /// completion, also for reads.
     pub fn set_trap(&mut self, trap: Trap) {
         self.trap = Some(trap);
     }
 
-    /// Tells `tell` of each flush that fails.
+    /// Calls `tell` for each flush that fails.
     pub fn on_drop(&mut self, tell: OnDrop) {
         self.on_drop = Some(tell);
     }
 
-    /// No device does anything wrong any more.
+    /// Removes all faults from all devices.
     pub fn heal(&mut self) {
         for device in &mut self.devices {
             device.faults = Faults::default();
@@ -235,37 +240,39 @@ impl World {
         }
     }
 
-    /// Whether any device has failed since they were healed; one that is late has not.
+    /// Returns whether any device has failed since the last call of [`heal`](Self::heal). A late
+    /// device has not failed.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         (0..self.devices.len()).any(|device| self.has_device_failed(device))
     }
 
-    /// Whether this device has.
+    /// Returns whether this device has failed since then.
     #[must_use]
     pub fn has_device_failed(&self, device: usize) -> bool {
         self.devices[device].gone || self.devices[device].faults.failures() > 0
     }
 
-    /// Whether this device has failed, or will as soon as it is asked the right thing.
+    /// Returns whether this device has failed, or has a rule that will make an operation fail.
     #[must_use]
     pub fn may_fail(&self, device: usize) -> bool {
         self.has_device_failed(device) || self.devices[device].faults.has_rules()
     }
 
-    /// Ends the world now; no operation submitted from here on reaches a device.
+    /// Ends the world now; no operation that is submitted from here on reaches a device.
     pub fn halt_now(&mut self) {
         self.halt.get_or_insert(Halt::Asked(self.points));
     }
 
-    /// Something the clients wait for has happened: they wait `patience` more nanoseconds for the next, and as much longer as
-    /// faults delay operations from now on. While a device stalls they wait for its end first.
+    /// Records progress that the clients wait for: they wait up to `patience` more nanoseconds for
+    /// the next, extended by any delay that faults cause from now on. While a device stalls, this
+    /// time starts at the end of the stall.
     pub fn progress(&mut self, patience: u64) {
         let resume = self.devices.iter().map(|device| device.stalled_until).max().unwrap_or(0);
         self.deadline = self.now.max(resume).saturating_add(patience);
     }
 
-    /// From now on nothing on `device` completes for so many nanoseconds; then all of it goes on.
+    /// Stalls `device` for this many nanoseconds: nothing on it completes until then.
     pub fn stall(&mut self, device: usize, nanoseconds: u64) {
         let resume = self.now.saturating_add(nanoseconds);
         self.devices[device].stalled_until = resume;
@@ -273,76 +280,77 @@ impl World {
         self.deadline = self.deadline.saturating_add(nanoseconds);
     }
 
-    /// Nanoseconds by which faults have delayed operations so far, all added up.
+    /// Returns the total delay that faults and stalls have caused so far, in nanoseconds.
     #[must_use]
     pub fn late(&self) -> u64 {
         let stalled = self.stalls.iter().map(|stall| stall.end.min(self.now) - stall.start);
         self.late + stalled.sum::<u64>()
     }
 
-    /// Points passed.
+    /// Returns the number of points passed.
     #[must_use]
     pub const fn points(&self) -> u64 {
         self.points
     }
 
-    /// Reads of `device` taken.
+    /// Returns the number of reads that `device` was asked for.
     #[must_use]
     pub fn reads(&self, device: usize) -> u64 {
         self.reads[device]
     }
 
-    /// Bytes of all writes to `device` that were submitted, whatever became of them. Zeroes that it is to write by itself are
-    /// none.
+    /// Returns the bytes of all writes submitted to `device`, whatever their result. Zeroing
+    /// requests do not count.
     #[must_use]
     pub fn written_bytes(&self, device: usize) -> u64 {
         self.written[device]
     }
 
-    /// Operations taken, reads included.
+    /// Returns the number of operations submitted, reads included.
     #[must_use]
     pub const fn operations(&self) -> u64 {
         self.operations
     }
 
-    /// Why the world halted, if it did.
+    /// Returns why the world halted, if it did.
     #[must_use]
     pub const fn halted(&self) -> Option<&Halt> {
         self.halt.as_ref()
     }
 
-    /// An observer has seen enough: no further process is to run here.
+    /// Returns whether an observer ended the world: no further process is to run here.
     #[must_use]
     pub const fn closed(&self) -> bool {
         self.closed
     }
 
-    /// The first request whose form a device refused, in words, or that was a flush too many.
+    /// Describes the first request whose form a device refused, or the first flush beside another
+    /// one.
     #[must_use]
     pub fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 
-    /// The longest piece of CPU work charged, in nanoseconds.
+    /// Returns the longest piece of CPU work charged, in nanoseconds.
     #[must_use]
     pub const fn charge_max(&self) -> u64 {
         self.charge_max
     }
 
-    /// Virtual time in nanoseconds.
+    /// Returns the virtual time in nanoseconds.
     #[must_use]
     pub const fn now(&self) -> u64 {
         self.now
     }
 
-    /// Crashes all devices and makes the world ready for the next process. Counts and trace go on.
+    /// Crashes all devices and prepares the world for the next process. Counts and trace continue.
     pub fn reboot(&mut self, crash: Crash, survivors: Survivors) {
         self.due.clear();
         self.flushing.clear();
         self.ways = Way::to_each(&self.devices);
         self.memories.clear();
         if crash == Crash::PowerCut {
-            // Whatever held a device up is over.
+            // A power cut ends all stalls.
             self.stalls.iter_mut().for_each(|stall| stall.end = stall.end.min(self.now));
         }
         for (number, device) in self.devices.iter_mut().enumerate() {
@@ -364,12 +372,13 @@ impl World {
         self.next_due += 1;
     }
 
-    /// The point that `view` is going to make, if it makes one.
+    /// Returns the number of the point that `view` will be, if it will be one.
     fn next_point(&self, view: &OpView) -> Option<u64> {
         (view.kind != OpKind::Read).then_some(self.points + 1)
     }
 
-    /// Counts a point if `view` makes one, shows it, and ends the world if that is asked for here.
+    /// Counts a point if `view` is one, shows it to the observer, and ends the world if that was
+    /// requested here.
     fn pass(&mut self, view: &OpView) {
         if self.trap.as_mut().is_some_and(|trap| trap(view)) {
             self.halt_now();
@@ -390,7 +399,7 @@ impl World {
         }
     }
 
-    /// Lets what is due at `time` happen.
+    /// Carries out an event that is due.
     fn happen(&mut self, due: Due, events: &mut Vec<Event>) {
         match due {
             Due::Land { disk, number, end } => self.devices[disk].land(number, end),
@@ -413,7 +422,8 @@ impl World {
                 if view.kind == OpKind::Flush {
                     self.flushing.remove(&disk);
                     if matches!(ending, Ending::Refused(..)) {
-                        // What it should have covered is as it was, but nobody can know.
+                        // The data that the flush should have covered is unchanged, but nothing can
+                        // know that.
                         self.tell_drop(disk, &BTreeSet::new());
                     }
                 }
@@ -433,7 +443,7 @@ impl World {
         }
     }
 
-    /// A flush has failed, and dropped something if it covered anything.
+    /// Reports that a flush has failed, and which sectors lost content.
     fn tell_drop(&mut self, disk: usize, dropped: &BTreeSet<u64>) {
         if let Some(tell) = &mut self.on_drop {
             tell(disk, dropped);
@@ -485,7 +495,7 @@ impl World {
         }
         while self.halt.is_none() {
             let next = self.due.first_key_value().map(|((time, _), _)| *time);
-            // What has happened is told before the clock moves on.
+            // Report what has happened before the clock moves on.
             if !events.is_empty() && next.is_none_or(|time| time > self.now) {
                 break;
             }
@@ -513,24 +523,24 @@ impl World {
     }
 }
 
-/// A process's handle on the world.
+/// The handle of a process on the world.
 #[derive(Clone)]
 pub struct SimDriver(Rc<RefCell<World>>);
 
 impl SimDriver {
-    /// A handle on `world`.
+    /// Creates a handle on `world`.
     #[must_use]
     pub const fn new(world: Rc<RefCell<World>>) -> Self {
         Self(world)
     }
 
-    /// The world.
+    /// Borrows the world.
     #[must_use]
     pub fn world(&self) -> Ref<'_, World> {
         self.0.borrow()
     }
 
-    /// The world, to change.
+    /// Borrows the world mutably.
     #[must_use]
     pub fn world_mut(&self) -> RefMut<'_, World> {
         self.0.borrow_mut()

@@ -1,4 +1,4 @@
-//! What went wrong, and the one command that shows it again.
+//! Faults, and the one command that reproduces a failure.
 
 use crate::disk::Survivors;
 use crate::driver::{Crash, Halt};
@@ -9,7 +9,7 @@ use crate::workload::Workload;
 use std::fmt;
 use std::str::FromStr;
 
-/// What a system did that a correct one would not.
+/// What a system did that a correct one would not do.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Fault {
     /// A read returned what it may not.
@@ -18,37 +18,38 @@ pub enum Fault {
     /// A request failed although every device works.
     #[error("{request} was refused: {refusal}")]
     Refused {
-        /// The request in words.
+        /// The request as text.
         request: String,
-        /// The system's words.
+        /// The system's message.
         refusal: Refusal,
     },
-    /// It did not open.
+    /// The system did not open.
     #[error("it did not open: {0}")]
     Open(Refusal),
-    /// It opened and lacks volumes.
+    /// The system opened but lacks volumes.
     #[error("it opened with {found} volumes instead of {wanted}")]
     Volumes {
-        /// Volumes served.
+        /// Number of volumes served.
         found: usize,
-        /// Volumes made.
+        /// Number of volumes made.
         wanted: usize,
     },
-    /// A volume that lives in the cache alone is not what it must be at a start: gone, of another size, or back.
+    /// A flash-only volume is not what it must be at a start: it is gone, has another size, or is
+    /// back.
     #[error("volume {volume}, which lives in the cache alone, {}", match .found {
         None => "is gone".to_owned(),
         Some(sectors) => format!("is there with {sectors} sectors"),
     })]
     Lodger {
-        /// Its number.
+        /// The number of the volume.
         volume: u32,
-        /// Its sectors; `None`: it is not there.
+        /// Its size in sectors; `None` if it is gone.
         found: Option<u64>,
     },
-    /// It did not stop.
+    /// The system did not stop.
     #[error("it did not stop: {0}")]
     Stop(Refusal),
-    /// Somebody waits for ever.
+    /// A request or a task waits forever.
     #[error("{}; waiting: {}", match .halt {
         Halt::Stuck => "nothing is under way",
         Halt::Late => "no answer came within the time allowed",
@@ -56,46 +57,48 @@ pub enum Fault {
         Halt::Asked(_) => "the world ended unexpectedly",
     }, .waiting.join(", "))]
     Waiting {
-        /// How the world saw it.
+        /// How the world has halted.
         halt: Halt,
-        /// Some of what was not answered.
+        /// Some of the unanswered requests.
         waiting: Vec<String>,
     },
     /// A request was answered, but far too late.
     #[error("{request} took {milliseconds} ms")]
     Slow {
-        /// The request in words.
+        /// The request as text.
         request: String,
-        /// Without what faults had delayed meanwhile.
+        /// How long it took, without the delays that faults had caused.
         milliseconds: u64,
     },
-    /// Dirty data stays dirty though nobody writes and every device works.
+    /// Dirty data stays dirty although there are no writes and every device works.
     #[error("write-back does not end: {0} sectors are dirty")]
     NotWrittenBack(u64),
-    /// What is read over and over never comes from the cache.
+    /// Data that is read again and again never comes from the cache.
     #[error("volume {0} is not cached: what is read again comes from its backing device")]
     Bypassed(u32),
-    /// It panicked.
+    /// The system panicked.
     #[error("it panicked: {0}")]
     Panic(String),
-    /// It sent a request that a device refuses by its form.
+    /// The system sent a request that a device refuses as malformed.
     #[error("a request of wrong form: {0}")]
     Form(String),
     /// One piece of CPU work was too long.
     #[error("one piece of work took {0} ns")]
     Long(u64),
-    /// What it says to have written to its cache device is not what the device was given.
+    /// The system's count of bytes written to its cache device differs from what the device
+    /// received.
     #[error("it has counted {counted} bytes written to the cache device, which was given {given}")]
     Miscounted {
-        /// By the system, in bytes.
+        /// Counted by the system, in bytes.
         counted: u64,
-        /// By the world, in bytes.
+        /// Counted by the world, in bytes.
         given: u64,
     },
-    /// A device is an older copy of itself, and it was served, or something was written to what it belongs to.
+    /// A device is an older copy of itself, and it was served, or the set that it belongs to was
+    /// written to.
     #[error("device {device} is an older copy of itself, and {what}")]
     Older {
-        /// Which.
+        /// The device.
         device: usize,
         /// What was done all the same.
         what: &'static str,
@@ -103,14 +106,14 @@ pub enum Fault {
     /// The structure on the devices is not sound.
     #[error("the structure is not sound: {}", .0.join("; "))]
     Structure(Vec<String>),
-    /// A scenario did not go as its story tells.
+    /// A scenario did not go as its story says.
     #[error("the story went otherwise: {0}")]
     Story(String),
 }
 
 impl Fault {
-    /// Whether `other` is probably the same fault met elsewhere: of the same kind, and what was found is of the same kind.
-    /// Places and numbers may differ.
+    /// Returns whether `other` is probably the same fault found elsewhere: both are of the same
+    /// kind, and so are their findings. Places and numbers may differ.
     #[must_use]
     pub fn resembles(&self, other: &Self) -> bool {
         match (self, other) {
@@ -125,18 +128,18 @@ impl Fault {
     }
 }
 
-/// What a read has found that it may not.
+/// The kinds of wrong content that a read can find.
 #[derive(PartialEq, Eq, Debug)]
 enum Finding {
     /// A sector that is torn inside.
     Torn,
     /// Data of another place.
     Misplaced,
-    /// Zeroes: what a place holds that nothing was ever put into, or a zeroing.
+    /// Zeroes: the content of a place that was never written, or that was zeroed.
     Zeroes,
-    /// Something older than all that may be there: a value was lost.
+    /// Content older than anything allowed: a value was lost.
     Lost,
-    /// Neither what may be there nor anything older: a third value.
+    /// Neither allowed content nor older content: a third value.
     Third,
 }
 
@@ -154,7 +157,7 @@ impl Finding {
     }
 }
 
-/// The number of the write that an allowed value is, if it has one.
+/// Returns the number of the write that an allowed value names, if it has one.
 fn number_of(allowed: &str) -> Option<u64> {
     if allowed == Value::Written(0).to_string() {
         return Some(0);
@@ -162,18 +165,18 @@ fn number_of(allowed: &str) -> Option<u64> {
     allowed.strip_prefix("write ")?.parse().ok()
 }
 
-/// Whether two findings of the checker say the same, but for numbers.
+/// Returns whether two findings of the checker are equal apart from numbers.
 fn same_words(here: &str, there: &str) -> bool {
     let is_word = |word: &&str| !word.contains(|letter: char| letter.is_ascii_digit());
     here.split_whitespace().filter(is_word).eq(there.split_whitespace().filter(is_word))
 }
 
-/// Where a world is ended, how, and what survives: `point:crash:survivors`.
+/// A crash: at which point, how, and what survives, as `point:crash:survivors`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
-    /// At which point.
+    /// The point.
     pub point: u64,
-    /// How.
+    /// The kind of crash.
     pub crash: Crash,
     /// What survives.
     pub survivors: Survivors,
@@ -196,30 +199,31 @@ impl FromStr for Cut {
     }
 }
 
-/// What the simulator's program is called by those who were not called by it.
+/// The name of the simulator's program, for failures that are printed outside of it.
 const PROGRAM: &str = "sim";
 
-/// A fault and how to get there.
+/// A fault and how to reproduce it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// What went wrong.
     pub fault: Fault,
-    /// The system.
+    /// The system under test.
     pub system: String,
-    /// The arguments that give the workload again.
+    /// The arguments that reproduce the workload.
     pub workload: String,
     /// The crashes: none, one in the workload, one in the recovery from it, and so on.
     pub cuts: Vec<Cut>,
 }
 
 impl Failure {
-    /// A fault of `system` in `workload`.
+    /// Creates the failure of a fault of `system` in `workload`.
     #[must_use]
     pub fn new(fault: Fault, system: &str, workload: &Workload, cuts: &[Cut]) -> Self {
         Self { fault, system: system.to_owned(), workload: workload.arguments(), cuts: cuts.to_vec() }
     }
 
-    /// The command that shows it again, `program` being how a shell calls the simulator.
+    /// Returns the command that reproduces the failure; `program` is how a shell calls the
+    /// simulator.
     #[must_use]
     pub fn command(&self, program: &str) -> String {
         let mut command = format!("{program} run --system {} {}", self.system, self.workload);
@@ -230,7 +234,7 @@ impl Failure {
         command
     }
 
-    /// The fault and that command.
+    /// Returns the fault and that command.
     #[must_use]
     pub fn told(&self, program: &str) -> String {
         format!("{}\n  again: {}", self.fault, self.command(program))
@@ -256,14 +260,14 @@ mod tests {
         };
         let misplaced = |sector| StampError::Misplaced { volume: 1, sector, number: 3 };
         let kinds = [
-            // An older value, whichever one, where something newer must be.
+            // An older value, whichever one, where a newer one must be.
             vec![
                 read(Ok(Value::Written(4)), &["write 9", "write 12"]),
                 read(Ok(Value::Written(0)), &["write 9"]),
                 read(Ok(Value::Written(4)), &["zeroes"]),
             ],
             vec![read(Ok(Value::Zero), &["write 9"]), read(Ok(Value::Zero), &["its first content"])],
-            // One that was replaced and has come back, or never happened.
+            // A value that was replaced and has come back, or was never written.
             vec![
                 read(Ok(Value::Written(10)), &["write 9", "write 12"]),
                 read(Ok(Value::Written(10)), &["its first content"]),

@@ -1,14 +1,14 @@
-//! What was done, in numbers.
+//! Figures of runs and crashes.
 
 use crate::reached::Reached;
 use bcached_engine::{Phase, Phases};
 
 const PHASES: usize = Phase::ALL.len();
 
-/// Counts of runs and crashes. They can be added up.
+/// Counters of runs and crashes, which can be added up.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Figures {
-    /// Requests of clients, reads of verifications included.
+    /// Requests of clients, including the reads of verifications.
     pub requests: u64,
     /// Device operations.
     pub operations: u64,
@@ -16,35 +16,36 @@ pub struct Figures {
     pub lives: u64,
     /// Crashes tried.
     pub crashes: u64,
-    /// Of these, inside the recovery from another crash.
+    /// Of these, crashes inside the recovery from another crash.
     pub crashes_in_recovery: u64,
-    /// Of these, inside a recovery from a crash inside a recovery.
+    /// Of these, crashes inside the recovery from a crash inside a recovery.
     pub crashes_in_third: u64,
-    /// Virtual nanoseconds.
+    /// Virtual time in nanoseconds.
     pub virtual_ns: u64,
-    /// The longest poll: what a task did between two waits, in nanoseconds of charged work.
+    /// The longest poll: the charged work of a task between two waits, in nanoseconds.
     pub longest_ns: u64,
     /// How often each phase began, in the order of [`Phase::ALL`].
     pub begun: [u64; PHASES],
-    /// Crashes tried in the middle of each.
+    /// Crashes tried in the middle of each phase.
     pub cuts: [u64; PHASES],
-    /// What hosts have done when a set had failed.
+    /// What hosts have done after a set had failed.
     pub hosting: Hosting,
-    /// What the workloads themselves have asked of what, without what came after crashes that were tried.
+    /// Which operations the workloads themselves have run against which targets, without what came
+    /// after the crashes that were tried.
     pub reached: Reached,
 }
 
-/// What hosts have done when a set had failed.
+/// What hosts have done after a set had failed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Hosting {
-    /// Times that a failed set was about to be opened again.
+    /// How often a failed set was about to be opened again.
     pub reopenings: u64,
-    /// Times that volumes were about to go past their cache meanwhile.
+    /// How often volumes were about to bypass their cache meanwhile.
     pub bypasses: u64,
 }
 
 impl Figures {
-    /// Adds `other`'s.
+    /// Adds the figures of `other`.
     pub fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.operations += other.operations;
@@ -61,20 +62,20 @@ impl Figures {
         self.reached.add(&other.reached);
     }
 
-    /// Recoveries judged: one process has opened after each crash that was tried. Those after the restarts that a workload has
-    /// of its own are counted among the processes alone.
+    /// Returns the number of recoveries judged: one process has opened after each crash that was
+    /// tried. Recoveries after a workload's own restarts are counted only as processes.
     #[must_use]
     pub const fn recoveries(&self) -> u64 {
         self.crashes
     }
 
-    /// How often each phase of `phases` began.
+    /// Returns how often each phase began.
     #[must_use]
     pub fn begun(phases: &Phases) -> [u64; PHASES] {
         Phase::ALL.map(|phase| phases.begun(phase))
     }
 
-    /// So many crashes have been tried in the middle of what `phases` say.
+    /// Counts this many crashes in the middle of the current phases.
     pub fn cut(&mut self, phases: &Phases, crashes: u64) {
         for (count, phase) in self.cuts.iter_mut().zip(Phase::ALL) {
             *count += if phases.is_inside(phase) { crashes } else { 0 };

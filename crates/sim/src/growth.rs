@@ -1,6 +1,8 @@
-//! Sets that have grown: trees of several levels, one node of which is about to split, as places to start from. To get
-//! there takes tens of thousands of writes, and every crash would be far away from what it is meant to hit; so a set grows
-//! once, without crashes, and many runs start from its image.
+//! Grown sets as starting points: trees of several levels with a node that is about to split.
+//!
+//! To reach such a state takes tens of thousands of writes, and most crashes on the way would be
+//! far from the intended event. So a set is grown once, without crashes, and many runs start from
+//! its image.
 
 use crate::disk::Survivors;
 use crate::driver::Crash;
@@ -16,36 +18,39 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How far a set has grown: until it would have gone through something soon.
+/// How far a set has grown: to just before this event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Brink {
-    /// A root above the leaves becomes two, and the tree gets its third level.
+    /// A root above the leaves splits, and the tree gets its third level.
     ThirdLevel,
-    /// A node above the leaves that is not the root becomes two.
+    /// An interior node other than the root splits.
     InteriorSplit,
-    /// There are some twenty leaves, of two volumes: enough for a walk, and few enough to crash it often.
+    /// There are some twenty leaves, of two volumes: enough for a walk, and few enough to crash it
+    /// often.
     Copse,
 }
 
-/// Buckets of such a set.
+/// Buckets of such a set, other than a copse.
 pub const BUCKETS: u64 = 5000;
-/// Requests in flight together while it grows.
+/// Number of requests in flight while the set grows.
 const DEPTH: usize = 16;
-/// Writes between two images: a split of a node above leaves is some leaf splits away, and each of these some writes.
+/// Writes between two images. A split of an interior node comes some leaf splits later, and each of
+/// these some writes later.
 const BATCH: usize = 24;
 /// Time for its leaves to be written, in milliseconds.
 const REST_MS: u64 = 40;
-/// Sectors of the volume a set grows over: every other one is written.
+/// Sectors of the volume that a set grows over: every other one is written.
 pub const SPAN: u64 = 56 * 1024;
-/// Buckets of a copse: its priorities are a short chain, and data in them does not all stay.
+/// Buckets of a copse: its priorities are a short chain, and not all of its cached data can stay.
 pub const COPSE_BUCKETS: u64 = 1100;
 /// Sectors of each of its volumes.
 pub const COPSE_SPAN: u64 = 4096;
-/// Leaves of it, at the least.
+/// Minimum number of leaves of a copse.
 const COPSE_LEAVES: u64 = 20;
 
-/// Sizes of a set that grows: the smallest nodes that there are. Of `tuning` what shows on the devices does not count: they
-/// are those on which it grew, in write-back mode.
+/// Returns the geometry of a set that grows, with the smallest possible nodes. The part of `tuning`
+/// that is visible on the devices is ignored: it is that with which the set grew, in write-back
+/// mode.
 #[must_use]
 pub fn geometry(brink: Brink, tuning: Tuning) -> Geometry {
     const DEVICES: DeviceTuning = DeviceTuning {
@@ -85,10 +90,10 @@ thread_local! {
     static GROWN: RefCell<BTreeMap<(String, Brink), Snapshot>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// A set that has grown to `brink`, its process killed.
+/// Returns a set that has grown to `brink`, with its process killed.
 ///
 /// # Errors
-/// A fault on the way.
+/// Returns a fault on the way.
 pub fn grown(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
     let name = (system.name().to_owned(), brink);
     if let Some(snapshot) = GROWN.with_borrow(|grown| grown.get(&name).cloned()) {
@@ -109,13 +114,13 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
     let (note, oracle, phases) = (Rc::clone(&rig.note), Rc::clone(&rig.oracle), Arc::clone(&rig.phases));
     let places = places(brink);
     let lived = rig.live(move |client| async move {
-        // The last two: one is of before it happened.
+        // The last two images: the first of them is from before the event.
         let mut images: VecDeque<Snapshot> = VecDeque::new();
         for batch in places.chunks(BATCH) {
             let write = |&(volume, at): &(u32, u64)| Step::Write { volume, sectors: at..at + 1, fua: false };
             client.go_through(batch.iter().map(write).collect()).await;
-            // The leaves are written, and an entry of the journal says so and names the root that there is by now: who starts
-            // from this image has little to replay.
+            // The leaves are written, and a journal entry says so and names the current root: a
+            // start from this image has little to replay.
             client.go(Step::Pause(REST_MS)).await;
             client.ask(Step::Write { volume: 0, sectors: 0..1, fua: true }).await;
             client.ask(Step::Flush { volume: 0 }).await;
@@ -128,7 +133,7 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
                 images.pop_front();
             }
             let is_over = match brink {
-                // The first one makes the root a node above leaves.
+                // The first root split makes the root an interior node.
                 Brink::ThirdLevel => phases.begun(Phase::RootSplit) > 1,
                 Brink::InteriorSplit => phases.begun(Phase::InteriorSplit) > 0,
                 Brink::Copse => phases.begun(Phase::LeafSplit) > COPSE_LEAVES,
@@ -142,7 +147,7 @@ fn grow(system: &Rc<dyn System>, brink: Brink) -> Result<Snapshot, Fault> {
     Ok(lived.expect("nobody ends this world"))
 }
 
-/// Every other sector of each volume, in disorder.
+/// Returns every other sector of each volume, in random order.
 fn places(brink: Brink) -> Vec<(u32, u64)> {
     let (volumes, span) = if brink == Brink::Copse { (2, COPSE_SPAN) } else { (1, SPAN) };
     let of_volume = |volume| (0..span / 2).map(move |place| (volume, 2 * place));

@@ -1,8 +1,8 @@
-//! Looking for faults with fresh seeds, for as long as there is time: rounds of all shapes of
-//! workloads, some with crashes at a few of their points.
+//! Looks for faults with fresh seeds for as long as there is time, in rounds that cover all shapes
+//! of workloads. Some rounds crash at a few of their points.
 //!
-//! A hunt is told by one number; its rounds follow from that, so a hunt can be repeated, and each
-//! failure names its workload and seed.
+//! A hunt is identified by one number, from which all its rounds follow. So a hunt can be repeated,
+//! and each failure names its workload and seed.
 
 use crate::crashpoints::{Depth, Novelty, sweep_after};
 use crate::digest::mix;
@@ -15,32 +15,31 @@ use bcached_engine::Phase;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Device operations that the crashes of a round may take besides twice as many as there are
-/// points: a second or less.
+/// Budget of device operations for the crashes of a round, besides twice the number of points: a
+/// second or less.
 const WORK: u64 = 10_000;
 
-/// The same of sets with large trees, each recovery of which takes thousands.
+/// The same for sets with large trees, where each recovery takes thousands of operations.
 const WORK_LARGE: u64 = 50_000;
 
-/// Points unlike those of earlier rounds are crashed, and some of these recoveries.
+/// Crash at points unlike those of earlier rounds, and inside some of these recoveries.
 const DEPTH: Depth = Depth { third_one_in: 128, work: Some(WORK), ..Depth::SPARSE };
 
-/// Only where nodes become fewer, which takes a long run.
+/// Crash only where nodes are merged, which takes a long run.
 const THINNED: Depth = Depth { within: Phase::Coalesce.bit(), novel: 64, ..GROWN };
 
-/// Sets that have grown are crashed where the tree changes its form: for the rest there are smaller
-/// ones.
+/// Crash grown sets only where the tree changes its shape: smaller sets cover the rest.
 const GROWN: Depth =
     Depth { within: TREE_PHASES, novel: 8, recovery_one_in: 0, work: Some(WORK_LARGE), ..DEPTH };
 
-/// Only where what the cache holds gives way to what its backing device gets.
+/// Crash only where cached data gives way to data that goes to its backing device.
 const WRITTEN_OUT: Depth = Depth { within: Phase::WriteOut.bit(), novel: 32, ..DEPTH };
 
-/// Only where data is moved.
+/// Crash only where data is moved.
 const MOVED: Depth = Depth { within: Phase::Move.bit(), novel: 32, ..DEPTH };
 
-/// Processes die while they write priorities or uuids, and so do their heirs, who do that early,
-/// for lack of power.
+/// Processes die while they write priorities or the UUID table. Their successors write these early,
+/// and the power is cut while they do.
 const INHERITED: Depth = Depth {
     within: TABLE_PHASES,
     dies_first: true,
@@ -53,7 +52,7 @@ const INHERITED: Depth = Depth {
     ..DEPTH
 };
 
-/// Before the tree has been walked, and so again in what comes after that.
+/// Crash before the tree has been walked, and so again in the recovery.
 const UNWALKED: Depth = Depth {
     within: Phase::Walk.bit(),
     recoveries_within: true,
@@ -64,7 +63,7 @@ const UNWALKED: Depth = Depth {
     ..DEPTH
 };
 
-/// Before the journal is in its leaves, and so again in what comes after that.
+/// Crash before the journal has been applied to the leaves, and so again in the recovery.
 const OVERLAID: Depth = Depth { within: Phase::ReplayBeside.bit(), ..UNWALKED };
 
 const TABLE_PHASES: u32 = Phase::PriorityChain.bit() | Phase::PriorityEntry.bit() | Phase::UuidTable.bit();
@@ -72,20 +71,21 @@ const TABLE_PHASES: u32 = Phase::PriorityChain.bit() | Phase::PriorityEntry.bit(
 const TREE_PHASES: u32 =
     Phase::LeafSplit.bit() | Phase::InteriorSplit.bit() | Phase::RootSplit.bit() | Phase::Coalesce.bit();
 
-/// What a round of a hunt is made of.
+/// The specification of some rounds of a hunt.
 #[derive(Clone, Copy)]
 struct Kind {
     shape: &'static str,
-    /// Steps instead of the shape's own: a round should not take much longer than a second.
+    /// Number of steps, instead of the shape's default: a round should not take much longer than a
+    /// second.
     steps: Option<usize>,
-    /// Crash it so, rather than let it run to its end.
+    /// Crash it at this depth, instead of running it to its end.
     depth: Option<Depth>,
-    /// So many of them one after the other.
+    /// Number of such rounds in succession.
     times: u64,
 }
 
-/// Such a round takes a few milliseconds, others a hundred times as long: each kind gets its share
-/// of the time.
+/// Number of rounds of a plain kind. Such a round takes a few milliseconds, others a hundred times
+/// as long, so this gives each kind its share of the time.
 const MANY: u64 = 12;
 
 const fn plain(shape: &'static str) -> Kind {
@@ -104,7 +104,7 @@ const fn crashing_grown(steps: usize) -> Kind {
     Kind { depth: Some(GROWN), ..crashing("forest", steps) }
 }
 
-/// One after the other, then from the start.
+/// All kinds; rounds cycle through them.
 const KINDS: [Kind; 56] = [
     plain("restarts"),
     plain("reopens"),
@@ -164,7 +164,7 @@ const KINDS: [Kind; 56] = [
     crashing_grown(400),
 ];
 
-/// Rounds until the kinds begin again.
+/// Number of rounds in a cycle of all kinds.
 const CYCLE: u64 = {
     let (mut rounds, mut at) = (0, 0);
     while at < KINDS.len() {
@@ -174,7 +174,7 @@ const CYCLE: u64 = {
     rounds
 };
 
-/// Of which kind round `index` of a hunt is.
+/// Returns the kind of round `index` of a hunt.
 fn kind_of(index: u64) -> Kind {
     let mut left = index % CYCLE;
     for kind in KINDS {
@@ -188,13 +188,13 @@ fn kind_of(index: u64) -> Kind {
 
 /// One round of a hunt.
 pub struct Round {
-    /// What is run.
+    /// The workload of the round.
     pub workload: Workload,
     depth: Option<Depth>,
 }
 
 impl Round {
-    /// Round `index` of the hunt that is told by `from`.
+    /// Returns round `index` of the hunt that `from` identifies.
     ///
     /// # Panics
     /// Never: the shapes it names exist.
@@ -208,17 +208,18 @@ impl Round {
         Self { workload: shape.draw(seed), depth: kind.depth }
     }
 
-    /// In the middle of which phases it crashes, a [bit](Phase::bit) for each; 0: anywhere, or not
-    /// at all.
+    /// Returns the phases in the middle of which it crashes, a [bit](Phase::bit) for each; 0:
+    /// anywhere, or not at all.
     #[must_use]
     pub fn within(&self) -> u32 {
         self.depth.map_or(0, |depth| depth.within)
     }
 
-    /// Runs it against `system`, after rounds that have judged what `novelty` says.
+    /// Runs the round against `system`. Situations that earlier rounds have judged are recorded in
+    /// `novelty`.
     ///
     /// # Errors
-    /// The fault that it finds.
+    /// Returns the fault that it finds.
     pub fn judge(
         &self,
         system: &Rc<dyn System>,

@@ -1,11 +1,14 @@
-//! Ten virtual machines on one cache, as in the paper that bcache began with: ten backing devices of one set, write-back, nothing
-//! bypassed, each machine with a load of its own. Again and again something happens to all of them in the middle of their
-//! work: the daemon is killed, the machine is reset, the power is cut, a half of the mirror that the cache lies on fails.
+//! Ten virtual machines on one cache, as in the paper that bcache began with: ten backing devices
+//! of one set, write-back, nothing bypassed, and a different load for each machine. Again and again
+//! an event hits all of them in the middle of their work: the daemon is killed, the machine is
+//! reset, the power is cut, or one half of the mirror under the cache fails.
 //!
-//! A mirror that has lost a half answers late and not wrongly, which is all that is seen of it above.
+//! A mirror that has lost one half answers late but correctly; nothing more is visible to the
+//! layers above.
 //!
-//! Every answer is judged by the oracle, everything is read after each event, and in the end the offline checker looks at what
-//! is left. On the way it is noted how much of each volume is dirty and how many of its reads hit.
+//! The oracle judges every answer, everything is read after each event, and at the end the offline
+//! checker examines the devices. Meanwhile the amount of dirty data and the hit rate of each volume
+//! are sampled.
 
 pub mod plot;
 
@@ -24,34 +27,34 @@ use std::array;
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-/// How many machines.
+/// Number of machines.
 pub const COUNT: usize = 10;
-/// Sectors of a volume: 32 MiB, of which the cache holds two fifths.
+/// Size of a volume in sectors: 32 MiB. The cache holds two fifths of all volumes.
 const VOLUME_SECTORS: u64 = 65_536;
-/// Buckets of 64 KiB.
+/// Number of buckets, of 64 KiB each.
 const BUCKETS: u64 = 2048;
-/// Sectors of a bucket.
+/// Size of a bucket in sectors.
 const BUCKET_SECTORS: u32 = 128;
-/// Sectors of a block.
+/// Size of a block in sectors.
 const BLOCK: u64 = 8;
-/// Requests of a machine in a round.
+/// Requests of each machine in a round.
 const REQUESTS: usize = 6;
-/// An event comes so many operations of the devices after a round has begun, at most.
+/// An event happens at most this many device operations after a round has begun.
 const OPERATIONS_MAX: u64 = 200;
-/// What answers late does so by this, in nanoseconds, and so many operations do.
+/// Delay of late operations in nanoseconds, and how many operations are late.
 const LATE_NS: u64 = 200_000_000;
 const LATE_COUNT: u32 = 40;
 
-/// What a machine does all day.
+/// The workload of a machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Load {
-    /// Small writes to a few places and some reads, a quarter of the writes durable.
+    /// Small writes to a few places and some reads; a quarter of the writes are durable.
     Database,
-    /// Files of all sizes, as many read as written.
+    /// Files of all sizes, with as many reads as writes.
     Files,
-    /// Reads of what is read every day, and few writes.
+    /// Reads of the same data every day, and few writes.
     Desktop,
-    /// Small writes one after the other, each made durable.
+    /// Small sequential writes, each made durable.
     Log,
     /// Long reads from the beginning to the end, and long writes.
     Backup,
@@ -72,7 +75,7 @@ pub const LOADS: [Load; COUNT] = [
 ];
 
 impl Load {
-    /// In a word.
+    /// Returns the name of the load.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -85,24 +88,24 @@ impl Load {
     }
 }
 
-/// What happens to all machines.
+/// An event that hits all machines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// SIGKILL.
+    /// The daemon gets SIGKILL.
     Killed,
-    /// The machine starts anew; its devices have had power all the time.
+    /// The machine restarts, while its devices keep their power.
     Reset,
-    /// And they have not.
+    /// The machine restarts, and its devices lose their power.
     PowerCut,
-    /// A half of the cache's mirror has failed.
+    /// One half of the cache's mirror has failed.
     HalfMirror,
 }
 
 impl Event {
-    /// All of them, in the order in which they come.
+    /// All events, in the order in which they happen.
     pub const ALL: [Self; 4] = [Self::Killed, Self::Reset, Self::PowerCut, Self::HalfMirror];
 
-    /// In words.
+    /// Returns a description.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -114,52 +117,52 @@ impl Event {
     }
 }
 
-/// How things stood at one moment.
+/// The state at one moment.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// Virtual nanoseconds since the beginning.
     pub now: u64,
-    /// What has just happened.
+    /// The event that has just happened.
     pub event: Option<Event>,
-    /// Each machine's.
+    /// The figures of each machine.
     pub volumes: [OfVolume; COUNT],
 }
 
-/// Of one machine.
+/// The figures of one machine.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct OfVolume {
     /// Dirty data in the cache, in bytes.
     pub dirty_bytes: u64,
-    /// Reads since the sample before that the cache had, and all of them.
+    /// Reads since the previous sample that hit the cache.
     pub hits: u64,
-    /// All of those.
+    /// All reads since the previous sample.
     pub reads: u64,
 }
 
 impl OfVolume {
-    /// How many of the reads hit; `None`: there were none.
+    /// Returns the percentage of reads that hit, or `None` if there were no reads.
     #[must_use]
     pub const fn hit_percent(&self) -> Option<u64> {
         (self.hits * 100).checked_div(self.reads)
     }
 }
 
-/// How long it takes.
+/// The length of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Length {
-    /// How often all events come.
+    /// How often the cycle of all events is repeated.
     pub cycles: u32,
-    /// Rounds of requests before each.
+    /// Rounds of requests before each event.
     pub rounds: u32,
 }
 
-/// Runs it.
+/// Runs the machines.
 ///
 /// # Errors
-/// The first fault: something was lost, came back, or is unsound.
+/// Returns the first fault: something was lost, came back, or is unsound.
 pub fn run(seed: u64, length: Length) -> Result<Vec<Sample>, Fault> {
     let mut options = Options::default();
-    // Some of what is dirty is always on its way.
+    // Some dirty data is always being written back.
     options.volume.writeback_percent = 2;
     let bench = Bench::new(options, COUNT);
     let stage = Stage::new(Rc::clone(&bench) as Rc<_>, geometry(), seed);
@@ -204,9 +207,9 @@ struct Machines {
     stage: Stage,
     rng: Rng,
     zipf: Zipf,
-    /// Where each goes on that goes on from somewhere, in sectors.
+    /// Position of each machine with sequential requests, in sectors.
     at: [u64; COUNT],
-    /// Hits and reads of each volume at the sample before, in this life of the daemon.
+    /// Hits and reads of each volume at the previous sample, in this life of the daemon.
     before: [(u64, u64); COUNT],
     samples: Vec<Sample>,
 }
@@ -218,7 +221,7 @@ impl Machines {
         Self { bench, stage, rng, zipf, at: [0; COUNT], before: [(0, 0); COUNT], samples: Vec::new() }
     }
 
-    /// What all machines ask for in a round, in the order of a fair queue.
+    /// Returns the requests of all machines in a round, in the order of a fair queue.
     fn round(&mut self) -> Vec<Step> {
         let mut steps = Vec::new();
         for _ in 0..REQUESTS {
@@ -258,7 +261,7 @@ impl Machines {
         }
     }
 
-    /// Something happens in the middle of a round; after that everything is read.
+    /// Makes the event happen in the middle of a round, and then reads everything.
     fn suffer(&mut self, event: Event) -> Result<(), Fault> {
         let steps = self.round();
         let (crash, survivors) = match event {
@@ -288,14 +291,14 @@ impl Machines {
         self.verify()
     }
 
-    /// Everything is read; that is nobody's load.
+    /// Reads everything, without counting that as load.
     fn verify(&mut self) -> Result<(), Fault> {
         self.stage.verify()?;
         self.before = self.reads();
         Ok(())
     }
 
-    /// Hits and reads of each volume in this life of the daemon.
+    /// Returns hits and reads of each volume in this life of the daemon.
     fn reads(&self) -> [(u64, u64); COUNT] {
         let volumes = self.bench.status().volumes;
         array::from_fn(|number| {
@@ -304,7 +307,7 @@ impl Machines {
         })
     }
 
-    /// Notes how things stand.
+    /// Takes a sample.
     fn look(&mut self, event: Option<Event>) {
         let (found, now, before) = (self.bench.status().volumes, self.reads(), self.before);
         let volumes = array::from_fn(|number| OfVolume {
@@ -317,7 +320,7 @@ impl Machines {
     }
 }
 
-/// The samples as comma-separated values, a line for each volume of each.
+/// Returns the samples as comma-separated values, one line for each volume of each sample.
 #[must_use]
 pub fn csv(samples: &[Sample]) -> String {
     let mut text = "seconds,event,volume,load,dirty_bytes,hit_percent\n".to_owned();

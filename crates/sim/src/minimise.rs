@@ -1,10 +1,11 @@
-//! Shortening a workload that fails: steps are taken out, first many at once, then one by one, as long as it still
-//! fails in the same way ([`Fault::resembles`](crate::failure::Fault::resembles)). A shorter way to another fault is not
-//! taken: it would hide the first one.
+//! Shortens a failing workload: removes steps, first many at once, then one by one, as long as it
+//! still fails in the same way ([`Fault::resembles`](crate::failure::Fault::resembles)). A shorter
+//! way to another fault is rejected: it would hide the first one.
 //!
-//! Where a crash belongs to the failure, it is tried first where it was: what follows it goes at once so. Then at the same
-//! distance from the end of the run, because what is taken out before it moves it. Only then are all points crashed, or of a
-//! long run a sample: one try costs seconds at most, and all of them together two minutes of the processor.
+//! If a crash belongs to the failure, it is first tried at its old point: this removes everything
+//! behind it at once. Next it is tried at the same distance from the end of the run, because
+//! removing earlier steps moves it. Only then are all points crashed, or a sample of them in a long
+//! run. One try takes seconds at most, and all of them together two minutes of CPU time.
 
 use crate::crashpoints::{Depth, replay, sweep};
 use crate::failure::{Cut, Failure};
@@ -16,28 +17,30 @@ use rustix::time::{ClockId, clock_gettime};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Time of the processor after which no further try is begun.
+/// CPU time after which no further try is begun.
 pub const TIME: Duration = Duration::from_secs(120);
 
-/// Device operations that the crashes of one try may take besides twice as many as there are points: a few seconds.
+/// Budget of device operations for the crashes of one try, besides twice the number of points: a
+/// few seconds.
 const WORK: u64 = 400_000;
 
-/// Device operations after one crash, until a sweep tells: a recovery of a small set.
+/// Estimated device operations after one crash until a sweep has measured it: a recovery of a small
+/// set.
 const OPERATIONS_A_CRASH: u64 = 120;
 
-/// A shorter workload that fails, and how.
+/// A shorter workload that fails, and its failure.
 pub struct Minimal {
     /// The workload.
     pub workload: Workload,
     /// Its failure.
     pub failure: Failure,
-    /// Shorter workloads that were tried.
+    /// Number of shorter workloads that were tried.
     pub tries: u32,
-    /// The time was over before every step had been tried: there may be a shorter way.
+    /// Whether the limit was reached before every step had been tried: there may be a shorter way.
     pub cut_off: bool,
 }
 
-/// Shortens `workload`, which fails as `failure` says, in at most `tries` tries and about [`TIME`].
+/// Shortens `workload`, which fails with `failure`, in at most `tries` tries and about [`TIME`].
 #[must_use]
 pub fn minimise(system: &Rc<dyn System>, workload: &Workload, failure: Failure, tries: u32) -> Minimal {
     let since = thread_time();
@@ -46,7 +49,8 @@ pub fn minimise(system: &Rc<dyn System>, workload: &Workload, failure: Failure, 
     })
 }
 
-/// As [`minimise`], as long as `may_try`, told how many tries there were, says yes.
+/// Does the same as [`minimise`], as long as `may_try` returns true. Its argument is the number of
+/// tries so far.
 #[must_use]
 pub fn minimise_while(
     system: &Rc<dyn System>,
@@ -58,7 +62,7 @@ pub fn minimise_while(
     let mut best = Minimal { workload: workload.clone(), failure, tries: 0, cut_off: false };
     let mut chunk = workload.steps.len().div_ceil(2);
     while chunk > 0 && !best.cut_off {
-        // From the end, because what follows the fault goes at once.
+        // From the end, because everything that follows the fault goes at once.
         let mut end = best.workload.steps.len();
         while end > 0 {
             if !may_try(best.tries) {
@@ -80,21 +84,21 @@ pub fn minimise_while(
     best
 }
 
-/// The failure of `workload` without crashes of our own.
+/// Returns the failure of `workload` without further crashes.
 #[must_use]
 pub fn fault_of(system: &Rc<dyn System>, workload: &Workload) -> Option<Failure> {
     whole_of(system, workload).err().map(|fault| Failure::new(fault, system.name(), workload, &[]))
 }
 
-/// What the tries share.
+/// The state that the tries share.
 struct Search<'a> {
     system: &'a Rc<dyn System>,
-    /// As the last sweep told.
+    /// Device operations for each crash, as measured by the last sweep.
     operations_a_crash: u64,
 }
 
 impl Search<'_> {
-    /// How `candidate` fails, if it fails as `best` does.
+    /// Returns the failure of `candidate`, if it fails as `best` does.
     fn same_failure(&mut self, candidate: &Workload, best: &Minimal) -> Option<Failure> {
         let same = |failure: &Failure| failure.fault.resembles(&best.failure.fault);
         let Some((first, others)) = best.failure.cuts.split_first() else {
@@ -116,9 +120,11 @@ impl Search<'_> {
         self.crashed_anywhere(candidate, best.failure.cuts.len(), now).filter(same)
     }
 
-    /// The failure of `candidate`, which has so many points, after one crash or several in a row.
+    /// Returns the failure of `candidate`, which has `points` points, after one crash or several in
+    /// a row.
     fn crashed_anywhere(&mut self, candidate: &Workload, crashes: usize, points: u64) -> Option<Failure> {
-        /// Crashes at each point of a quick sweep, and a reserve: beyond half of the work it judges no more points.
+        /// Crashes at each point of a quick sweep, with a reserve: a sweep judges no more points
+        /// once half of its budget is spent.
         const CRASHES: u64 = 2 * 6;
         let one_in = |level| if crashes >= level { 16 } else { 0 };
         let depth = Depth {
@@ -139,7 +145,7 @@ impl Search<'_> {
     }
 }
 
-/// How many points the run of `workload` has, as far as it gets.
+/// Returns the number of points of the run of `workload`, as far as it gets.
 fn points(system: &Rc<dyn System>, workload: &Workload) -> u64 {
     let Ok(mut rig) = rig_for(system, workload) else { return 0 };
     let _tried_by_others = play(&mut rig, workload);
@@ -147,7 +153,8 @@ fn points(system: &Rc<dyn System>, workload: &Workload) -> u64 {
     world.points()
 }
 
-/// How long this thread has had a processor: what a busy machine and other threads do not change.
+/// Returns the CPU time of this thread, which depends neither on other threads nor on how busy the
+/// machine is.
 fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -185,7 +192,7 @@ mod tests {
         let told = failure.to_string();
         let nothing = minimise_while(&system, &workload, failure.clone(), |_| false);
         assert_eq!((nothing.tries, nothing.cut_off, nothing.failure.to_string()), (0, true, told));
-        // Half of the steps at first, and then half of these.
+        // First half of the steps, then half of these.
         let some = minimise_while(&system, &workload, failure, |tried| tried < 3);
         assert!(some.cut_off && some.tries == 3);
         let steps = some.workload.steps.len();
@@ -193,7 +200,8 @@ mod tests {
         replay(&system, &some.workload, &some.failure.cuts, Depth::QUICK).expect_err("it fails still");
     }
 
-    /// What follows the crash is gone after one run and one recovery each, however many points there are.
+    /// Everything behind the crash is removed after one run and one recovery each, however many
+    /// points there are.
     #[test]
     fn a_crash_is_first_tried_where_it_was() {
         let (system, workload, failure) = crashed(6);

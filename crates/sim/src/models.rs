@@ -1,19 +1,21 @@
-//! Devices as fast and as slow as real ones, in virtual time, and the engine measured on them.
+//! Models of real devices in virtual time, and the benchmarks that run the engine on them.
 //!
-//! The simulated devices of [`crate::disk`] lose, tear and fail at random latencies; those here do nothing wrong and take the time
-//! that a drive would. Nothing looks at a wall clock, and nothing is drawn but by seed, so every figure is the same in
-//! each run. `docs/performance.md` says what the parameters are and what they were calibrated by.
+//! The simulated devices of [`crate::disk`] lose writes, tear them and fail at random latencies.
+//! Those here never fail; they take the time that a real drive would. Nothing reads a wall clock,
+//! and every random choice comes from a seed, so each run gives the same figures.
+//! `docs/performance.md` lists the parameters and how they were calibrated.
 //!
 //! Bottom up:
-//! - [`mechanism`]: what a device takes and answers, in nanoseconds;
-//! - [`hdd`], [`ssd`]: the two kinds, and the drives that are known by name;
-//! - [`gauge`]: a device alone, under a load of a given depth;
-//! - [`latencies`]: exact quantiles of what was measured;
-//! - [`content`], [`world`]: what devices hold, and all of them as the engine's driver;
-//! - [`load`], [`zipf`], [`bed`]: clients, and the engine under them;
-//! - [`kernel`]: how a kernel writes back, to compare with;
-//! - [`heap`]: what that allocates;
-//! - [`bench`]: the figures that are promised, beside their bounds.
+//! - [`mechanism`]: the interface of a device model: commands in, completion times out, in
+//!   nanoseconds;
+//! - [`hdd`], [`ssd`]: the two kinds of drive, each with presets for known drives;
+//! - [`gauge`]: a device alone, under a load of a given queue depth;
+//! - [`latencies`]: exact quantiles of the measured latencies;
+//! - [`content`], [`world`]: what the devices hold, and all of the devices as the engine's driver;
+//! - [`load`], [`zipf`], [`bed`]: clients, and the engine that serves them;
+//! - [`kernel`]: a model of the kernel's write-back, for comparison;
+//! - [`heap`]: how much memory the engine allocates;
+//! - [`bench`]: the promised figures beside their bounds.
 pub mod bed;
 pub mod bench;
 pub mod content;

@@ -1,72 +1,73 @@
-//! The note in memory that the simulator keeps: process death leaves it alone, a power cut empties
-//! it.
+//! The simulator's in-memory note: it survives the death of a process, and a power cut empties it.
 
 use bcached_env::{Note, NoteRecord};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// The records, on the simulator's side. A clone of the value is independent.
+/// The note's records, on the simulator's side. A clone of this value is independent.
 #[derive(Clone, Debug)]
 pub struct NoteState {
     session: u64,
     records: Vec<NoteRecord>,
     given_up: Vec<NoteRecord>,
     capacity: usize,
-    /// Somebody has removed its file: it goes with its process.
+    /// Its file has been removed: it disappears with its process.
     is_gone: bool,
 }
 
 impl NoteState {
-    /// Empty, with room for `capacity` records.
+    /// Creates an empty note with room for `capacity` records.
     #[must_use]
     pub const fn new(capacity: usize) -> Self {
         Self { session: 0, records: Vec::new(), given_up: Vec::new(), capacity, is_gone: false }
     }
 
-    /// What a power cut does.
+    /// Applies a power cut.
     pub fn wipe(&mut self) {
         self.records.clear();
         self.given_up.clear();
         self.is_gone = false;
     }
 
-    /// Its file is removed (`false`), or another one has taken its place, with all that it held.
+    /// Removes the note's file (`false`), or puts another file with the same records in its place
+    /// (`true`).
     pub const fn set_there(&mut self, is_there: bool) {
         self.is_gone = !is_there;
     }
 
-    /// What the death of the process does: it takes along a note that is gone.
+    /// Applies the death of the process: a note whose file is gone is lost with it.
     pub fn process_dies(&mut self) {
         if self.is_gone {
             self.wipe();
         }
     }
 
-    /// No records are held.
+    /// Returns whether it holds no records.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 }
 
-/// The engine's handle on a shared [`NoteState`]; a clone is one for who opens the set again.
+/// The engine's handle on a shared [`NoteState`]. A clone is a handle for the next opening of the
+/// set.
 #[derive(Clone)]
 pub struct MemoryNote(Rc<RefCell<NoteState>>);
 
 impl MemoryNote {
-    /// A handle for the next process.
+    /// Creates a handle for the next process.
     #[must_use]
     pub const fn new(state: Rc<RefCell<NoteState>>) -> Self {
         Self(state)
     }
 
-    /// Another process, or the same one once more, opens the file of this name: one that somebody
-    /// has removed is not found.
+    /// Opens the file of this name again, from another or the same process: a removed file is not
+    /// found.
     pub fn opened_again(&self) {
         self.0.borrow_mut().process_dies();
     }
 
-    /// As [`NoteState::set_there`].
+    /// See [`NoteState::set_there`].
     pub fn set_there(&self, is_there: bool) {
         self.0.borrow_mut().set_there(is_there);
     }

@@ -1,37 +1,44 @@
-//! The judge: which values may each sector of each volume be read as?
+//! The oracle: decides which values each sector of each volume may be read as.
 //!
-//! Clients tell it what they ask for and what they are told; it says of every read whether a correct block device could
-//! have returned that. It knows nothing of caches, so it is the same for every system under test.
+//! Clients tell it what they request and what answers they get. For every read it says whether a
+//! correct block device could have returned that content. It knows nothing of caches, so it is the
+//! same for every system under test.
 //!
-//! The rules (`sector.rs` has them as a state machine; `tests.rs` has a run that must pass and one that must be caught
-//! for each):
+//! The rules (`sector.rs` implements them as a state machine; for each, `tests.rs` has a run that
+//! must pass and a run that must be caught):
 //!
 //! 1. A read returns the last acknowledged write, or one that was in flight during the read.
-//! 2. Overlapping writes in flight together may take effect in either order, sector by sector; once a read has shown the
-//!    order, it stays.
-//! 3. After a power cut a sector is what the last successful flush (or FUA) made sure of, or any later write, in flight or
-//!    acknowledged; never a third value. What is then read first stays, over further power cuts too.
-//! 4. After the death of a process every acknowledged write is there; writes in flight are there or not.
-//! 5. What was read once stays until it is written or the power is cut.
+//! 2. Overlapping writes that are in flight together may take effect in either order, sector by
+//!    sector. Once a read has shown the order, it stays.
+//! 3. After a power cut a sector holds what the last successful flush (or FUA) made durable, or any
+//!    later write, in flight or acknowledged; never a third value. The value that is read first
+//!    then stays, over further power cuts too.
+//! 4. After the death of a process every acknowledged write is there; writes in flight are there or
+//!    not.
+//! 5. A value that was read once stays until the sector is written or the power is cut.
 //! 6. A failed write left each sector old or new.
-//! 7. A discard leaves each sector with any former value or zero; the first read fixes it. What was written while it was in flight
-//!    may be a former value too: it came before, perhaps.
-//! 8. What a device drops that fails to flush may go back to an older value. A client's flush that fails ends the promise
-//!    of what was acknowledged before it was asked for; one that succeeds after a drop promises all the same. A drop that no
-//!    client has heard of when the process ends is told by its exit and its log; the next process knows nothing of it. If
-//!    it was the cache that dropped something, what had been acknowledged before that and is not durable may go back at the
-//!    death of the process. A read under way while a backing device drops something may see what the device goes back to, though the
-//!    cache has long replaced that. A write of a part of a block, under way during a drop, may bring back what was dropped of the
-//!    rest of the block.
-//!    A backing device that was pulled has dropped what its power took along, of which the system may know nothing before it
-//!    is back, or ever if its process dies. A read that begins earlier may see a copy in the cache of what is gone, and a
-//!    write that was under way may be acknowledged though it is gone.
+//! 7. A discard leaves each sector with any former value or zero; the first read fixes it. A value
+//!    written while the discard was in flight counts as a former value too, because the write may
+//!    have come first.
+//! 8. Data that a device drops when a flush fails may revert to an older value. When a client's
+//!    flush fails, data acknowledged before the flush was submitted is no longer promised; a flush
+//!    that succeeds after a drop promises it all the same. If no client has been told of a drop
+//!    when the process ends, its exit status and log report it; the next process knows nothing of
+//!    it. If the cache dropped something, data that was acknowledged before the drop and is not
+//!    durable may revert at the death of the process. A read in flight while a backing device drops
+//!    something may see what the device reverts to, even if the cache has long replaced that. A
+//!    write of part of a block that is in flight during a drop may bring back dropped data in the
+//!    rest of the block. A backing device that was pulled has dropped what it lost with its power.
+//!    The system may not know this before the device is back, or ever if its process dies. A read
+//!    that begins earlier may see a copy in the cache of data that is lost, and a write that was in
+//!    flight may be acknowledged although it is lost.
 //! 9. An orderly stop is a flush.
-//! 10. A process that dies while the file of its note is gone may take along what was acknowledged before
-//!     that file went and is not durable, until it has seen to that. What was asked for later and
-//!     acknowledged is there.
+//! 10. If a process dies while the file of its note is gone, data that was acknowledged before the
+//!    removal and is not durable may be lost, until the process has made up for the removal. Data
+//!    that was submitted later and acknowledged is there.
 //!
-//! A flush covers what was acknowledged before it was *asked for*. Time is a count of events; no clock is involved.
+//! A flush covers what was acknowledged before the flush was *submitted*. Time is a count of
+//! events; no clock is involved.
 
 mod presence;
 mod sector;
@@ -44,20 +51,20 @@ use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Sectors in a chunk; clones share chunks that do not change.
+/// Sectors per chunk; clones share chunks that do not change.
 const CHUNK: u64 = 64;
 
-/// Of so many chunks one is sampled; see [`Oracle::thin_out`].
+/// One in this many chunks is sampled; see [`Oracle::thin_out`].
 const THIN: u64 = 4;
 
 type Chunk = Vec<Option<Sector>>;
 
-/// Names an operation of a client.
+/// Identifies an operation of a client.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct OpId(u64);
 
 impl OpId {
-    /// The number that the operation's data is stamped with.
+    /// Returns the number that the operation's data is stamped with.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0
@@ -79,31 +86,33 @@ struct Open {
     volume: u32,
     sectors: Range<u64>,
     start: u64,
-    /// Beside its range: sectors, and by which number it may have brought them back; see rule 8.
+    /// Sectors outside the range, each with the number of the version by which this write may have
+    /// brought back data; see rule 8.
     echoes: Vec<(u64, u64)>,
 }
 
 /// A backing device that was pulled.
 #[derive(Clone, Debug)]
 struct Away {
-    /// When.
+    /// When it was pulled.
     since: u64,
-    /// When it was back; [`NEVER`]: it is away. Reads that began before that tell nothing of what is there.
+    /// When it came back; [`NEVER`] while it is away. Reads that began before then say nothing
+    /// about its content.
     until: u64,
-    /// Sectors of the volume of which it has dropped something.
+    /// Sectors of the volume in which it has dropped something.
     dropped: BTreeSet<u64>,
 }
 
-/// A read that no correct device could have answered so.
+/// A read result that no correct device could have returned.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct Violation {
-    /// On which volume.
+    /// The volume.
     pub volume: u32,
-    /// At which sector.
+    /// The sector.
     pub sector: u64,
-    /// What stood there, or why it is nothing at all.
+    /// The value found, or why the content is no value at all.
     pub found: Result<Value, StampError>,
-    /// What might have stood there.
+    /// The values that were allowed.
     pub allowed: Vec<String>,
 }
 
@@ -118,36 +127,38 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What is known of all volumes. Cheap to clone: each crash point judges a clone.
+/// What is known about all volumes. Cheap to clone: each crash point judges a clone.
 #[derive(Clone)]
 pub struct Oracle {
     /// What volume `i` holds where nothing was written.
     firsts: Vec<Value>,
     chunks: BTreeMap<(u32, u64), Rc<Chunk>>,
-    /// Of volumes that come and go.
+    /// Volumes that are created and deleted.
     presences: BTreeMap<u32, Presence>,
     open: BTreeMap<OpId, Open>,
-    /// In what units data is written at most, in sectors; a power of two.
+    /// Unit in which the system writes data, in sectors; a power of two.
     block: u64,
-    /// Volumes of which a device has dropped nobody knows what in the life of this process, as a cache does, and when it last did.
+    /// Volumes for which a device, such as the cache, has dropped unknown data in the life of this
+    /// process, and when it last did.
     cache_dropped: BTreeMap<u32, u64>,
-    /// Volumes whose backing device is away, or was in the life of this process.
+    /// Volumes whose backing device is away, or was away in the life of this process.
     away: BTreeMap<u32, Away>,
-    /// When the file of the note went, if it is gone.
+    /// When the file of the note was removed, if it is gone.
     note_gone: Option<u64>,
-    /// Where each write went, by number.
+    /// The range of each write, by number.
     writes: Rc<BTreeMap<u64, (u32, Range<u64>)>>,
-    /// The first operation that matters wherever it went; see [`Oracle::thin_out`].
+    /// The first operation whose sectors are all reported; see [`Oracle::thin_out`].
     dense_from: u64,
-    /// `writes` of before.
+    /// The `writes` from before that.
     thin_writes: Rc<BTreeMap<u64, (u32, Range<u64>)>>,
-    /// Events so far.
+    /// Number of events so far.
     clock: u64,
     next: u64,
 }
 
 impl Oracle {
-    /// Volumes that hold, where nothing was written, what `firsts` says: zeroes or stamps of write 0.
+    /// Creates an oracle for volumes that hold `firsts` where nothing was written: zeroes or stamps
+    /// of write 0.
     #[must_use]
     pub fn new(firsts: Vec<Value>) -> Self {
         Self {
@@ -167,14 +178,15 @@ impl Oracle {
         }
     }
 
-    /// The same volumes behind a system that reads and writes blocks of `sectors`, where less is asked of it.
+    /// Returns the same volumes behind a system that reads and writes blocks of `sectors` even for
+    /// smaller requests.
     #[must_use]
     pub const fn with_blocks(mut self, sectors: u64) -> Self {
         self.block = sectors;
         self
     }
 
-    /// A client asks for a write of its stamp.
+    /// Records that a client submits a write of its stamp.
     pub fn begin_write(&mut self, volume: u32, sectors: Range<u64>, fua: bool) -> OpId {
         let id = self.begin(Kind::Write { fua }, volume, sectors.clone());
         Rc::make_mut(&mut self.writes).insert(id.0, (volume, sectors.clone()));
@@ -182,36 +194,36 @@ impl Oracle {
         id
     }
 
-    /// A client asks for zeroes.
+    /// Records that a client submits a write of zeroes.
     pub fn begin_zeroes(&mut self, volume: u32, sectors: Range<u64>, fua: bool) -> OpId {
         let id = self.begin(Kind::Write { fua }, volume, sectors.clone());
         self.put_down(id, volume, sectors, Content::Value(Value::Zero));
         id
     }
 
-    /// A client asks for a discard.
+    /// Records that a client submits a discard.
     pub fn begin_discard(&mut self, volume: u32, sectors: Range<u64>) -> OpId {
         let id = self.begin(Kind::Discard, volume, sectors.clone());
         self.put_down(id, volume, sectors, Content::Former { before: NEVER });
         id
     }
 
-    /// A client asks for a flush of its volume.
+    /// Records that a client submits a flush of its volume.
     pub fn begin_flush(&mut self, volume: u32) -> OpId {
         self.begin(Kind::Flush, volume, 0..0)
     }
 
-    /// The system is asked to stop in order.
+    /// Records that the system is asked for an orderly stop.
     pub fn begin_stop(&mut self) -> OpId {
         self.begin(Kind::Stop, 0, 0..0)
     }
 
-    /// A client asks for a read.
+    /// Records that a client submits a read.
     pub fn begin_read(&mut self, volume: u32, sectors: Range<u64>) -> OpId {
         self.begin(Kind::Read, volume, sectors)
     }
 
-    /// A write, zeroing, discard, flush or stop was answered: with success or an error.
+    /// Records the answer to a write, zeroing, discard, flush or stop: success or an error.
     pub fn end(&mut self, id: OpId, success: bool) {
         let Some(open) = self.open.remove(&id) else { return };
         let now = self.tick();
@@ -242,17 +254,18 @@ impl Oracle {
         }
     }
 
-    /// A read was answered with `bytes`.
+    /// Judges a read that was answered with `bytes`.
     ///
     /// # Errors
-    /// The first sector that may not be what it is.
+    /// The first sector whose content is not allowed.
     pub fn end_read(&mut self, id: OpId, bytes: &[u8]) -> Result<(), Violation> {
         let Some(open) = self.open.remove(&id) else { return Ok(()) };
         let end = self.tick();
         let sectors = open.sectors.clone();
         assert_eq!(bytes.len() as u64, (sectors.end - sectors.start) * SECTOR as u64, "the buffer asked for");
         let oldest_read = self.oldest_read();
-        // Who may have seen what was there before a drop tells nothing of what is there now.
+        // A read that may have seen the content from before a drop says nothing about the content
+        // now.
         let is_crossed = self.cache_dropped.get(&open.volume).is_some_and(|dropped| open.start < *dropped)
             || self.away.get(&open.volume).is_some_and(|away| open.start < away.until);
         for (sector, bytes) in sectors.zip(bytes.chunks_exact(SECTOR)) {
@@ -260,7 +273,8 @@ impl Oracle {
             let Ok(value) = found else { return Err(self.violation(&open, sector, found)) };
             let former = self.former(value, open.volume, sector);
             let seen = Seen { value, start: open.start, end, number: id.0, former };
-            // Most reads tell nothing new, and a chunk that does not change stays shared with its clones.
+            // Most reads provide no new information, and a chunk that does not change stays shared
+            // with its clones.
             let is_known = match self.sector(open.volume, sector) {
                 Some(state) => state.is_known(&seen),
                 None => value == self.firsts[open.volume as usize],
@@ -284,12 +298,13 @@ impl Oracle {
         Ok(())
     }
 
-    /// A read was answered with an error, or a flush was none: that tells nothing of the content.
+    /// Records that a read failed, or that a flush did not take place: that says nothing about the
+    /// content.
     pub fn abandon(&mut self, id: OpId) {
         self.open.remove(&id);
     }
 
-    /// The power was cut: everything asked for and not answered is over.
+    /// Records a power cut: every unanswered operation has ended.
     pub fn power_cut(&mut self) {
         let now = self.tick();
         self.end_all();
@@ -299,7 +314,7 @@ impl Oracle {
         self.each_touched(None, |sector| sector.cut_power(now));
     }
 
-    /// The process died: what it was asked and did not answer was done or not.
+    /// Records the death of the process: its unanswered operations were carried out or not.
     pub fn process_death(&mut self) {
         let now = self.tick();
         self.end_all();
@@ -323,36 +338,38 @@ impl Oracle {
         }
     }
 
-    /// The file of the note is removed, or another one takes its place. Since when it is gone.
+    /// Records that the file of the note is removed, or that another one takes its place. Returns
+    /// since when it is gone.
     pub fn note_is(&mut self, is_there: bool) -> Option<u64> {
         let now = self.tick();
-        // Of one that is gone already nothing more is promised.
+        // A file that is gone already promises nothing more.
         self.note_gone = if is_there { None } else { self.note_gone.or(Some(now)) };
         self.note_gone
     }
 
-    /// Whether the file of the note is gone.
+    /// Returns whether the file of the note is gone.
     #[must_use]
     pub const fn is_note_gone(&self) -> bool {
         self.note_gone.is_some()
     }
 
-    /// The system has seen to what was acknowledged before the file went, as [`Oracle::note_is`] says: that
-    /// is there, too.
+    /// Records that the system has made up for the file that was removed at `gone`, the event that
+    /// [`Oracle::note_is`] returned: what was acknowledged before then is there, too.
     pub fn note_is_made_up_for(&mut self, gone: u64) {
-        // Another file that has gone since is another matter.
+        // This does not apply to another file that was removed since.
         if self.note_gone == Some(gone) {
             self.note_gone = Some(0);
         }
     }
 
-    /// The backing device of a volume is pulled, and has dropped these sectors of the volume.
+    /// Records that the backing device of a volume is pulled, and has dropped these sectors of the
+    /// volume.
     pub fn device_goes(&mut self, volume: u32, dropped: BTreeSet<u64>) {
         self.device_dropped(volume, Some(&dropped));
         self.away.insert(volume, Away { since: self.clock, until: NEVER, dropped });
     }
 
-    /// It is back, and the volume is served from it again.
+    /// Records that the device is back, and that the volume is served from it again.
     pub fn device_is_back(&mut self, volume: u32) {
         let now = self.tick();
         let Some(away) = self.away.get_mut(&volume) else { return };
@@ -363,7 +380,7 @@ impl Oracle {
         }
     }
 
-    /// Nothing is in flight any more.
+    /// Ends all operations in flight.
     fn end_all(&mut self) {
         let next = self.next;
         for (id, open) in core::mem::take(&mut self.open) {
@@ -373,8 +390,8 @@ impl Oracle {
         }
     }
 
-    /// A device under `volume` has dropped what it had not made durable: its backing device of these sectors of the volume, or
-    /// (`None`) its cache of any.
+    /// Records that a device under `volume` has dropped data that it had not made durable: its
+    /// backing device in these sectors of the volume, or (`None`) its cache in any.
     pub fn device_dropped(&mut self, volume: u32, sectors: Option<&BTreeSet<u64>>) {
         let now = self.tick();
         let Some(sectors) = sectors else {
@@ -389,7 +406,8 @@ impl Oracle {
         self.add_echoes(volume, sectors);
     }
 
-    /// Writes of a part of a block that are under way may have read the rest of it before the drop, and write it back.
+    /// Records that partial writes of a block that are in flight may have read the rest of the
+    /// block before the drop, and may write it back.
     fn add_echoes(&mut self, volume: u32, dropped: &BTreeSet<u64>) {
         let (block, now) = (self.block, self.clock);
         let mut open = std::mem::take(&mut self.open);
@@ -410,8 +428,9 @@ impl Oracle {
         self.open = open;
     }
 
-    /// All ranges that any client has written, zeroed, discarded or read anything unusual from, in order; neighbours
-    /// joined. Of what was done before [`Oracle::thin_out`] a sample.
+    /// Returns all ranges that any client has written, zeroed, discarded, or read unexpected values
+    /// from, in order and with neighbours joined. From the time before [`Oracle::thin_out`] it
+    /// returns a sample.
     #[must_use]
     pub fn touched(&self) -> Vec<(u32, Range<u64>)> {
         let mut ranges: Vec<(u32, Range<u64>)> = Vec::new();
@@ -431,14 +450,15 @@ impl Oracle {
         ranges
     }
 
-    /// Of sectors that only operations so far have touched, [`Oracle::touched`] tells just the first of each fourth chunk of
-    /// 64 from now on: some in the range of each node that they fill. Every read is judged as before.
+    /// Thins out the sectors that only operations so far have touched: from now on
+    /// [`Oracle::touched`] reports just the first sector of every fourth chunk of 64. That is some
+    /// in the range of each node that they fill. Every read is judged as before.
     pub fn thin_out(&mut self) {
         self.dense_from = self.next;
         self.thin_writes = std::mem::take(&mut self.writes);
     }
 
-    /// Operations asked for so far.
+    /// Returns the number of operations submitted so far.
     #[must_use]
     pub const fn asked(&self) -> u64 {
         self.next - 1
@@ -475,7 +495,7 @@ impl Oracle {
         }
     }
 
-    /// The event at which the oldest read under way began.
+    /// Returns the event at which the oldest read in flight began.
     fn oldest_read(&self) -> u64 {
         let reads = self.open.values().filter(|open| matches!(open.kind, Kind::Read));
         reads.map(|open| open.start).min().unwrap_or(NEVER)
@@ -508,7 +528,7 @@ impl Oracle {
         place.get_or_insert_with(|| Sector::new(self.firsts[volume as usize]))
     }
 
-    /// The number by which a value can be a former one of this sector.
+    /// Returns the write number by which a value can be a former value of this sector.
     fn former(&self, value: Value, volume: u32, sector: u64) -> Option<u64> {
         match value {
             Value::Zero => Some(0),

@@ -1,6 +1,6 @@
-//! What clients have asked of what: each kind of request with its flags and its place among blocks,
-//! of each kind of volume in each mode, beside each kind of failing device. What was never asked
-//! was never judged, so it is counted.
+//! Counts what clients have requested: each kind of request, with its flags and its alignment to
+//! blocks, on each kind of volume in each mode, beside each kind of failing device. A case that was
+//! never requested was never judged, so the counts show the gaps.
 
 use crate::system::{Mode, Standing};
 use crate::workload::Step;
@@ -21,14 +21,14 @@ pub enum Asked {
     UnmapFua,
 }
 
-/// Where a request lies among the blocks of the set.
+/// How a request is aligned to the blocks of the set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lies {
-    /// Whole blocks, or nowhere.
+    /// It covers whole blocks, or no sectors at all.
     Whole,
-    /// It begins or ends within one.
+    /// It begins or ends within a block.
     Within,
-    /// Some of it is behind the last whole block of the volume.
+    /// Part of it lies after the last whole block of the volume.
     Behind,
 }
 
@@ -37,24 +37,24 @@ pub enum Lies {
 pub enum Failed {
     /// None.
     Nothing,
-    /// The cache.
+    /// The cache device.
     Cache,
-    /// That of the volume.
+    /// The backing device of the volume.
     Backing,
     /// Both.
     Both,
 }
 
-/// What a request is of. Its places are those of a count.
+/// The circumstances of a request; its fields index the counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Case {
-    /// What is asked.
+    /// The kind of request.
     pub asked: Asked,
-    /// Where it lies.
+    /// Its alignment.
     pub lies: Lies,
     /// Where the volume has its data.
     pub standing: Standing,
-    /// What has failed.
+    /// Which devices have failed.
     pub failed: Failed,
 }
 
@@ -86,13 +86,14 @@ const FAILED: [(Failed, &str); 4] = [
     (Failed::Both, ", both devices have failed"),
 ];
 
-/// The place of `wanted` in a list of names.
+/// Returns the index of `wanted` in a list of names.
 fn place<T: PartialEq>(names: &[(T, &str)], wanted: &T) -> usize {
     names.iter().position(|(named, _)| named == wanted).expect("each has a name")
 }
 
 impl Asked {
-    /// That of a step, and the volume and the sectors it is about; `None`: it is no request.
+    /// Returns the request kind of a step with its volume and sectors; `None` if the step is not a
+    /// request.
     #[must_use]
     pub fn of(step: &Step) -> Option<(Self, u32, Range<u64>)> {
         Some(match step {
@@ -117,7 +118,7 @@ impl Asked {
 }
 
 impl Lies {
-    /// That of `sectors` of a volume of `size` sectors, in a set with blocks of so many.
+    /// Classifies `sectors` of a volume of `size` sectors, in a set with blocks of `block` sectors.
     #[must_use]
     pub const fn of(sectors: &Range<u64>, size: u64, block: u64) -> Self {
         if sectors.end > size / block * block {
@@ -131,18 +132,18 @@ impl Lies {
 }
 
 impl Case {
-    /// Whether there can be such a request.
+    /// Returns whether such a request can exist.
     #[must_use]
     pub const fn is_possible(&self) -> bool {
         let has_place = !matches!((self.asked, self.lies), (Asked::Flush, Lies::Within | Lies::Behind));
-        // A volume in the cache alone has whole blocks, and no other device.
+        // A volume in the cache alone consists of whole blocks and has no other device.
         let is_alone = matches!(self.standing, Standing::CacheAlone);
         let takes_a_device =
             matches!(self.lies, Lies::Behind) || matches!(self.failed, Failed::Backing | Failed::Both);
         has_place && !(is_alone && takes_a_device)
     }
 
-    /// Each that there can be.
+    /// Returns all possible cases.
     pub fn all() -> impl Iterator<Item = Self> {
         let cases = ASKED.iter().flat_map(|(asked, _)| {
             LIES.iter().flat_map(move |(lies, _)| {
@@ -172,7 +173,7 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// How often each case was asked for.
+/// How often each case was requested.
 #[derive(Clone, Copy, Debug)]
 pub struct Reached([[[[u64; FAILED.len()]; STANDINGS.len()]; LIES.len()]; ASKED.len()]);
 
@@ -192,20 +193,20 @@ impl Reached {
         ]
     }
 
-    /// One more.
+    /// Counts one more request.
     pub fn count(&mut self, case: &Case) {
         let [asked, lies, standing, failed] = Self::places(case);
         self.0[asked][lies][standing][failed] += 1;
     }
 
-    /// How often it was asked for.
+    /// Returns how often this case was requested.
     #[must_use]
     pub fn of(&self, case: &Case) -> u64 {
         let [asked, lies, standing, failed] = Self::places(case);
         self.0[asked][lies][standing][failed]
     }
 
-    /// Adds `other`'s.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Self) {
         for case in Case::all() {
             let [asked, lies, standing, failed] = Self::places(&case);
@@ -213,13 +214,13 @@ impl Reached {
         }
     }
 
-    /// Those that were never asked for, though they can be.
+    /// Returns the possible cases that were never requested.
     pub fn missing(&self) -> impl Iterator<Item = Case> + '_ {
         Case::all().filter(|case| self.of(case) == 0)
     }
 
-    /// A table: a row for each kind of request and place, and for each kind of volume two columns,
-    /// what was asked while no device had failed and beside failures.
+    /// Formats a table with a row for each kind of request and alignment. Each kind of volume has
+    /// two columns: requests while no device had failed, and requests beside failures.
     #[must_use]
     pub fn table(&self) -> Vec<String> {
         let head = STANDINGS.iter().map(|(_, name)| format!(" {name:>12} {:>7}", "failing"));

@@ -1,8 +1,8 @@
-//! A system under test with all that outlives its processes: devices, note, and what the clients
-//! remember.
+//! A system under test with everything that outlives its processes: devices, note, and the clients'
+//! knowledge.
 //!
-//! [`Rig::live`] is one process: a fresh executor, the system opened, a script of clients. It ends
-//! when the script does or when the world halts; then [`Rig::crash`] leaves the devices as the
+//! [`Rig::live`] is one process: a fresh executor, the opened system, and a script of clients. It
+//! ends when the script ends or the world halts. [`Rig::crash`] then leaves the devices as the
 //! crash would, and the next life can begin.
 
 pub mod client;
@@ -28,13 +28,13 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Orderly stops whose devices are kept.
+/// Number of orderly stops whose devices are kept.
 const COPIES_MAX: usize = 4;
 
-/// Unanswered requests that a report names.
+/// Number of unanswered requests that a report names.
 const WAITING_SHOWN: usize = 4;
 
-/// Everything at one moment, to go on from more than once.
+/// The whole state at one moment, from which several runs can continue.
 #[derive(Clone)]
 pub struct Snapshot {
     /// The devices.
@@ -46,11 +46,11 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// A newly made system.
+    /// Creates a newly made system.
     #[must_use]
     pub fn made(system: &dyn System, geometry: &Geometry, seed: u64) -> Self {
         let devices = system.make(geometry, seed);
-        // Backing devices are made holding stamps.
+        // Backing devices initially hold stamps.
         let mut firsts = vec![Value::Written(0); geometry.volumes.len()];
         firsts.resize(geometry.count() as usize, Value::Zero);
         let oracle = Oracle::new(firsts).with_blocks(u64::from(geometry.set_block_sectors));
@@ -58,7 +58,7 @@ impl Snapshot {
         Self { devices, note, oracle }
     }
 
-    /// What a crash makes of it.
+    /// Applies a crash.
     pub fn crash(&mut self, crash: Crash, survivors: Survivors) {
         for (number, device) in self.devices.iter_mut().enumerate() {
             match crash {
@@ -75,7 +75,7 @@ impl Snapshot {
     }
 }
 
-/// What a crash does to note and clients.
+/// Applies a crash to the note and to the clients' knowledge.
 fn remember(crash: Crash, note: &mut NoteState, oracle: &mut Oracle) {
     match crash {
         Crash::PowerCut => {
@@ -91,41 +91,41 @@ fn remember(crash: Crash, note: &mut NoteState, oracle: &mut Oracle) {
 
 /// A system and its surroundings.
 pub struct Rig {
-    /// What is under test.
+    /// The system under test.
     pub system: Rc<dyn System>,
-    /// What it was made with.
+    /// The geometry that it was made with.
     pub geometry: Geometry,
     /// Devices and clock.
     pub world: Rc<RefCell<World>>,
     /// The note.
     pub note: Rc<RefCell<NoteState>>,
-    /// The judge.
+    /// The oracle.
     pub oracle: Rc<RefCell<Oracle>>,
-    /// Requests in flight together.
+    /// Maximum number of requests in flight together.
     pub depth: usize,
     /// Devices fail: requests and stops may be refused.
     pub troubled: bool,
-    /// What the system is in the middle of, if it tells.
+    /// The phases that the system is in, if it reports them.
     pub phases: Arc<Phases>,
     seed: u64,
     lives: u64,
     requests: Rc<Cell<u64>>,
     reached: Rc<RefCell<Reached>>,
-    /// What the last orderly stops have left, the newest last.
+    /// The devices after the last orderly stops, the newest last.
     copies: VecDeque<Vec<Device>>,
-    /// What the last process had counted when it stopped in order.
+    /// The bucket counts of the last process at its orderly stop.
     counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
 }
 
 impl Rig {
-    /// A newly made system.
+    /// Creates a rig with a newly made system.
     #[must_use]
     pub fn new(system: Rc<dyn System>, geometry: Geometry, depth: usize, seed: u64) -> Self {
         let made = Snapshot::made(system.as_ref(), &geometry, seed);
         Self::resume(system, geometry, depth, seed, made)
     }
 
-    /// A system as `snapshot` has it, with nobody running.
+    /// Creates a rig with a system in the state of `snapshot` and no process running.
     #[must_use]
     pub fn resume(
         system: Rc<dyn System>,
@@ -144,8 +144,9 @@ impl Rig {
         world.on_drop(Box::new(move |device, sectors| {
             let mut judge = judge.borrow_mut();
             if device == 0 {
-                // Where anything of the volumes stood only the system knows; and who cannot tell
-                // that nothing was dropped must not bring back at the next start what may be gone.
+                // Only the system knows which volumes had data where something was dropped. And if
+                // it cannot tell that nothing was dropped, it must not bring back data at the next
+                // start that may be lost.
                 (0..volumes).for_each(|volume| judge.device_dropped(volume, None));
             } else {
                 let start = data_starts[device];
@@ -171,11 +172,11 @@ impl Rig {
         }
     }
 
-    /// Runs one process: opens the system and lets `script` use it. `None` if the world was halted
-    /// on request.
+    /// Runs one process: opens the system and lets `script` use it. Returns `None` if the world was
+    /// halted on request.
     ///
     /// # Errors
-    /// The first fault that anybody noticed.
+    /// The first fault noticed.
     pub fn live<T: 'static, F>(
         &mut self,
         script: impl FnOnce(Client) -> F + 'static,
@@ -207,14 +208,15 @@ impl Rig {
         }
     }
 
-    /// An executor for the next process, and what that process is born with.
+    /// Creates an executor for the next process, and that process's initial state.
     pub(crate) fn executor(&mut self) -> (Executor, client::Birth) {
         self.lives += 1;
         *self.counted.borrow_mut() = None;
         let seed = mix(&[self.seed, self.lives, 2]);
         let driver = Box::new(SimDriver::new(Rc::clone(&self.world)));
         let mut executor = Executor::new(driver, Order::Seeded(Rng::new(seed)), mix(&[seed, 3]));
-        // Nodes are small here. Half of the processes stop wherever one with large nodes would.
+        // Nodes are small here. Half of the processes yield wherever a process with large nodes
+        // would.
         if mix(&[seed, 4]).is_multiple_of(2) {
             executor = executor.out_of_breath();
         }
@@ -237,7 +239,7 @@ impl Rig {
         (executor, birth)
     }
 
-    /// What the world itself has to complain of.
+    /// Returns a fault that the world itself has detected.
     pub(crate) fn complaint(&self) -> Option<Fault> {
         let world = self.world.borrow();
         if let Some(what) = world.refused() {
@@ -246,7 +248,8 @@ impl Rig {
         (world.charge_max() > CHARGE_NS_MAX).then(|| Fault::Long(world.charge_max()))
     }
 
-    /// The fault of a world that halted of itself, with `waiting` not answered.
+    /// Returns the fault of a world that halted by itself, with the requests in `waiting`
+    /// unanswered.
     fn waited(&self, waiting: &BTreeMap<u64, String>) -> Option<Fault> {
         match self.world.borrow().halted() {
             Some(halt @ (Halt::Stuck | Halt::Late | Halt::Spinning)) => {
@@ -257,19 +260,19 @@ impl Rig {
         }
     }
 
-    /// From now on devices do what they should, and every request must succeed.
+    /// Removes all device faults; from now on every request must succeed.
     pub fn heal(&mut self) {
         self.world.borrow_mut().heal();
         self.troubled = false;
     }
 
-    /// From the next life on, work in the background neither rests nor waits long.
+    /// Makes background work neither rest nor wait long, from the next life on.
     pub fn hurry(&mut self) {
         self.geometry.tuning.set = self.geometry.tuning.set.hurried();
     }
 
-    /// While nobody runs: devices that have been cut are as long as they were at first, with zeroes
-    /// where they had ended. Nobody is told.
+    /// Restores, while no process runs, the size of devices that were truncated, with zeroes beyond
+    /// the former end. The system is not told.
     pub fn lengthen(&mut self) {
         let mut world = self.world.borrow_mut();
         for (device, sectors) in world.devices[1..].iter_mut().zip(&self.geometry.volumes) {
@@ -278,10 +281,10 @@ impl Rig {
         }
     }
 
-    /// While nobody runs: the table of volumes becomes another one than was written.
+    /// Replaces the volume table by a different one while no process runs.
     ///
     /// # Errors
-    /// Who checks the devices does not find that.
+    /// If the checker does not detect that.
     pub fn damage_table(&self, seed: u64) -> Result<(), Fault> {
         let mut world = self.world.borrow_mut();
         if !self.system.damage_table(&mut world.devices, seed) {
@@ -295,12 +298,12 @@ impl Rig {
         }
     }
 
-    /// A process has ended in order: all that was damaged before it has been written anew.
+    /// Records an orderly stop: everything that was damaged before it has been rewritten.
     pub fn has_stopped(&self) {
         self.world.borrow_mut().devices[0].is_spoiled = false;
     }
 
-    /// After an orderly stop: the devices are kept, for [`Rig::meet_older`].
+    /// Keeps the devices after an orderly stop, for [`Rig::meet_older`].
     pub fn keep_copies(&mut self) {
         if self.copies.len() == COPIES_MAX {
             self.copies.pop_front();
@@ -308,17 +311,17 @@ impl Rig {
         self.copies.push_back(self.world.borrow().devices.clone());
     }
 
-    /// While nobody runs: a process comes that finds an older copy of a device in its place, as
-    /// `seed` tells, if there is one of which that can be told. It must refuse to serve, and write
-    /// to nothing that the refusal is about. Nothing of it stays: the next one finds the right
-    /// device.
+    /// Runs, while no other process does, a process that finds an older copy of a device in its
+    /// place. `seed` picks the copy, if there is one that is detectable. The process must refuse to
+    /// serve, and must not write to anything that the refusal concerns. Nothing of this remains:
+    /// the next process finds the right device.
     ///
     /// # Errors
-    /// It serves, or has written.
+    /// If it serves, or has written.
     pub fn meet_older(&self, seed: u64) -> Result<(), Fault> {
         let mut rng = Rng::new(seed);
         let now = self.world.borrow().devices.clone();
-        // Only since the stop before the last one something is surely different.
+        // Only copies from before the last stop are sure to differ.
         let Some(older) = self.copies.len().checked_sub(1).filter(|count| *count > 0) else { return Ok(()) };
         let copies = &self.copies[usize::try_from(rng.below(older as u64)).expect("few copies")];
         let which =
@@ -346,20 +349,21 @@ impl Rig {
         Ok(())
     }
 
-    /// Ends what is left of the last life as `crash` would.
+    /// Ends the last life with `crash`.
     pub fn crash(&mut self, crash: Crash, survivors: Survivors) {
         self.world.borrow_mut().reboot(crash, survivors);
         remember(crash, &mut self.note.borrow_mut(), &mut self.oracle.borrow_mut());
     }
 
-    /// Checks the structure on the devices; nobody may be running.
+    /// Checks the structures on the devices; no process may be running.
     ///
     /// # Errors
-    /// What is not sound.
+    /// The inconsistencies found.
     pub fn inspect(&self) -> Result<(), Fault> {
         let devices = &self.world.borrow().devices;
         if devices[0].is_spoiled {
-            // The checker finds that, as it should, and little else is sound without it.
+            // The checker reports that damage, as it should, and little else is consistent without
+            // the table.
             return Ok(());
         }
         let counted = self.counted.borrow();
@@ -368,7 +372,7 @@ impl Rig {
         if faults.is_empty() { Ok(()) } else { Err(Fault::Structure(faults)) }
     }
 
-    /// Everything as it is now.
+    /// Returns the current state.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
@@ -378,7 +382,7 @@ impl Rig {
         }
     }
 
-    /// What was done so far.
+    /// Returns counts of what was done so far.
     #[must_use]
     pub fn figures(&self) -> Figures {
         let world = self.world.borrow();

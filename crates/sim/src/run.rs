@@ -1,4 +1,5 @@
-//! A whole workload, restarts included, from making to the last check; and what is done after each crash.
+//! Runs a whole workload, restarts included, from making the set to the last check, and defines
+//! what happens after each crash.
 
 use crate::digest::mix;
 use crate::disk::{self, Landed, OpKind, Rule, Survivors};
@@ -15,16 +16,17 @@ use std::cell::Cell;
 use std::future::pending;
 use std::rc::Rc;
 
-/// Steps before the world comes to rest.
+/// Number of steps before the world comes to rest.
 const LAST_STEPS: usize = 24;
 
-/// Writes that a backing device refuses: few enough for what is tried ever later.
+/// Number of writes that a backing device refuses: few enough that the retries with back-off
+/// outlast them.
 const REFUSED: u32 = 6;
 
-/// The rig on which `workload` runs.
+/// Creates the rig on which `workload` runs.
 ///
 /// # Errors
-/// A fault while the set grows that it starts from.
+/// A fault during the growth of the set that it starts from.
 pub fn rig_for(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, Fault> {
     let start = match workload.grown {
         Some(brink) => growth::grown(system, brink)?,
@@ -33,12 +35,13 @@ pub fn rig_for(system: &Rc<dyn System>, workload: &Workload) -> Result<Rig, Faul
     Ok(rig_from(system, workload, start))
 }
 
-/// The seed of the world that `workload` runs in.
+/// Returns the seed of the world that `workload` runs in.
 fn seed_of(workload: &Workload) -> u64 {
     mix(&[workload.seed, 100])
 }
 
-/// The rig on which `workload` runs if `start` stands on the devices before its first step, such as a set that a kernel has left.
+/// Creates the rig for `workload` with the devices in the state `start` before its first step, such
+/// as a set that a kernel left.
 #[must_use]
 pub fn rig_from(system: &Rc<dyn System>, workload: &Workload, start: Snapshot) -> Rig {
     let (system, geometry) = (Rc::clone(system), workload.geometry.clone());
@@ -47,7 +50,7 @@ pub fn rig_from(system: &Rc<dyn System>, workload: &Workload, start: Snapshot) -
     rig
 }
 
-/// As [`whole`], on a rig of its own.
+/// Like [`whole`], on a rig of its own.
 ///
 /// # Errors
 /// The first fault.
@@ -55,7 +58,8 @@ pub fn whole_of(system: &Rc<dyn System>, workload: &Workload) -> Result<Figures,
     whole(&mut rig_for(system, workload)?, workload)
 }
 
-/// Runs all of `workload` on `rig`, then verifies, stops, checks, cuts the power, and verifies once more.
+/// Runs all of `workload` on `rig`, then verifies, stops, checks, cuts the power, and verifies once
+/// more.
 ///
 /// # Errors
 /// The first fault.
@@ -65,14 +69,15 @@ pub fn whole(rig: &mut Rig, workload: &Workload) -> Result<Figures, Fault> {
     Ok(rig.figures())
 }
 
-/// Where the run stands, shared with the process that runs it.
+/// The progress of the run, shared with the process that runs it.
 #[derive(Default)]
 struct Place {
     next: Cell<usize>,
     ending: Cell<Option<Restart>>,
-    /// How the table of volumes is damaged before the next process.
+    /// The seed of the damage to the volume table before the next process.
     table: Cell<Option<u64>>,
-    /// Which device is an older copy of itself before the next process.
+    /// The seed that picks the device to replace by an older copy of itself before the next
+    /// process.
     older: Cell<Option<u64>>,
 }
 
@@ -107,7 +112,8 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
             (Some(()), Some(_)) => {
                 rig.has_stopped();
                 rig.crash(Crash::ProcessDeath, Survivors::Nothing);
-                // Half of the orderly stops are followed by a loss of power, which must make no difference.
+                // Half of the orderly stops are followed by a power cut, which must make no
+                // difference.
                 if place.next.get().is_multiple_of(2) {
                     rig.crash(Crash::PowerCut, Survivors::Nothing);
                 }
@@ -132,8 +138,8 @@ pub fn play(rig: &mut Rig, workload: &Workload) -> Result<bool, Fault> {
     }
 }
 
-/// One process that loses its power after so many `points`, and what `seed` says survives; false if the world was ended from
-/// outside.
+/// Runs one process that loses its power after `points` points, with survivors drawn from `seed`.
+/// Returns false if the world was ended from outside.
 fn short_life(rig: &mut Rig, points: u64, seed: u64) -> Result<bool, Fault> {
     rig.inspect()?;
     {
@@ -153,12 +159,12 @@ fn short_life(rig: &mut Rig, points: u64, seed: u64) -> Result<bool, Fault> {
     Ok(true)
 }
 
-/// One process that a device lets down while it starts, or soon afterwards: it may refuse to, or serve what it can, until it
-/// dies. What is on the devices must be as good for the next one. Half of the seeds have none; false if the world was ended from
-/// outside.
+/// Runs one process whose device fails during the start or soon afterwards. The process may refuse
+/// to start, or serve what it can until it dies. The devices must be as good for the next process.
+/// For half of the seeds nothing happens. Returns false if the world was ended from outside.
 ///
 /// # Errors
-/// The first fault; a refusal is one if no device has failed.
+/// The first fault; a refusal is a fault if no device has failed.
 pub fn hard_start(rig: &mut Rig, seed: u64) -> Result<bool, Fault> {
     let mut rng = Rng::new(seed);
     if rng.one_in(2) {
@@ -186,7 +192,7 @@ pub fn hard_start(rig: &mut Rig, seed: u64) -> Result<bool, Fault> {
     Ok(true)
 }
 
-/// Some operations of one kind fail, early in the life of a process.
+/// Draws a rule by which some operations of one kind fail, early in the life of a process.
 fn failing(rng: &mut Rng) -> Rule {
     let mut pick = |count| usize::try_from(rng.below(count)).expect("few");
     let on = [OpKind::Read, OpKind::Write, OpKind::Flush][pick(3)];
@@ -195,7 +201,7 @@ fn failing(rng: &mut Rng) -> Rule {
     Rule { skip, ..Rule::next(on, 1 << pick(4), disk::Fault::Fail(landed)) }
 }
 
-/// A quarter of the seeds stand for each of the extremes.
+/// Chooses the survivors of a crash: each of the two extremes has a quarter of the seeds.
 const fn survivors(seed: u64) -> Survivors {
     match seed % 4 {
         0 => Survivors::Nothing,
@@ -236,8 +242,9 @@ async fn steps_from(client: Client, steps: Rc<[Step]>, place: Rc<Place>, verify:
     Ok(())
 }
 
-/// After the last step: everything is verified and stopped, and a power cut then takes nothing. At last nobody writes any more:
-/// everything is written back, and what is read again comes from the cache.
+/// Runs the checks after the last step: everything is verified and stopped, and a power cut then
+/// takes nothing. At the end no client writes any more: everything is written back, and repeated
+/// reads come from the cache.
 ///
 /// # Errors
 /// The first fault.
@@ -261,13 +268,14 @@ pub fn finish(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
     })
 }
 
-/// What is done after the last step, in each process in which anything is: a script has one list for it.
+/// Returns the steps after the last step, the same for each process that runs any: a script has one
+/// list for them.
 pub(crate) fn last_steps(workload: &Workload) -> Vec<Step> {
     Shape::aftermath(workload, mix(&[workload.seed, 7]), LAST_STEPS)
 }
 
-/// One process whose backing devices take no writes for some time, and then take them: what is dirty leaves in the life of the same
-/// process. Then it dies.
+/// Runs one process whose backing devices refuse writes for some time and then accept them: its
+/// dirty data must be written back within its life. Then the process dies.
 fn refused_life(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
     rig.heal();
     rig.troubled = true;
@@ -284,8 +292,9 @@ fn refused_life(rig: &mut Rig, workload: &Workload) -> Result<(), Fault> {
     rig.inspect()
 }
 
-/// One process after a crash: opens, verifies, does `steps`, verifies, stops in order, and is checked. Where nodes are read slowly the
-/// steps come first: they are to be asked for beside the walk, and so are crashes inside it.
+/// Runs one process after a crash: opens, verifies, does `steps`, verifies, stops in order, and is
+/// checked. Where nodes are read slowly, the steps come first, so that the requests, and crashes,
+/// happen during the walk.
 ///
 /// # Errors
 /// The first fault.
@@ -305,7 +314,7 @@ pub fn verified_life(rig: &mut Rig, steps: Vec<Step>) -> Result<(), Fault> {
     })
 }
 
-/// One process, and if the world did not end meanwhile, a check of what it leaves.
+/// Runs one process and, if the world did not end meanwhile, checks what it leaves.
 fn inspected_life<F>(rig: &mut Rig, script: impl FnOnce(Client) -> F + 'static) -> Result<(), Fault>
 where
     F: Future<Output = Result<(), Fault>> + 'static,

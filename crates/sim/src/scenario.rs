@@ -1,8 +1,10 @@
-//! A stage for named disasters: build one exact state, end the world at one exact operation, check one thing.
+//! A stage for failure scenarios: build one exact state, stop the world at one exact operation,
+//! check one thing.
 //!
-//! Where a workload draws its steps, a scenario tells a story; every call here runs the world until it is over, so a
-//! scenario reads from top to bottom. All answers are judged by the same oracle. A scenario opens with the story (what
-//! was lost, by whom, why), then plays exactly that, and ends with one check.
+//! Where a workload draws its steps, a scenario tells a story. Every call here runs the world until
+//! the call is complete, so that a scenario reads from top to bottom. The same oracle judges all
+//! answers. A scenario opens with the story (what was lost, by what, why), then plays exactly that,
+//! and ends with one check.
 
 use crate::digest::mix;
 use crate::disk::{Device, Survivors};
@@ -20,7 +22,7 @@ use std::future::Future;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Requests in flight together, at most.
+/// Maximum number of requests in flight.
 const DEPTH: usize = 16;
 
 /// A system on its devices, running or not.
@@ -30,7 +32,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A newly made system that has not been started.
+    /// Makes a new system without starting it.
     #[must_use]
     pub fn new(system: Rc<dyn System>, geometry: Geometry, seed: u64) -> Self {
         Self { rig: Rig::new(system, geometry, DEPTH, mix(&[seed, 200])), running: None }
@@ -39,7 +41,7 @@ impl Stage {
     /// Starts a process and opens the system.
     ///
     /// # Errors
-    /// If it does not open, or the world ends meanwhile.
+    /// If it does not open, or the world halts meanwhile.
     pub fn start(&mut self) -> Result<(), Fault> {
         assert!(self.running.is_none(), "one process at a time");
         let (mut executor, birth) = self.rig.executor();
@@ -56,7 +58,7 @@ impl Stage {
         }
     }
 
-    /// One request, which must succeed.
+    /// Makes one request, which must succeed.
     ///
     /// # Errors
     /// What is wrong with the answer.
@@ -64,7 +66,7 @@ impl Stage {
         self.together(vec![step])
     }
 
-    /// Several requests in flight together, which must all succeed.
+    /// Makes several requests that are in flight together and must all succeed.
     ///
     /// # Errors
     /// What is wrong with an answer.
@@ -78,17 +80,18 @@ impl Stage {
         })
     }
 
-    /// Several requests in flight together, each with its answer; refusals are for the caller to judge.
+    /// Makes several requests that are in flight together, and returns the answer of each; the
+    /// caller judges refusals.
     ///
     /// # Errors
-    /// If the world ends, or a read returns what it may not.
+    /// If the world halts, or a read returns what it may not.
     pub fn attempt(&mut self, steps: Vec<Step>) -> Result<Vec<Result<(), Refusal>>, Fault> {
         self.play(move |client| async move {
             Ok(join_all(steps.into_iter().map(|step| client.attempt(step))).await)
         })
     }
 
-    /// Reads, judges, and says what stood there.
+    /// Reads sectors, judges them, and returns their values.
     ///
     /// # Errors
     /// If the read is refused or returns what it may not.
@@ -100,7 +103,7 @@ impl Stage {
         })
     }
 
-    /// Says what stands there, whatever the judge would make of it: he is not told of this read.
+    /// Returns the values of sectors without judging them: the oracle is not told of this read.
     ///
     /// # Errors
     /// If the read is refused.
@@ -112,19 +115,19 @@ impl Stage {
         })
     }
 
-    /// What has been asked of the running process and not been answered, in words, sorted.
+    /// Returns the pending requests of the running process as text, sorted.
     #[must_use]
     pub fn unanswered(&self) -> Vec<String> {
         self.running.as_ref().map(|(_, client)| client.unanswered()).unwrap_or_default()
     }
 
-    /// Virtual time in nanoseconds.
+    /// Returns the virtual time in nanoseconds.
     #[must_use]
     pub fn now(&self) -> u64 {
         self.rig.world.borrow().now()
     }
 
-    /// Reads and judges everything ever written.
+    /// Reads and judges everything that was ever written.
     ///
     /// # Errors
     /// The first sector that is not what it must be.
@@ -135,10 +138,11 @@ impl Stage {
         })
     }
 
-    /// Starts `steps` and ends the world at the first operation that `trap` picks (submitted or completed).
+    /// Starts `steps` and crashes the world at the first operation that `trap` picks (submitted or
+    /// completed).
     ///
     /// # Errors
-    /// If the steps come to their end without it, or something goes wrong before.
+    /// If the steps end without such an operation, or something goes wrong before it.
     pub fn crash_at(
         &mut self,
         steps: Vec<Step>,
@@ -149,7 +153,7 @@ impl Stage {
         self.crash_within(|stage| stage.together(steps), trap, crash, survivors)
     }
 
-    /// As [`Stage::crash_at`], in the middle of a start.
+    /// Does the same as [`Stage::crash_at`], in the middle of a start.
     ///
     /// # Errors
     /// If the system has opened without that operation, or something goes wrong before.
@@ -162,9 +166,9 @@ impl Stage {
         self.crash_within(Self::start, trap, crash, survivors)
     }
 
-    /// As [`Stage::crash_at`], in the middle of whatever `act` does.
+    /// Does the same as [`Stage::crash_at`], in the middle of whatever `act` does.
     ///
-    /// Only the trap's halt is the crash of the story: who hangs before it comes has not got there.
+    /// Only a halt at the trap is the crash of the story. A hang before it is a failure.
     ///
     /// # Errors
     /// As [`Stage::crash_at`].
@@ -185,13 +189,13 @@ impl Stage {
         }
     }
 
-    /// Ends the process and what is in flight as `crash` would.
+    /// Ends the process and the operations in flight as `crash` would.
     pub fn crash(&mut self, crash: Crash, survivors: Survivors) {
         self.running = None;
         self.rig.crash(crash, survivors);
     }
 
-    /// Stops in order, checks the structure on the devices.
+    /// Stops cleanly, and checks the structure on the devices.
     ///
     /// # Errors
     /// If it does not stop, or leaves something unsound.
@@ -201,17 +205,18 @@ impl Stage {
         self.rig.inspect()
     }
 
-    /// A device, to give it faults or to change its content: 0 is the cache, `1 + v` backs volume `v`.
+    /// Returns a device, to give it faults or to change its content: 0 is the cache, `1 + v` backs
+    /// volume `v`.
     pub fn device(&mut self, number: usize) -> RefMut<'_, Device> {
         RefMut::map(self.rig.world.borrow_mut(), |world| &mut world.devices[number])
     }
 
-    /// The note, to lay it aside or to bring one back.
+    /// Returns the note, to set it aside or to restore one.
     pub fn note(&mut self) -> RefMut<'_, NoteState> {
         self.rig.note.borrow_mut()
     }
 
-    /// What lies under the stage.
+    /// Returns the rig under the stage.
     #[must_use]
     pub const fn rig(&self) -> &Rig {
         &self.rig
@@ -279,7 +284,7 @@ mod tests {
         op.kind == OpKind::Flush
     }
 
-    /// The write before the flush never ends: the story's crash is not this one.
+    /// The write before the flush never completes: this hang is not the crash of the story.
     #[test]
     fn who_hangs_before_the_crash_has_not_crashed() {
         let mut stage = stage();

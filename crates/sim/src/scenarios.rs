@@ -1,35 +1,40 @@
-//! Named disasters: the story first, then exactly that, then one check.
+//! Named failure scenarios: each tells a story, plays exactly that story, and makes one check.
 //!
 //! | file | stories of |
 //! |---|---|
-//! | `flushes` | flushes that fail, that are left out, and what they covered |
-//! | `clean_modes` | write-through, write-around, none: the cache may lose, hide or change nothing |
-//! | `detached` | volumes that are taken from the cache and put back |
-//! | `devices` | devices that die, come back, are renamed, cut short or outdated |
+//! | `flushes` | flushes that fail or are left out, and what they covered |
+//! | `clean_modes` | clean modes: the cache may lose, hide or change nothing |
+//! | `detached` | volumes that are detached from the cache and attached again |
+//! | `devices` | devices that die, come back, are renamed, truncated or outdated |
+//! | `forgotten` | volumes that a set forgets, and flash-only volumes that it creates or resizes |
 //! | `silent` | devices that do not answer for long, or never |
 //! | `outdated` | backing devices that come back with old content |
 //! | `unreadable` | sectors of a backing device that cannot be read until they are written |
 //! | `journal` | what a crash leaves of the journal, and the note |
 //! | `tree` | damaged nodes, and what a crash leaves of nodes |
 //! | `metadata` | damaged priorities, torn superblocks |
-//! | `space` | buckets, generations, and who reuses them when |
-//! | `resized` | volumes that become smaller |
-//! | `limits` | sizes at the edge, and what does not fit |
-//! | `smallest` | a system without a cache: how a story is told, and that its end depends on its crash |
+//! | `space` | buckets, generations, and the reuse of buckets |
+//! | `resized` | volumes that shrink |
+//! | `limits` | sizes at the limits, and what does not fit |
+//! | `smallest` | a system without a cache, to show how a scenario works |
 //!
-//! What is refused is refused in words, and leaves the devices as they were. A scenario that cannot fail is worth nothing:
-//! each was seen to fail with the line broken that it guards.
+//! A refusal carries a message, and leaves the devices as they were. A scenario that cannot fail is
+//! worthless: each was seen to fail when the line that it guards was broken.
 //!
-//! What no scenario shows, because it cannot be or cannot be seen:
-//! - the root read again by a request: it is in memory from the start to the stop, and only GC looks at the device;
-//! - cached data that a device has changed, or taken back after a flush, under keys that stayed: it has no sum and no date.
-//!   `clean_modes` shows that the backing device is right all the same;
-//! - a set of a node behind a torn one of the same node, left by a device that keeps its promises: a set is durable before the
-//!   next one is begun, and another life of the bucket has another number. `tree` shows both, the first with a lie.
+//! What no scenario shows, because it cannot happen or cannot be observed:
+//! - a request that reads the root again: it is in memory from start to stop, and only GC reads it
+//!   from the device;
+//! - cached data that a device changed, or reverted after a flush, under keys that stayed: the data
+//!   has neither a checksum nor a date. `clean_modes` shows that the backing device is correct all
+//!   the same;
+//! - a set of a node behind a torn set of the same node, on a device that keeps its promises: a set
+//!   is durable before the next one is begun, and another life of the bucket has another sequence
+//!   number. `tree` shows both, the first with a device that lies.
 //!
-//! A scenario is a function that panics when the story ends badly; the comment above it is the story, for readers of the
-//! code and of `sim scenario` alike. Each file lists its scenarios once: that puts them into [`all`] and makes a test of
-//! each. One that is not listed is dead code, and does not build.
+//! A scenario is a function that panics when the story ends badly. The comment above it is the
+//! story, both for readers of the code and for `sim scenario`. Each file lists its scenarios once:
+//! this adds them to [`all`] and makes a test of each. A scenario that is not listed is dead code,
+//! and does not build.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a scenario fails as a test does")]
 
 pub(crate) mod bench;
@@ -54,18 +59,19 @@ mod unreadable;
 
 use crate::rig::panic::caught;
 
-/// A named disaster.
+/// A named scenario.
 #[derive(Clone, Copy)]
 pub struct Scenario {
     /// Its name on the command line.
     pub name: &'static str,
-    /// The file that it is told in.
+    /// The source of the file that contains it.
     source: &'static str,
     play: fn(),
 }
 
 impl Scenario {
-    /// What happened, to whom, and what must come of it: the comment above the function.
+    /// Returns the story: what happened, to what, and what must come of it. It is the comment above
+    /// the function.
     #[must_use]
     pub fn story(&self) -> String {
         let head = format!("fn {}() {{", self.name);
@@ -80,16 +86,16 @@ impl Scenario {
         story.join(" ")
     }
 
-    /// Plays it.
+    /// Plays the scenario.
     ///
     /// # Errors
-    /// How it ended instead.
+    /// Returns the message of the panic if the scenario fails.
     pub fn play(&self) -> Result<(), String> {
         caught(self.play)
     }
 }
 
-/// Every scenario, by file.
+/// Returns every scenario, by file.
 pub fn all() -> impl Iterator<Item = Scenario> {
     let files = [
         flushes::SCENARIOS,

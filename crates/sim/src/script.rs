@@ -1,9 +1,10 @@
-//! Scripts: workloads as text files, for what a seed cannot do: outlive the drawing that made a workload of it, and be
-//! edited by hand.
+//! Scripts: workloads as text files. Unlike a seed, a script stays valid when the drawing of
+//! workloads changes, and can be edited by hand.
 //!
-//! A script holds all that a run depends on besides the system: sizes, seed of the world, steps, what is done after a crash
-//! or, where there is none, after the last step, and the crashes. It reads from top to bottom, one thing a line; lines that
-//! begin with `#` and empty ones say nothing:
+//! A script contains everything that a run depends on besides the system: sizes, seed of the world,
+//! steps, the crashes, and the steps after a crash (or after the last step if there is no crash).
+//! It has one item per line, from top to bottom. Lines that begin with `#` and empty lines are
+//! ignored:
 //!
 //! ```text
 //! sim script 1
@@ -46,8 +47,8 @@
 //! end
 //! ```
 //!
-//! Files come from anywhere: whatever a script says is within [`limits`] before a device is made of it, and what is
-//! written here can be read here.
+//! Scripts come from anywhere. Everything in a script is checked against [`limits`] before a device
+//! is made from it, and whatever is written here can be read here.
 
 pub mod limits;
 mod parse;
@@ -67,10 +68,10 @@ use std::path::Path;
 
 pub use parse::{Damage, ScriptError};
 
-/// The version of the format. A reader knows this one only.
+/// The version of the format. A reader knows only this one.
 pub const VERSION: u32 = 1;
 
-/// A workload with all that follows a crash of it, independent of any drawing.
+/// A workload and the crashes that end it, independent of any drawing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Script {
     /// The workload; its origin is the script.
@@ -79,23 +80,24 @@ pub struct Script {
     pub cuts: Vec<Cut>,
 }
 
-/// Why a file gives no script: a whole sentence, which no chain of causes is to say again.
+/// The reason why a file gives no script. The message is a whole sentence, which a chain of causes
+/// must not repeat.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The file itself.
+    /// The file itself cannot be read or written.
     #[error("cannot {what} {file}: {why}")]
     File {
-        /// What was tried.
+        /// What was attempted.
         what: &'static str,
-        /// Its name.
+        /// Name of the file.
         file: String,
-        /// Why not.
+        /// The cause.
         why: io::Error,
     },
-    /// What stands in it, or would.
+    /// The contents are wrong, or would be.
     #[error("{file}: {why}")]
     Script {
-        /// Its name.
+        /// Name of the file.
         file: String,
         /// What is wrong.
         why: ScriptError,
@@ -103,7 +105,7 @@ pub enum FileError {
 }
 
 impl Script {
-    /// `workload` as it stands, ended by `cuts`.
+    /// Makes a script of `workload` as it is, ended by `cuts`.
     #[must_use]
     pub fn of(workload: &Workload, cuts: &[Cut]) -> Self {
         let after = if cuts.is_empty() { last_steps(workload) } else { aftermath(workload, cuts) };
@@ -111,23 +113,23 @@ impl Script {
         Self { workload: Workload { origin, kept: None, ..workload.clone() }, cuts: cuts.to_vec() }
     }
 
-    /// Reads a script. `file` is what a report calls it.
+    /// Parses a script. `file` is its name in reports.
     ///
     /// # Errors
-    /// The first thing that is wrong, and in which line.
+    /// The first thing that is wrong, and its line.
     pub fn parse(text: &str, file: &str) -> Result<Self, ScriptError> {
         parse::script(text, file)
     }
 
-    /// Reads the script in `path`, at most [`limits::BYTES_MAX`] of it.
+    /// Reads the script in `path`, at most [`limits::BYTES_MAX`] bytes.
     ///
     /// # Errors
-    /// If there is none, or what is wrong with it.
+    /// If the file cannot be read, or what is wrong with its contents.
     pub fn load(path: &Path) -> Result<Self, FileError> {
         let file = path.display().to_string();
         let wrong = |why| FileError::File { what: "read", file: file.clone(), why };
         let mut bytes = Vec::new();
-        // A pipe would be waited for, perhaps for ever.
+        // Reading a pipe could block forever.
         if !fs::metadata(path).map_err(wrong)?.is_file() {
             return Err(wrong(io::Error::other("a script is a regular file, and this is none")));
         }
@@ -137,10 +139,10 @@ impl Script {
         text.map_err(|why| FileError::Script { file: file.clone(), why })
     }
 
-    /// Writes the script to `path`, where nothing may be yet.
+    /// Writes the script to `path`, which must not exist yet.
     ///
     /// # Errors
-    /// If the file cannot be made, or the script is beyond what can be read again.
+    /// If the file cannot be created, or the script exceeds the limits for reading it again.
     pub fn save(&self, path: &Path) -> Result<(), FileError> {
         let (text, file) = (self.to_string(), path.display().to_string());
         let readable = parse::text_of(text.as_bytes()).and_then(|text| Self::parse(text, &file));
@@ -148,14 +150,14 @@ impl Script {
         let wrong = |why| FileError::File { what: "write", file, why };
         let mut new = File::create_new(path).map_err(wrong.clone())?;
         new.write_all(text.as_bytes()).map_err(|why| {
-            // Half a script is none, and would stand in the way of the next one.
+            // Half a script is useless, and would block the next attempt.
             let _left_behind = fs::remove_file(path);
             wrong(why)
         })
     }
 }
 
-/// How the word after `start` names what stands on the devices.
+/// Returns the word after `start`, which names what the devices contain at first.
 const fn start_word(grown: Option<Brink>) -> &'static str {
     match grown {
         None => "new",
@@ -165,7 +167,7 @@ const fn start_word(grown: Option<Brink>) -> &'static str {
     }
 }
 
-/// The word for a truth.
+/// Returns the word for a boolean.
 const fn yes(it: bool) -> &'static str {
     if it { "yes" } else { "no" }
 }

@@ -1,5 +1,5 @@
-//! What the simulated clients write: every sector names itself, so that one sector read alone tells which write it
-//! came from, whether it stands where it belongs, and whether it is whole.
+//! Stamps what the simulated clients write: every sector names itself, so that one sector read
+//! alone shows which write it came from, whether it is in the right place, and whether it is whole.
 //!
 //! A stamped sector is one 16-byte record, repeated 32 times:
 //!
@@ -8,25 +8,26 @@
 //! bytes 8..16   volume (upper 16 bits) and sector (lower 48), exclusive-or MAGIC
 //! ```
 //!
-//! Records that differ within a sector mean that it was torn inside, which no device of ours ever does.
+//! Records that differ within a sector mean that it was torn inside, which no simulated device ever
+//! does.
 
 use std::fmt;
 
-/// Bytes in a sector.
+/// Bytes per sector.
 pub const SECTOR: usize = 512;
 
-/// Bytes in one record.
+/// Bytes per record.
 const RECORD: usize = 16;
 
-/// Keeps a stamp apart from zeroes and from small integers.
+/// Distinguishes a stamp from zeroes and from small integers.
 const MAGIC: u64 = 0x5349_4d53_5441_4d50;
 
-/// What one sector holds.
+/// The content of one sector.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Value {
     /// All zeroes: never written, zeroed or discarded.
     Zero,
-    /// The data of the write with this number; 0 is what the volume was born with.
+    /// The data of the write with this number; 0 is the initial content of the volume.
     Written(u64),
 }
 
@@ -40,13 +41,13 @@ impl fmt::Display for Value {
     }
 }
 
-/// Why a sector is no value of its place.
+/// Why the content of a sector is not a value for its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StampError {
     /// The records within the sector differ.
     #[error("a sector that is torn inside")]
     Torn,
-    /// A whole stamp, of another place.
+    /// A whole stamp that belongs to another place.
     #[error("data of volume {volume} sector {sector} (write {number})")]
     Misplaced {
         /// Volume it was written to.
@@ -64,7 +65,7 @@ fn place(volume: u32, sector: u64) -> u64 {
     (u64::from(volume) << 48 | sector) ^ MAGIC
 }
 
-/// Fills `bytes`, whole sectors, with the stamps of write `number` from `sector` of `volume` on.
+/// Fills `bytes` (whole sectors) with the stamps of write `number` from `sector` of `volume` on.
 pub fn fill(bytes: &mut [u8], volume: u32, sector: u64, number: u64) {
     assert!(bytes.len().is_multiple_of(SECTOR), "stamps fill whole sectors");
     for (index, sector_bytes) in bytes.chunks_exact_mut(SECTOR).enumerate() {
@@ -76,7 +77,7 @@ pub fn fill(bytes: &mut [u8], volume: u32, sector: u64, number: u64) {
     }
 }
 
-/// What the 512 `bytes` read from `sector` of `volume` are.
+/// Parses the 512 `bytes` read from `sector` of `volume`.
 ///
 /// # Errors
 /// If they are neither zeroes nor a whole stamp of that place.

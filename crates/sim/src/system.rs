@@ -1,8 +1,8 @@
-//! What is under test, as the simulator sees it: something that makes devices, opens them, and
-//! serves volumes.
+//! Defines the system under test as the simulator sees it: something that makes devices, opens
+//! them, and serves volumes.
 //!
-//! The engine is one implementation; [`passthrough`] is the smallest, and [`mutant`] are faulty
-//! forms of it that prove that the simulator would notice.
+//! The engine is one implementation. [`passthrough`] is the smallest one, and [`mutant`] has faulty
+//! variants of it that prove that the simulator would notice.
 
 pub mod asking;
 pub mod engine;
@@ -42,68 +42,69 @@ pub use tuning::Tuning;
 /// An answer to come.
 pub type Soon<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// Sizes of the devices and of what is made on them. In sectors of 512 bytes.
+/// Sizes of the devices and of what is made on them, in sectors of 512 bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Logical block of all devices, and the unit of requests: 1 or 8.
     pub block_sectors: u32,
     /// Block of the cache set: at least that of the devices, at most 8.
     pub set_block_sectors: u32,
-    /// Bucket.
+    /// Bucket size.
     pub bucket_sectors: u32,
-    /// Buckets on the cache device.
+    /// Number of buckets on the cache device.
     pub buckets: u64,
-    /// Size of each volume; its backing device is as much larger as the system needs.
+    /// Size of each volume; its backing device is larger by what the system needs.
     pub volumes: Vec<u64>,
-    /// Size of each volume that lives in the cache alone while it is there. Their numbers follow
-    /// those of the others.
+    /// Size of each volume that lives in the cache alone (a flash-only volume), while it exists.
+    /// Their numbers follow those of the others.
     pub lodgers: Vec<u64>,
-    /// Unit within which a device never tears a write: 1 or 8, at least the block.
+    /// Unit within which a device never tears a write: 1 or 8, and at least the block.
     pub torn_sectors: u64,
-    /// The backing devices have volatile caches.
+    /// Whether the backing devices have volatile caches.
     pub backing_volatile: bool,
-    /// The cache device has a volatile cache.
+    /// Whether the cache device has a volatile cache.
     pub cache_volatile: bool,
-    /// Records the note has room for.
+    /// Number of records that the note has room for.
     pub note_records: usize,
-    /// Everything that system and devices can be told and that is not a size.
+    /// All settings of system and devices that are not sizes.
     pub tuning: Tuning,
 }
 
 impl Geometry {
-    /// Number and size of the volumes that live in the cache alone.
+    /// Returns the numbers and sizes of the volumes that live in the cache alone.
     pub fn lodgers(&self) -> impl Iterator<Item = (u32, u64)> {
         let first = u32::try_from(self.volumes.len()).expect("few volumes");
         (first..).zip(self.lodgers.iter().copied())
     }
 
-    /// Volumes of both kinds, there or not.
+    /// Returns the number of volumes of both kinds, existing or not.
     #[must_use]
     pub fn count(&self) -> u32 {
         u32::try_from(self.volumes.len() + self.lodgers.len()).expect("few volumes")
     }
 
-    /// Size of a volume of either kind.
+    /// Returns the size of a volume of either kind.
     #[must_use]
     pub fn sectors_of(&self, volume: u32) -> u64 {
         let sizes = self.volumes.iter().chain(&self.lodgers);
         *sizes.into_iter().nth(volume as usize).expect("a volume that there is")
     }
 
-    /// Size of the cache device.
+    /// Returns the size of the cache device.
     #[must_use]
     pub fn cache_sectors(&self) -> u64 {
         self.buckets * u64::from(self.bucket_sectors)
     }
 
-    /// Some reads of the cache device of so many sectors take so many nanoseconds more, if any do.
+    /// Returns `(sectors, nanoseconds)` if some reads of the cache device that have this size take
+    /// this much longer.
     #[must_use]
     pub fn slow_nodes(&self) -> Option<(u64, u64)> {
         let more = self.tuning.devices.node_read_us * 1000;
         (more > 0).then_some((u64::from(self.bucket_sectors), more))
     }
 
-    /// The cache device, empty.
+    /// Creates the empty cache device.
     #[must_use]
     pub fn cache_device(&self) -> Device {
         let model = Model::fast(self.cache_sectors(), self.block_sectors);
@@ -116,7 +117,7 @@ impl Geometry {
         })
     }
 
-    /// The backing device of `volume`, whose data starts at `data_start`, holding the volume's
+    /// Creates the backing device of `volume`, whose data starts at `data_start`, with the volume's
     /// first content.
     #[must_use]
     pub fn backing_device(&self, volume: u32, data_start: u64) -> Device {
@@ -155,7 +156,7 @@ pub enum Standing {
     CacheAlone,
 }
 
-/// Who hears of the end of a request.
+/// Called at the end of a request.
 pub type Told = Box<dyn FnOnce(&Reply)>;
 
 /// Why the system did not do what it was asked, in its own words.
@@ -164,94 +165,95 @@ pub type Told = Box<dyn FnOnce(&Reply)>;
 pub struct Refusal(pub String);
 
 impl Refusal {
-    /// From any error.
+    /// Converts any error.
     pub fn from_error(error: impl fmt::Display) -> Self {
         Self(error.to_string())
     }
 }
 
-/// What a disk that has died takes with it.
+/// What is lost with a disk that has died.
 pub struct Lost {
     /// Sectors of the volume, in order.
     pub ranges: Vec<Range<u64>>,
-    /// The engine's word for what is under way.
+    /// The engine's handle on the operation in progress.
     pub forgetting: Forgetting,
-    /// What was under the volume.
+    /// The disk under the volume.
     pub disk: DiskId,
 }
 
-/// What a system makes of a device that was pulled and is back.
+/// The result of returning a device that was pulled.
 pub enum Return {
-    /// It serves the volume from it. If something that was acknowledged, and not flushed by who
-    /// wrote it, may be lost, who flushes next hears of that.
+    /// The system serves the volume from it. If acknowledged data that its client has not flushed
+    /// may be lost, the next flush reports it.
     Taken,
-    /// Not at this moment.
+    /// The system cannot take it at this moment.
     NotNow,
-    /// It says that this is not what was there.
+    /// The system says that this is not the former device.
     Doubted(Refusal),
 }
 
-/// A volume's form.
+/// A volume's size and alignment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeShape {
-    /// Sectors.
+    /// Size in sectors.
     pub sectors: u64,
     /// Requests must be multiples of this many sectors.
     pub unit_sectors: u32,
 }
 
-/// What a process is born with, and its system runs in.
+/// The initial state of a process, in which its system runs.
 #[derive(Clone)]
 pub struct Process {
     /// Clock, tasks and devices.
     pub env: Env,
-    /// What is behind that, for who adds devices to it.
+    /// The world behind that, for adding devices to it.
     pub world: Rc<RefCell<World>>,
     /// The note.
     pub note: MemoryNote,
-    /// What the system is in the middle of, for it to tell.
+    /// Where the system reports the phases that it is in.
     pub phases: Arc<Phases>,
 }
 
-/// Something that can be put on simulated devices. Device 0 is the cache, device `1 + v` backs
-/// volume `v`.
+/// A system that can run on simulated devices. Device 0 is the cache; device `1 + v` backs volume
+/// `v`.
 pub trait System {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     fn name(&self) -> &str;
 
-    /// New devices, as a tool would have made them.
+    /// Makes new devices, as a tool would have made them.
     fn make(&self, geometry: &Geometry, seed: u64) -> Vec<Device>;
 
-    /// Opens what is on the devices, and tells from then on what it is in the middle of.
+    /// Opens what is on the devices, and from then on reports the phases that it is in.
     fn open(&self, process: Process, geometry: &Geometry) -> Soon<Result<Rc<dyn Running>, Refusal>>;
 
-    /// Whether it never asks a device for a flush while another one runs there. Of two the kernel
-    /// may tell a failure to one only.
+    /// Returns whether it never flushes a device while another flush is in flight there. Of two
+    /// such flushes, the kernel may report a failure to one only.
     fn flushes_alone(&self) -> bool {
         false
     }
 
-    /// Damages, in a way that `seed` tells, what says which volume has which number, on devices
-    /// that nobody uses. False: there is no such thing. The next process must serve every volume
-    /// all the same.
+    /// Damages the table that assigns volumes their numbers, in a way chosen by `seed`, on devices
+    /// that are not in use. Returns false if there is no such table. The next process must serve
+    /// every volume all the same.
     fn damage_table(&self, _devices: &mut [Device], _seed: u64) -> bool {
         false
     }
 
-    /// Whether who checks devices that [`System::damage_table`] has damaged finds anything wrong
-    /// with them.
+    /// Returns whether the checker finds anything wrong with devices that [`System::damage_table`]
+    /// has damaged.
     fn finds_damage(&self, _devices: &[Device]) -> bool {
         true
     }
 
-    /// Whether the next process must refuse to serve if `copy` stands in the place of device
-    /// `which` of `now`. Both were left by an orderly stop, and not by the same one.
+    /// Returns whether the next process must refuse to serve if `copy` is in the place of device
+    /// `which` of `now`. They were left by two different orderly stops.
     fn tells_older(&self, _now: &[Device], _copy: &Device, _which: usize) -> bool {
         false
     }
 
-    /// Checks the structure on devices that nobody uses, and what [`Running::counted`] said after
-    /// an orderly stop; one sentence for each fault found.
+    /// Checks the structures on devices that are not in use, and the counts that
+    /// [`Running::counted`] returned after an orderly stop. Returns one sentence for each fault
+    /// found.
     fn inspect(&self, _devices: &[Device], _counted: Option<&[BucketCount]>) -> Vec<String> {
         Vec::new()
     }
@@ -259,32 +261,33 @@ pub trait System {
 
 /// An open system.
 pub trait Running {
-    /// The volumes with devices that are served now.
+    /// Returns the volumes with devices that are served now.
     fn volumes(&self) -> Vec<VolumeShape>;
 
-    /// The size of a volume that lives in the cache alone, if it is served.
+    /// Returns the size of a volume that lives in the cache alone, if it is served.
     fn lodger(&self, _volume: u32) -> Option<u64> {
         None
     }
 
-    /// Makes a volume that lives in the cache alone. False: there is no room for it, or never is
-    /// any.
+    /// Creates a volume that lives in the cache alone. Returns false if there is no room, or if the
+    /// system never has any.
     fn create(&self, _volume: u32, _sectors: u64) -> Soon<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
 
-    /// Deletes it with all that it has; requests are refused from here on. False: not now.
+    /// Deletes the volume with all its data; requests are refused from here on. Returns false if
+    /// that is not possible now.
     fn delete(&self, _volume: u32) -> Soon<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
 
-    /// Is told that the file of the note is gone. True: what was acknowledged outlives the process
-    /// all the same.
+    /// Tells the system that the file of the note is gone. Returns true if acknowledged data
+    /// outlives the process all the same.
     fn keep_note(&self) -> Soon<bool> {
         Box::pin(async { false })
     }
 
-    /// Where a volume has its data now.
+    /// Returns where a volume has its data now.
     fn standing(&self, _volume: u32) -> Standing {
         Standing::Detached
     }
@@ -292,8 +295,8 @@ pub trait Running {
     /// Carries out a request.
     fn serve(&self, volume: u32, operation: Operation) -> Soon<Reply>;
 
-    /// The same; `told` hears of its end at the moment in which whoever asked may: a task that
-    /// waits for the reply comes to it later.
+    /// Carries out a request. `told` is called at its end, at the first moment at which a client
+    /// may see that; a task that waits for the reply runs later.
     fn serve_and_tell(&self, volume: u32, operation: Operation, told: Told) -> Soon<Reply> {
         let served = self.serve(volume, operation);
         Box::pin(async move {
@@ -306,110 +309,114 @@ pub trait Running {
     /// Changes a volume's cache mode.
     fn set_mode(&self, volume: u32, mode: Mode) -> Soon<Result<(), Refusal>>;
 
-    /// Turns a knob of a volume.
+    /// Sets a knob of a volume.
     fn turn(&self, _volume: u32, _knob: Knob, _value: u64) -> Soon<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Takes a volume from the cache, if it is there; it is served on. A system that has no cache
-    /// has nothing to do.
+    /// Detaches a volume from the cache, if it is attached; it stays served. A system without a
+    /// cache has nothing to do.
     fn detach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Puts a volume back behind the cache, if it is not there.
+    /// Attaches a volume to the cache, if it is not attached.
     fn attach(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Writes back what is dirty of a volume at this moment.
+    /// Writes back the data of a volume that is dirty at this moment.
     fn clean(&self, _volume: u32) -> Soon<Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Gives up, if it can be, what goes on of detaching, attaching, writing back, shrinking and
-    /// growing a volume.
+    /// Cancels, where possible, a detach, attach, write-back, shrink or grow of a volume that is in
+    /// progress.
     fn cancel(&self, _volume: u32) {}
 
-    /// Serves a volume no more, and then again; requests that come meanwhile wait for that. Whether
-    /// it did, which is a flush. If its cache set has failed, that is let go of and opened again
-    /// instead, for all volumes, which is no flush.
+    /// Stops serving a volume and then serves it again; requests that arrive meanwhile wait.
+    /// Returns whether it did so, which is a flush. If the cache set has failed, the set is
+    /// released and opened again instead, for all volumes, which is not a flush.
     fn readd(&self, _volume: u32) -> Soon<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
 
-    /// Serves so many sectors of a volume and no more. False: not now, or not at all.
+    /// Shrinks a volume to this many sectors. Returns false if that is not possible now, or not at
+    /// all.
     fn shrink(&self, _volume: u32, _sectors: u64) -> Soon<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
 
-    /// Serves so many sectors of a volume, whose device has them. False: not now, or not at all.
+    /// Grows a volume to this many sectors, which its device has. Returns false if that is not
+    /// possible now, or not at all.
     fn grow(&self, _volume: u32, _sectors: u64) -> Soon<Result<bool, Refusal>> {
         Box::pin(async { Ok(false) })
     }
 
-    /// Serves a volume no more, which is a flush, and says what is lost if its device is; requests
-    /// wait from here on until the end of [`Running::forget`], which must follow. `None`: not now,
-    /// or not at all, and the volume is served as before.
+    /// Stops serving a volume, which is a flush, and returns what is lost without its device.
+    /// Requests wait from here on until the end of [`Running::forget`], which must follow. Returns
+    /// `None` if that is not possible now, or not at all; the volume is then served as before.
     fn begin_forget(&self, _volume: u32) -> Soon<Result<Option<Lost>, Refusal>> {
         Box::pin(async { Ok(None) })
     }
 
-    /// Another disk for that of a volume which is not served, with the content that stands on it
-    /// and an identity of its own.
+    /// Replaces the disk of a volume that is not served by another disk with the same content and a
+    /// new identity.
     fn exchange(&self, _device: &mut Device) {}
 
-    /// The cache gives up what it holds of the volume, and serves the disk that stands in its
-    /// place.
+    /// Makes the cache drop what it holds of the volume, and serves the disk that took its place.
     fn forget(&self, volume: u32, _lost: Lost) -> Soon<Result<(), Refusal>> {
         Box::pin(async move { unreachable!("volume {volume} is not being forgotten") })
     }
 
-    /// Whether it serves the volume from its device, and would from another way to that.
+    /// Returns whether it serves the volume from its device, and would accept that device under
+    /// another id.
     fn can_return(&self, _volume: u32) -> bool {
         false
     }
 
-    /// The device of a volume was pulled and is back, as `disk`; requests wait meanwhile.
+    /// Hands over the device of a volume, which was pulled and is back as `disk`; requests wait
+    /// meanwhile.
     fn take_back(&self, volume: u32, _disk: DiskId) -> Soon<Result<Return, Refusal>> {
         Box::pin(async move { unreachable!("nobody has pulled the device of volume {volume}") })
     }
 
-    /// Data that is not on the backing devices yet, of volumes that have such, in sectors.
+    /// Returns the amount of data that is not on the backing devices yet, over all volumes that
+    /// have one, in sectors.
     fn dirty_sectors(&self) -> u64 {
         0
     }
 
-    /// Whether what is read twice should come from the cache the second time.
+    /// Returns whether the second of two equal reads should come from the cache.
     fn caches(&self) -> bool {
         false
     }
 
-    /// What it says to have written to its cache device since it was opened, in bytes, if it says
-    /// that.
+    /// Returns how many bytes the system reports to have written to its cache device since it was
+    /// opened, if it reports that.
     fn written_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// Panics if what must always hold does not, in memory.
+    /// Panics if an in-memory invariant does not hold.
     fn assert_invariants(&self) {}
 
-    /// After an orderly stop: what it has counted of each bucket of its cache, if it has one.
+    /// Returns, after an orderly stop, the counts of each bucket of its cache, if it has one.
     fn counted(&self) -> Option<Vec<BucketCount>> {
         None
     }
 
-    /// Stops in order; everything acknowledged is durable then.
+    /// Stops in order; everything acknowledged is then durable.
     fn stop(&self) -> Soon<Result<(), Refusal>>;
 }
 
-/// The system of this name.
+/// Returns the system of this name.
 #[must_use]
 pub fn system_named(name: &str) -> Option<Rc<dyn System>> {
     all_systems().into_iter().find(|system| system.name() == name)
 }
 
-/// The names that [`system_named`] knows.
+/// Returns the names that [`system_named`] knows.
 #[must_use]
 pub fn system_names() -> Vec<String> {
     all_systems().iter().map(|system| system.name().to_owned()).collect()

@@ -1,8 +1,8 @@
-//! What the clients do: a list of steps, drawn from a seed beforehand, so that it can be shown,
-//! shortened and replayed.
+//! Defines what the clients do: a list of steps, drawn from a seed beforehand, so that it can be
+//! shown, shortened and replayed.
 //!
-//! The steps do not depend on answers; how they interleave does not stand here either: up to
-//! `depth` requests are in flight together, and the simulated world decides who comes when.
+//! The steps do not depend on answers. Their interleaving is not specified here either: up to
+//! `depth` requests are in flight together, and the simulated world decides the order.
 
 mod coincidence;
 mod drawing;
@@ -19,53 +19,53 @@ use std::ops::Range;
 pub use drawing::{DRAWING, OtherDrawing, check_drawing};
 pub use shape::Shape;
 
-/// One thing that clients do.
+/// One step of the clients.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// From now on a device does something wrong, until the rule is used up or the process ends.
+    /// From now on a device has a fault, until the rule is used up or the process ends.
     Trouble {
-        /// The device: 0 the cache, then the backing devices.
+        /// The device: 0 for the cache, then the backing devices.
         device: usize,
-        /// What, where, and how often.
+        /// What fails, where, and how often.
         rule: Rule,
     },
-    /// Ask for a write of a fresh stamp.
+    /// Submit a write of a fresh stamp.
     Write {
         /// Volume.
         volume: u32,
         /// Sectors of the volume.
         sectors: Range<u64>,
-        /// Durable on reply.
+        /// Durable at its completion.
         fua: bool,
     },
-    /// Ask for a read and judge the answer.
+    /// Submit a read and judge the answer.
     Read {
         /// Volume.
         volume: u32,
         /// Sectors of the volume.
         sectors: Range<u64>,
     },
-    /// Ask for a flush.
+    /// Submit a flush.
     Flush {
         /// Volume.
         volume: u32,
     },
-    /// Ask for a discard.
+    /// Submit a discard.
     Discard {
         /// Volume.
         volume: u32,
         /// Sectors of the volume.
         sectors: Range<u64>,
     },
-    /// Ask for zeroes.
+    /// Submit a write of zeroes.
     Zero {
         /// Volume.
         volume: u32,
         /// Sectors of the volume.
         sectors: Range<u64>,
-        /// Durable on reply.
+        /// Durable at its completion.
         fua: bool,
-        /// The space below may be given up.
+        /// The underlying space may be deallocated.
         may_unmap: bool,
     },
     /// Change a volume's cache mode, with requests in flight.
@@ -75,86 +75,88 @@ pub enum Step {
         /// New mode.
         mode: Mode,
     },
-    /// Turn a knob of a volume, with requests in flight.
+    /// Set a knob of a volume, with requests in flight.
     Turn {
         /// Volume.
         volume: u32,
-        /// Which.
+        /// The knob.
         knob: Knob,
-        /// To what.
+        /// The new value.
         value: u64,
     },
-    /// Take a volume from the cache, with requests in flight. If it is not there nothing is asked
-    /// of anybody.
+    /// Detach a volume from the cache, with requests in flight. If it is not attached, nothing is
+    /// requested.
     Detach {
         /// Volume.
         volume: u32,
     },
-    /// Put a volume back behind the cache, with requests in flight; likewise.
+    /// Attach a volume to the cache, with requests in flight; likewise.
     Attach {
         /// Volume.
         volume: u32,
     },
-    /// Write back what is dirty of a volume now, with requests in flight.
+    /// Write back the current dirty data of a volume, with requests in flight.
     Clean {
         /// Volume.
         volume: u32,
     },
-    /// Give up, if it can be, what goes on of detaching, attaching, writing back, shrinking and
-    /// growing a volume.
+    /// Cancel, where possible, a detach, attach, write-back, shrink or grow of a volume that is in
+    /// progress.
     Cancel {
         /// Volume.
         volume: u32,
     },
-    /// Serve a volume no more, with requests in flight, and serve it again at once; requests that
-    /// come in between wait.
+    /// Stop serving a volume, with requests in flight, and serve it again at once; requests that
+    /// arrive in between wait.
     Readd {
         /// Volume.
         volume: u32,
     },
-    /// Serve so many sectors of a volume and no more, with requests in flight; then its device, if
-    /// it has one, is cut there. What lies behind is gone.
+    /// Shrink a volume to this many sectors, with requests in flight; then truncate its device, if
+    /// it has one. The data after the new end is lost.
     Shrink {
         /// Volume.
         volume: u32,
-        /// Sectors that stay.
+        /// Sectors that remain.
         sectors: u64,
     },
-    /// The device of a volume, if it has one, becomes so much larger that this many sectors can be
-    /// served, and they are, with requests in flight. What is new is zeroes.
+    /// Extend the device of a volume, if it has one, so that this many sectors can be served, and
+    /// grow the volume to that size, with requests in flight. New sectors are zeroes.
     Grow {
         /// Volume.
         volume: u32,
-        /// Sectors from then on.
+        /// New size in sectors.
         sectors: u64,
     },
-    /// The disk of a volume dies, and the cache forgets the volume; then a new disk takes its
-    /// place, with everything that the old one had and zeroes where that was not the newest.
-    /// Requests that come in between wait.
+    /// The disk of a volume dies, and the cache forgets the volume. Then a new disk takes its
+    /// place, with everything that the old one had, and zeroes where that was not the newest data.
+    /// Requests that arrive in between wait.
     Forget {
         /// Volume.
         volume: u32,
     },
-    /// A backing device is pulled, with requests in flight, and with its power goes what it had not made durable, but for
-    /// `survivors`. All that is asked of it fails until it is back. (A process that starts finds it.)
+    /// Pull a backing device, with requests in flight. With its power it loses what it had not made
+    /// durable, except for `survivors`. All requests to it fail until it is back. (The next process
+    /// finds it.)
     Pull {
-        /// The device: 1 is that of the first volume.
+        /// The device; 1 is that of the first volume.
         device: usize,
-        /// What is there when it is back.
+        /// What is still there when it is back.
         survivors: Survivors,
     },
-    /// A backing device that was pulled is back as another device of the system, and its volume is served from that.
+    /// A backing device that was pulled comes back as another device of the system, and its volume
+    /// is served from that.
     Return {
         /// The device.
         device: usize,
     },
-    /// Make a volume that lives in the cache alone, with requests in flight. If it is there, or
-    /// there is no room for it, nothing is.
+    /// Create a volume that lives in the cache alone, with requests in flight. Nothing happens if
+    /// it exists or if there is no room for it.
     Create {
         /// Volume.
         volume: u32,
     },
-    /// Delete a volume that lives in the cache alone, with all that it has, likewise.
+    /// Delete a volume that lives in the cache alone, with all its data, likewise.
     Delete {
         /// Volume.
         volume: u32,
@@ -163,33 +165,33 @@ pub enum Step {
     Pause(u64),
     /// Wait for all answers.
     Settle,
-    /// Somebody removes the file of the note, or another one takes its place.
+    /// Remove the file of the note, or put another one in its place.
     Note {
-        /// It is in its place.
+        /// Whether the file is in its place.
         is_there: bool,
     },
-    /// The next process finds a table of volumes that is not what was written, in a way that the
-    /// seed tells.
+    /// The next process finds a volume table that is not the one written; the seed determines the
+    /// damage.
     Table(u64),
-    /// Before the next process one comes that finds an older copy of a device in its place, as the
-    /// seed tells, and must notice that.
+    /// Before the next process, another one finds an older copy of a device in its place, chosen by
+    /// the seed, and must notice that.
     Older(u64),
-    /// End this process, in one of three ways, and start the next.
+    /// End this process, in one of the ways of [`Restart`], and start the next.
     Restart(Restart),
 }
 
-/// How a process, or two, end within a workload.
+/// How one process, or two, end within a workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Restart {
-    /// All answers are awaited, then it stops in order.
+    /// All answers are awaited; then the process stops in order.
     Stop,
-    /// It dies with requests in flight; the seed says which operations land.
+    /// The process dies with requests in flight; the seed determines which operations land.
     Death(u64),
-    /// The power goes with requests in flight; the seed says what survives.
+    /// The power is cut with requests in flight; the seed determines what survives.
     Power(u64),
-    /// It dies with requests in flight, and the next one loses its power after so many points of
-    /// the world (see [`driver`](crate::driver)), most of which are of its start; the seed, last,
-    /// says what lands and what survives.
+    /// The process dies with requests in flight, and the next one loses power after this many
+    /// points of the world (see [`driver`](crate::driver)), most of which belong to its start. The
+    /// seed comes last and determines what lands and what survives.
     Twice(u64, u64),
 }
 
@@ -207,46 +209,45 @@ impl fmt::Display for Restart {
 /// Where a workload's steps come from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origin {
-    /// From its shape and seed.
+    /// Drawn from its shape and seed.
     Drawn {
-        /// How many steps were drawn.
+        /// Number of steps drawn.
         steps: usize,
     },
     /// From a script.
     Script {
-        /// The file's name.
+        /// Name of the file.
         file: String,
-        /// What is done after each recovery from a crash, and if there is none, after the last
-        /// step.
+        /// The steps after each recovery from a crash or, without a crash, after the last step.
         after: Vec<Step>,
     },
 }
 
-/// What is run.
+/// The workload of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Workload {
-    /// Its shape's name.
+    /// Name of its shape.
     pub name: String,
-    /// The seed it was drawn from; the world that it runs in follows from it as well.
+    /// The seed it was drawn from; the world that it runs in also follows from this seed.
     pub seed: u64,
-    /// What it runs on.
+    /// The geometry that it runs on.
     pub geometry: Geometry,
-    /// What stands on the devices before the first step; `None`: a new set.
+    /// The set that is on the devices before the first step; `None` for a new set.
     pub grown: Option<Brink>,
-    /// Requests in flight together.
+    /// Maximum number of requests in flight together.
     pub depth: usize,
-    /// The steps, in order of asking.
+    /// The steps, in order of submission.
     pub steps: Vec<Step>,
-    /// Devices fail: requests may be refused, but what was promised holds all the same.
+    /// Devices fail: requests may be refused, but promises hold all the same.
     pub troubled: bool,
     /// Where the steps come from.
     pub origin: Origin,
-    /// Which of the steps of their origin these are; `None` for all.
+    /// Which steps of their origin these are; `None` for all.
     pub kept: Option<Vec<usize>>,
 }
 
 impl Workload {
-    /// The arguments of `sim run` that give this workload again.
+    /// Returns the arguments of `sim run` that reproduce this workload.
     #[must_use]
     pub fn arguments(&self) -> String {
         let mut arguments = match &self.origin {
@@ -262,7 +263,7 @@ impl Workload {
         arguments
     }
 
-    /// The same workload with only the steps at these places (of the steps it has now).
+    /// Returns the same workload with only the steps at these indices (of its current steps).
     #[must_use]
     pub fn keep(&self, places: &[usize]) -> Self {
         let original = |place: usize| self.kept.as_ref().map_or(place, |kept| kept[place]);
@@ -274,7 +275,7 @@ impl Workload {
     }
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell, if necessary.
 #[must_use]
 pub fn shell_word(word: &str) -> String {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || "-_./".contains(character);
@@ -282,7 +283,7 @@ pub fn shell_word(word: &str) -> String {
     if plain { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
-/// Writes places as ranges: `0-3,7`, or `none`.
+/// Formats indices as ranges: `0-3,7`, or `none`.
 #[must_use]
 pub fn format_places(places: &[usize]) -> String {
     if places.is_empty() {
@@ -301,10 +302,10 @@ pub fn format_places(places: &[usize]) -> String {
     ranges.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-/// Reads what [`format_places`] writes.
+/// Parses the format of [`format_places`].
 ///
 /// # Errors
-/// A sentence if it is something else.
+/// A sentence if the text has another format.
 pub fn parse_places(text: &str) -> Result<Vec<usize>, String> {
     let mut places = Vec::new();
     if text == "none" {
@@ -412,7 +413,7 @@ mod tests {
         }
     }
 
-    /// Each run of it fills the cache five times over, at the least.
+    /// Each run of this shape fills the cache at least five times over.
     #[test]
     fn a_cache_is_turned_over() {
         let shape = Shape::named("turnover").unwrap();
@@ -428,7 +429,8 @@ mod tests {
         }
     }
 
-    /// Half the promises of a random workload: enough writes, and enough of them over live data.
+    /// Every shape keeps half of what random workloads promise: enough writes, and enough of them
+    /// over live data.
     #[test]
     fn every_shape_has_its_share_of_writes_and_overlaps() {
         for shape in Shape::all() {

@@ -1,4 +1,5 @@
-//! `sim` as a process: what it prints, saves and refuses. A refusal is one sentence and exit status 2.
+//! Tests of `sim` as a process: what it prints, saves and refuses. A refusal is one sentence and
+//! exit status 2.
 
 use bcached_sim::workload::DRAWING;
 use std::path::Path;
@@ -20,7 +21,8 @@ fn sim(words: &[&str]) -> Ran {
     }
 }
 
-/// Refused in one line of these words, with nothing run.
+/// Asserts that the command is refused with one line that contains `wanted`, and that nothing is
+/// run.
 fn assert_refused(words: &[&str], wanted: &str) {
     let Ran { exit, out, err } = sim(words);
     assert_eq!((exit, out.as_str()), (2, ""), "{words:?}: {err}");
@@ -30,7 +32,7 @@ fn assert_refused(words: &[&str], wanted: &str) {
 
 const RUN: [&str; 5] = ["run", "--system", "passthrough", "--workload", "points"];
 
-/// The arguments of a short run.
+/// Returns the arguments of a short run.
 fn run<'a>(more: &[&'a str]) -> Vec<&'a str> {
     RUN.into_iter().chain(["--seed", "1"]).chain(more.iter().copied()).collect()
 }
@@ -109,7 +111,7 @@ fn a_point_that_never_comes_is_no_success() {
     );
 }
 
-/// The number at the end of a line of an operation that is a point.
+/// Returns the number at the end of an operation's line, if the operation is a point.
 fn point_of(line: &str) -> Option<u64> {
     line.rsplit_once(" point ")?.1.parse().ok()
 }
@@ -144,7 +146,7 @@ fn a_trace_numbers_the_steps_as_they_are_asked_for() {
     assert_eq!(some.out.lines().take(3).collect::<Vec<_>>(), kept, "{}", some.out);
 }
 
-/// What is told of a run that fails is that run, and then its fault.
+/// The trace of a failing run is that of the run, followed by its fault.
 #[test]
 fn a_trace_ends_with_what_was_found() {
     let words = ["run", "--workload", "mixed", "--seed", "1", "--system", "mutant-ZeroesHalf"];
@@ -178,7 +180,8 @@ fn a_seed_of_another_drawing_is_refused() {
     assert_eq!(ran.exit, 0);
 }
 
-/// Nobody listens from the start, so that no word comes through by chance.
+/// A closed output ends `sim` without a message. The reader is closed from the start, so that
+/// nothing gets through by chance.
 #[test]
 fn who_has_stopped_listening_is_told_nothing_and_not_complained_to() {
     let scenario = "a_fua_write_is_there_from_its_answer_on";
@@ -215,7 +218,7 @@ fn the_round_that_found_something_is_begun_with_by_its_number() {
     assert!(line(&again.out).expect("a line").starts_with(&format!("round {round}: ")), "{}", again.out);
 }
 
-/// The lines after the one that begins with `start`, as far as they are steps.
+/// Returns the lines after the one that contains `start`, as far as they are steps.
 fn steps_after<'a>(out: &'a str, start: &str) -> Vec<&'a str> {
     let lines = out.lines().skip_while(|line| !line.contains(start)).skip(2);
     lines.map_while(|line| line.strip_prefix("    ")).collect()
@@ -267,7 +270,7 @@ fn recoveries_are_told_apart_from_processes() {
     };
     assert!(count("recoveries") > 0 && exit == 0, "{out}");
     assert_eq!(count("recoveries"), count("crashes"));
-    // The word of docs/reliability.md.
+    // `docs/reliability.md` uses this term.
     assert!(count("  three deep") <= count("  inside recoveries"));
     assert!(count("processes") > count("recoveries"), "the workload's own besides: {out}");
 }
@@ -289,7 +292,7 @@ fn scenarios_are_listed_told_and_played() {
     assert_refused(&["scenario", name, "fua_write_is_there"], &words);
 }
 
-/// The command in a report of a failure, without the program.
+/// Returns the command in a failure report, without the program.
 fn again(out: &str) -> Vec<&str> {
     let start = concat!("again: ", env!("CARGO_BIN_EXE_sim"), " ");
     let line = out.lines().find_map(|line| line.trim().strip_prefix(start)).expect("a command");
@@ -357,7 +360,7 @@ fn a_failure_is_shown_again_by_its_command_and_by_its_script() {
 fn a_shortened_failure_is_saved_as_it_is() {
     let folder = tempfile::tempdir().expect("a folder");
     let system = ["--system", "mutant-ZeroesHalf"];
-    // Of the second one nothing stays but what is done after the last step.
+    // Of the second one, only the steps after the last step remain.
     for (seed, zeroes_in) in [("3", "steps\n"), ("2", "after\n")] {
         let file = folder.path().join(seed);
         let file = file.to_str().expect("a name");
@@ -415,7 +418,7 @@ fn what_cannot_be_saved_is_refused_before_anything_is_run() {
     assert_eq!(std::fs::read_to_string(&taken).expect("it is there"), "mine");
 }
 
-/// What fails is longer than a script may be.
+/// A fault is reported although its workload is too long to be saved as a script.
 #[test]
 fn a_fault_that_cannot_be_saved_is_one_all_the_same() {
     let folder = tempfile::tempdir().expect("a folder");

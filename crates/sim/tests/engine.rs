@@ -1,4 +1,5 @@
-//! The engine in the simulator: CI's share. Longer sweeps are for `sim sweep`; a failing seed prints its command.
+//! Tests the engine in the simulator, to the extent that CI has time for. `sim sweep` runs longer
+//! sweeps; a failing seed prints its command.
 
 use bcached_engine::Phase;
 use bcached_sim::crashpoints::{Depth, replay, sweep};
@@ -21,15 +22,15 @@ fn engine() -> Rc<dyn System> {
     Rc::new(Engine)
 }
 
-/// Every shape of workload, with the restarts and crashes that it has of its own. Together they come through all that a
-/// crash could come in the middle of.
+/// Every shape of workload passes, with its own restarts and crashes. Together they enter every
+/// phase that a crash could interrupt.
 #[test]
 fn every_workload_passes() {
     let mut figures = Figures::default();
     for shape in Shape::all() {
         // Data is moved when buckets have run out, which takes a while.
         let steps = if shape.name == "moves" { 2000 } else { 250 };
-        // What is asked beside a failure, and in a mode that hardly lasts, is drawn more seldom.
+        // Requests beside a failure, or in a mode that hardly lasts, are drawn more rarely.
         let is_seldom = shape.name.ends_with("-trouble") || ["hot", "reopens"].contains(&shape.name);
         let seeds = if is_seldom { 20 } else { 6 };
         for seed in 0..seeds {
@@ -41,7 +42,8 @@ fn every_workload_passes() {
         }
     }
     for (phase, begun) in Phase::ALL.into_iter().zip(figures.begun) {
-        // A volume leaves its cache only if that dies at the right moment: scenarios see to it.
+        // A volume leaves its cache in this phase only if the cache dies at the right moment:
+        // scenarios cover that.
         assert!(begun > 0 || phase == Phase::BackingStale, "no workload comes to: {}", phase.name());
     }
     assert_asked(&figures.reached);
@@ -49,8 +51,9 @@ fn every_workload_passes() {
     assert!(reopenings > 20 && bypasses > 10, "{:?}", figures.hosting);
 }
 
-/// Each kind of request was asked of each kind of volume while no device had failed, at each place, and beside the failure of either
-/// device. (That both have failed takes longer than this.)
+/// Asserts that each kind of request was submitted to each kind of volume while no device had
+/// failed, at each alignment, and beside the failure of either device. (The failure of both takes
+/// longer than this.)
 fn assert_asked(reached: &Reached) {
     let sum = |alike: &dyn Fn(&Case) -> bool| -> u64 {
         Case::all().filter(|case| alike(case)).map(|case| reached.of(&case)).sum()
@@ -68,7 +71,8 @@ fn assert_asked(reached: &Reached) {
     }
 }
 
-/// Workloads that failed once. Each script says why; a hunt's find becomes one with `sim run .. --save`.
+/// Workloads that failed once pass now. Each script says why it exists; `sim run .. --save` makes
+/// one of a hunt's find.
 #[test]
 fn what_failed_once_passes() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
@@ -95,10 +99,12 @@ fn what_failed_once_passes() {
     }
 }
 
-/// A power cut and a death of the process after every device operation, and in some of the recoveries from them.
+/// The engine survives a power cut and a process death after every device operation, and in some of
+/// the recoveries from them.
 #[test]
 fn every_crash_point_passes() {
-    // Seed 0 has recoveries of a thousand crashes each, and takes longer than the others together.
+    // The recoveries of seed 0 have a thousand crashes each, and take longer than the others
+    // together.
     for seed in 1..4 {
         let workload = Shape::named("points").expect("a shape").with_steps(25).draw(seed);
         match sweep(&engine(), &workload, Depth::QUICK) {
@@ -108,7 +114,8 @@ fn every_crash_point_passes() {
     }
 }
 
-/// Who never makes one, says each time that there is no room, or leaves each as large as it is, would come through everything.
+/// Flash-only volumes are really created and shrunk. An engine that never creates one, always
+/// reports that there is no room, or never changes a size would pass everything else.
 #[test]
 fn volumes_that_live_in_the_cache_alone_are_made_and_used() {
     for (name, least) in [("lodgers", 6), ("promised", 3)] {
@@ -126,13 +133,14 @@ fn volumes_that_live_in_the_cache_alone_are_made_and_used() {
                 }
             }
         }
-        // Those that are promised room shrink only to grow again, for which there may be none.
+        // Volumes with promised room shrink only to grow again, for which there may be no room.
         assert!(smaller > 0 || name == "promised", "{name}: none of them has become smaller");
         assert!(there >= least, "{name}: {there} in four runs");
     }
 }
 
-/// The rounds of a hunt that are there for it do crash a set before its tree has been walked, and what comes after that again.
+/// The rounds of a hunt that are meant for it crash a set before its tree has been walked, and
+/// crash the recovery from that again.
 #[test]
 fn crashes_come_before_the_end_of_the_walk() {
     let is_crashed = |round: &Round| round.workload.name == "early" && round.within() == Phase::Walk.bit();
@@ -146,7 +154,8 @@ fn crashes_come_before_the_end_of_the_walk() {
     }
 }
 
-/// Nor before what their journal says is in its leaves. Half of the sets put that first, as long as it is short.
+/// Some rounds crash a set before the keys of its journal are in its leaves. Half of the sets do
+/// that first, if it is short.
 #[test]
 fn crashes_come_before_the_journal_is_in_its_leaves() {
     let is_crashed = |round: &Round| round.within() == Phase::ReplayBeside.bit();
@@ -164,7 +173,8 @@ fn crashes_come_before_the_journal_is_in_its_leaves() {
     assert!(within > 40 && in_recovery > 4, "{within}, {in_recovery}");
 }
 
-/// What was not answered when a process died has kept the whole of it in memory: a hunt of ten minutes took 15 GiB.
+/// Nothing of a dead process stays in memory. Its unanswered requests once kept all of it: a hunt
+/// of ten minutes took 15 GiB.
 #[test]
 fn nothing_of_a_process_is_left_in_memory() {
     for name in ["restarts", "trouble", "lodgers"] {
@@ -176,7 +186,8 @@ fn nothing_of_a_process_is_left_in_memory() {
     }
 }
 
-/// The engine takes all its random numbers, its time and the order of its tasks from the world it runs in.
+/// The engine takes all its random numbers, its time and the order of its tasks from the world that
+/// it runs in.
 #[test]
 fn the_same_seed_is_the_same_run() {
     let trace = |name: &str| {

@@ -1,4 +1,5 @@
-//! The simulator about itself: the same seed gives the same run to the byte, and a replay meets what a sweep met.
+//! Tests the simulator itself: the same seed gives the same run to the byte, and a replay finds
+//! what a sweep found.
 
 use bcached_sim::crashpoints::{Depth, replay, sweep};
 use bcached_sim::digest::Digest;
@@ -16,7 +17,7 @@ fn trace(name: &str, seed: u64) -> (Vec<String>, u64, u64) {
     rig.world.borrow_mut().trace.record();
     whole(&mut rig, &workload).expect("no fault");
     let world = rig.world.borrow();
-    // In their order: two devices that have changed places are no equal run.
+    // In order: runs with two devices exchanged are not equal.
     let mut contents = Digest::new();
     world.devices.iter().for_each(|device| contents.word(device.medium().digest()));
     (world.trace.lines().to_vec(), world.trace.digest(), contents.value())

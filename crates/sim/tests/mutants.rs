@@ -1,4 +1,4 @@
-//! The simulator would notice: every fault of `system::mutant` is caught by random workloads alone.
+//! The simulator is sensitive: random workloads alone catch every fault of `system::mutant`.
 
 use bcached_sim::crashpoints::{Depth, sweep};
 use bcached_sim::failure::Failure;
@@ -8,7 +8,7 @@ use bcached_sim::system::mutant::{ALL, Fault, Mutant};
 use bcached_sim::workload::{DRAWING, Shape};
 use std::rc::Rc;
 
-/// The failure that the random workloads find first, and after how many of them.
+/// Returns the failure that the random workloads find first, and after how many rounds.
 fn caught(system: &Rc<dyn System>) -> Option<(u64, Failure)> {
     for seed in 0..6 {
         for name in ["mixed", "hot", "restarts"] {
@@ -44,7 +44,7 @@ fn a_failure_is_shortened() {
     let failure = fault_of(&system, &workload).expect("zeroes are halved");
     let minimal = minimise(&system, &workload, failure, 400);
     println!("{}", minimal.failure);
-    // One zeroing and at most one read: even without, the last verification reads.
+    // One zeroing and at most one read: even without one, the last verification reads.
     assert!(minimal.workload.steps.len() <= 3, "{:?}", minimal.workload.steps);
     let command = minimal.failure.command("sim");
     let wanted = format!(

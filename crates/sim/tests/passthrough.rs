@@ -1,4 +1,5 @@
-//! The simulator does not cry wolf: a system without a cache and without a fault passes everything.
+//! The simulator raises no false alarms: a system without a cache and without a fault passes
+//! everything.
 
 use bcached_sim::crashpoints::{Depth, sweep};
 use bcached_sim::run::whole_of;

@@ -1,18 +1,21 @@
-//! One operation done with blocking calls, from start to end. The thread-pool driver does all of them this way; the
-//! ring those it cannot do itself.
+//! Does one operation with blocking calls, from start to end. The thread-pool driver does every
+//! operation this way; the ring driver does those that the ring cannot do.
 //!
-//! - *Force unit access* is `RWF_DSYNC`: on a block device opened `O_DIRECT` the kernel makes it `REQ_FUA` and a flush (only
-//!   the flush where the device knows no FUA), on a file it syncs the written range and what is needed to find it.
-//!   A file system that refuses the flag gets a write and an `fdatasync`, from then on without asking.
-//! - *Flush* is `fdatasync`, which reaches the device's own cache on both.
-//! - *Discard* on a file punches a hole. On a block device it is `BLKDISCARD`. What is read there afterwards nobody knows:
-//!   since Linux 4.12 no block device says that it reads as zeroes.
-//! - *Zero* that may unmap is `FALLOC_FL_PUNCH_HOLE`. On a block device the kernel makes a write-zeroes request of that,
-//!   lets the device unmap, and fails rather than write zeroes itself.
-//! - *Zero* that keeps its space is `FALLOC_FL_ZERO_RANGE`. On a block device the kernel makes a write-zeroes request
-//!   without unmapping of that, and writes zeroes itself where the device has none, so such devices are not asked. A
-//!   file system without it (tmpfs) refuses. (`BLKZEROOUT` is the same: it never unmaps, and falls back to writing.)
-//!   Where either is refused the engine writes zeroes, in pieces between which other requests have their turn.
+//! - *Force unit access* is `RWF_DSYNC`. On a block device opened with `O_DIRECT`, the kernel turns
+//!   it into `REQ_FUA` and a flush (only the flush if the device has no FUA). On a file, it syncs
+//!   the written range and the metadata needed to find it. A file system that refuses the flag gets
+//!   a write and an `fdatasync`, from then on without asking.
+//! - *Flush* is `fdatasync`, which on both also flushes the device's volatile write cache.
+//! - *Discard* on a file punches a hole. On a block device it is `BLKDISCARD`. The content
+//!   afterwards is undefined: since Linux 4.12 no block device reports that discarded blocks read
+//!   as zeroes.
+//! - *Zero* that may unmap is `FALLOC_FL_PUNCH_HOLE`. On a block device, the kernel turns that into
+//!   a write-zeroes request, lets the device unmap, and fails rather than write zeroes itself.
+//! - *Zero* that keeps its space is `FALLOC_FL_ZERO_RANGE`. On a block device, the kernel turns
+//!   that into a write-zeroes request without unmapping. It writes zeroes itself if the device has
+//!   no such request, so such devices are not asked. A file system without it (tmpfs) refuses.
+//!   (`BLKZEROOUT` is the same: it never unmaps, and falls back to writing.) If either is refused,
+//!   the engine writes zeroes, in pieces between which other requests get their turn.
 
 use crate::counters::{Counters, count};
 use crate::device::{Device, DeviceKind};
@@ -29,7 +32,8 @@ use std::time::Duration;
 /// Bytes of lent memory that are copied at once.
 const WAY_BYTES: usize = 256 << 10;
 
-/// A blocking call that says "again" this often in a row has failed. With the pause between them 1 s.
+/// A blocking call that returns `EAGAIN` this many times in a row has failed. With the pauses in
+/// between, that takes 1 s.
 const ATTEMPTS: u32 = 1000;
 
 /// Does `work`; blocks.
@@ -49,12 +53,12 @@ pub(crate) fn perform(mut work: Work, counters: &Counters) -> Completion {
         Action::Discard { offset, length } => discard(&device, *offset, *length),
         Action::Zero { offset, length, unmap } => zero(&device, *offset, *length, *unmap, counters),
     };
-    // An error may have its cause in this, and a success count for nothing.
+    // A shrunk device may have caused the error, and makes a success worthless.
     let whole = if must_be_whole || result.is_err() { device.look_whole() } else { Ok(()) };
     work.finish(whole.and(result.map_err(kind_of)))
 }
 
-/// Repeats `call` while it says "again".
+/// Repeats `call` while it fails with a transient error.
 fn patiently<T>(counters: &Counters, mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for _ in 0..ATTEMPTS {
         match call() {
@@ -67,8 +71,8 @@ fn patiently<T>(counters: &Counters, mut call: impl FnMut() -> Result<T, Errno>)
     Err(Errno::IO)
 }
 
-/// Fills `memory`; blocks. The end of the file before the end of the device is an error: it was cut behind our back,
-/// as the look at its size that follows an error will find.
+/// Fills `memory`; blocks. It is an error if the file ends before the device does: the file was
+/// truncated externally, as the check of its size after an error will show.
 fn read(device: &Device, offset: u64, memory: &mut [u8], counters: &Counters) -> Result<(), Errno> {
     let mut done = 0;
     while done < memory.len() {
@@ -115,11 +119,11 @@ fn write(device: &Device, offset: u64, memory: &[u8], fua: bool, counters: &Coun
 }
 
 thread_local! {
-    /// Where bytes of lent memory are on their way.
+    /// Intermediate buffer for lent memory.
     static WAY: RefCell<Buffer> = RefCell::new(Buffer::default());
 }
 
-/// Calls `with` with each piece of `length` bytes and memory for it, which holds anything.
+/// Calls `with` for each piece of `length` bytes, with a buffer of that size and arbitrary content.
 fn by_pieces(
     length: usize,
     mut with: impl FnMut(Range<usize>, &mut [u8]) -> Result<(), Errno>,
@@ -135,7 +139,7 @@ fn by_pieces(
     })
 }
 
-/// Reads into memory of our own, and from there into that of a request.
+/// Reads into a buffer of this thread, and copies from there into the request's lent memory.
 fn read_lent(device: &Device, offset: u64, lent: &Lent, counters: &Counters) -> Result<(), Errno> {
     count(&counters.bounced);
     by_pieces(lent.len(), |piece, way| {
@@ -145,7 +149,7 @@ fn read_lent(device: &Device, offset: u64, lent: &Lent, counters: &Counters) -> 
     })
 }
 
-/// Writes the memory of a request from memory of our own.
+/// Writes the request's lent memory by way of a buffer of this thread.
 fn write_lent(
     device: &Device,
     offset: u64,

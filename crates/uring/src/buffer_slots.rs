@@ -1,36 +1,39 @@
-//! Numbers for buffers that the kernel registers with a ring by itself, for its guests: each has a run of them for itself.
+//! Allocates slots in a ring's table of buffers that the kernel registers by itself for guests.
+//! Each guest gets a contiguous run of slots.
 
 use io_uring::IoUring;
 use std::ops::Range;
 
-/// Of all guests of one ring together: as many as the kernel allows, and enough for 32 devices of four deep queues.
+/// Slots for all guests of one ring together: as many as the kernel allows, and enough for 32
+/// devices of four deep queues.
 const SLOTS: u16 = 1 << 14;
 
-/// The table of one ring. It is made when a guest wants part of it.
+/// The table of one ring. It is created when a guest first needs part of it.
 #[derive(Default)]
 pub(crate) struct Slots {
-    /// Whether the kernel has given one; `None`: it was not asked yet.
+    /// Whether the kernel has created the table; `None`: not asked yet.
     is_there: Option<bool>,
-    /// The runs that guests have, in order.
+    /// The runs allocated to guests, in order.
     taken: Vec<Range<u16>>,
 }
 
 impl Slots {
-    /// The first of `count` free ones, which nothing is registered at; `None`: there is no table, or no room in it.
+    /// Allocates `count` free slots with nothing registered in them, and returns the first. Returns
+    /// `None` if there is no table or no room in it.
     pub(crate) fn take(&mut self, ring: &IoUring, count: u16) -> Option<u16> {
         let make = || ring.submitter().register_buffers_sparse(u32::from(SLOTS)).is_ok();
         if !*self.is_there.get_or_insert_with(make) {
             return None;
         }
         let run = self.find(count)?;
-        // A guest whose device has gone may have left something there.
+        // A guest whose device is gone may have left buffers registered there.
         crate::ring::clear_slots(ring, u32::from(run.start), run.len()).ok()?;
         let at = self.taken.partition_point(|taken| taken.start < run.start);
         self.taken.insert(at, run.clone());
         Some(run.start)
     }
 
-    /// A run that nobody has.
+    /// Finds a free run.
     fn find(&self, count: u16) -> Option<Range<u16>> {
         let starts = core::iter::once(0).chain(self.taken.iter().map(|taken| taken.end));
         let ends = self.taken.iter().map(|taken| taken.start).chain(core::iter::once(SLOTS));
@@ -38,7 +41,7 @@ impl Slots {
         gaps.find(|(start, end)| end - start >= count).map(|(start, _)| start..start + count)
     }
 
-    /// Gives back the run that begins so.
+    /// Frees the run that begins at `first`.
     pub(crate) fn give_back(&mut self, first: u16) {
         self.taken.retain(|taken| taken.start != first);
     }

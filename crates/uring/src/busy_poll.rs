@@ -1,35 +1,38 @@
-//! Waiting awake, for what comes soon.
+//! Busy-polls for events that are expected soon.
 //!
-//! To fall asleep and to be woken takes a processor longer than a small request does; where one client asks one thing at a time, the next
-//! comes before that is over. So a driver whose last waits were short looks on for a while before it sleeps. One whose waits are long sleeps at
-//! once: a machine with nothing to do is left alone. How long it is worth while depends on who is waited for.
+//! Falling asleep and being woken takes a processor longer than a small request does. If one client
+//! sends one request at a time, the next arrives before that is over. So a driver whose recent
+//! waits were short busy-polls for a while before it sleeps. A driver whose waits are long sleeps
+//! at once, so an idle machine is left alone. How long busy-polling is worthwhile depends on what
+//! the driver waits for.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Drivers of this process that look on.
+/// Number of drivers of this process that are busy-polling.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
-/// Less is none.
+/// A shorter limit means no busy-polling at all.
 const AWAKE_MIN: Duration = Duration::from_micros(5);
 
-/// How long a driver looks on.
+/// How long a driver busy-polls.
 pub(crate) struct Spin {
     limit: Duration,
-    /// So long at most.
+    /// Upper bound of `limit`.
     most: Duration,
-    /// So many may look on at once: those for whom they wait need a processor, too.
+    /// How many drivers may busy-poll at once: the threads they wait for need a processor, too.
     lookers_max: usize,
 }
 
 impl Spin {
-    /// For `most` at most.
+    /// Creates one that busy-polls for at most `most`.
     pub(crate) fn new(most: Duration) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self { limit: Duration::ZERO, most, lookers_max: processors - 1 }
     }
 
-    /// Looks on until `is_here`, as long as the last waits make it worth while and no longer than `left`; whether it came.
+    /// Busy-polls until `is_here` returns true, as long as recent waits make that worthwhile and no
+    /// longer than `left`. Returns true if it succeeded.
     pub(crate) fn look_on(&self, left: Duration, mut is_here: impl FnMut() -> bool) -> bool {
         let limit = self.limit.min(left);
         if limit < AWAKE_MIN {
@@ -50,17 +53,17 @@ impl Spin {
         }
     }
 
-    /// It has waited so long, awake and asleep.
+    /// Records how long a wait has taken, busy-polling and sleep together.
     pub(crate) fn waited(&mut self, time: Duration) {
         self.limit = if time <= self.most { self.most } else { self.limit / 2 };
     }
 }
 
-/// One of those that look on.
+/// A registration as busy-polling.
 struct Looking;
 
 impl Looking {
-    /// One more, if they are fewer than `most`.
+    /// Registers, if fewer than `most` are registered.
     fn begin(most: usize) -> Option<Self> {
         let one_more = |looking: usize| (looking < most).then_some(looking + 1);
         LOOKING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self)
@@ -87,7 +90,7 @@ mod tests {
         assert!(!spin.look_on(most, || false), "it ends");
         assert!(!spin.look_on(Duration::ZERO, || true), "there is no time");
         for _ in 0..4 {
-            // Awake for 50 of them, in vain.
+            // Busy-polled for 50 µs of these, in vain.
             spin.waited(Duration::from_micros(60));
         }
         assert!(!spin.look_on(most, || true), "they have been long for a while");

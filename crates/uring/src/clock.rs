@@ -1,13 +1,14 @@
-//! The two clocks of production: a monotonic one that starts with the driver, and the wall.
+//! The two clocks used in production: a monotonic one that starts with the driver, and the wall
+//! clock.
 
 use bcached_env::Time;
 use core::time::Duration;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// No single sleep is longer; the driver goes round and sleeps again.
+/// Longest single sleep; the driver then loops and sleeps again.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
-/// Time since the driver was opened.
+/// Measures the time since the driver was opened.
 pub(crate) struct Clock {
     start: Instant,
 }
@@ -21,7 +22,7 @@ impl Clock {
         Time(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// How long a sleep until `until` may last; `None` if that moment has passed.
+    /// Returns how long a sleep until `until` may last; `None` if that moment has passed.
     pub(crate) fn remaining(&self, until: Option<Time>) -> Option<Duration> {
         let Some(until) = until else { return Some(SLEEP_MAX) };
         let left = until.since(self.now());
@@ -29,7 +30,7 @@ impl Clock {
     }
 }
 
-/// Seconds since 1970; 0 if the clock is set before, the maximum from 2106 on.
+/// Returns the seconds since 1970; 0 if the clock is set before that, the maximum from 2106 on.
 pub(crate) fn wall_seconds() -> u32 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u32::try_from(since.as_secs()).unwrap_or(u32::MAX)

@@ -1,8 +1,8 @@
-//! What the driver had to do beyond passing operations on. For metrics and tests.
+//! Counts what the driver had to do beyond passing operations on. For metrics and tests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The counters, written by the driver's threads, read by anybody.
+/// The counters, written by the driver's threads and readable from any thread.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) bounced: AtomicU64,
@@ -21,7 +21,8 @@ pub(crate) fn count(counter: &AtomicU64) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Operations whose memory the device would not take (its alignment, or that it is lent) and which went through a copy.
+    /// Operations that went through a copy because the device would not accept their memory
+    /// (misaligned, or lent).
     pub bounced: u64,
     /// Short transfers that were continued.
     pub continued: u64,
@@ -29,7 +30,7 @@ pub struct Counts {
     pub retried: u64,
     /// Operations that found the ring full and had to queue in the driver.
     pub queued: u64,
-    /// Operations the ring handed to a helper thread.
+    /// Operations that the ring handed to a helper thread.
     pub helped: u64,
 }
 

@@ -1,8 +1,9 @@
-//! Numbers for devices. Shared between the driver and whoever adds and removes devices while it runs.
+//! Numbers for devices, shared between the driver and the code that adds and removes devices while
+//! it runs.
 //!
-//! The driver keeps a private copy of the list and renews it only when the version has changed, so that submitting
-//! costs one atomic load and no lock. A number is never used twice: an operation for a removed disk fails as
-//! unreachable, it can never land on another device.
+//! The driver keeps a private copy of the list and refreshes it only when the version has changed,
+//! so submission costs one atomic load and no lock. A number is never used twice: an operation for
+//! a removed disk fails as unreachable and can never reach another device.
 
 use crate::counters::{Counters, Counts};
 use crate::device::Device;
@@ -12,7 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 #[derive(Default)]
 struct Registry {
-    /// Grows with every change of `devices`, while its lock is held.
+    /// Incremented with every change of `devices`, while its lock is held.
     version: AtomicU64,
     devices: RwLock<Vec<Option<Arc<Device>>>>,
     counters: Arc<Counters>,
@@ -36,8 +37,9 @@ impl Disks {
         DiskId(id)
     }
 
-    /// Forgets the device: later operations for it fail as unreachable. It is closed, and its claim given up, when the
-    /// returned handle and the last operation in flight are gone and the driver has next looked at the list.
+    /// Removes the device: later operations for it fail as unreachable. It is closed, and its claim
+    /// released, when the returned handle and the last operation in flight are gone and the driver
+    /// has next looked at the list.
     pub fn remove(&self, disk: DiskId) -> Option<Arc<Device>> {
         let mut devices = self.0.devices.write().unwrap_or_else(PoisonError::into_inner);
         let device = devices.get_mut(usize::try_from(disk.0).ok()?)?.take();
@@ -45,14 +47,14 @@ impl Disks {
         device
     }
 
-    /// The device behind a number.
+    /// Returns the device with this number.
     #[must_use]
     pub fn device(&self, disk: DiskId) -> Option<Arc<Device>> {
         let devices = self.0.devices.read().unwrap_or_else(PoisonError::into_inner);
         devices.get(usize::try_from(disk.0).ok()?)?.clone()
     }
 
-    /// What the driver had to do beyond passing operations on.
+    /// Returns counts of what the driver had to do beyond passing operations on.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.0.counters.read()
@@ -62,7 +64,8 @@ impl Disks {
         Arc::clone(&self.0.counters)
     }
 
-    /// As [`bcached_env::Driver::info`] wants it: a disk that does not exist has no sectors and can do nothing.
+    /// Implements [`bcached_env::Driver::info`]: a disk that does not exist has no sectors and no
+    /// abilities.
     pub(crate) fn info(&self, disk: DiskId) -> DiskInfo {
         let nothing = DiskInfo {
             sectors: 0,
@@ -102,7 +105,8 @@ impl DiskTable {
         self.devices.get(usize::try_from(disk.0).ok()?)?.as_ref()
     }
 
-    /// Takes over what has changed. Called on each submission and each wait, so that removed devices are closed soon.
+    /// Adopts changes. Called on each submission and each wait, so that removed devices are closed
+    /// soon.
     pub(crate) fn renew(&mut self) {
         if self.version == self.disks.0.version.load(Ordering::Acquire) {
             return;

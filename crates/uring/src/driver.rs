@@ -1,9 +1,11 @@
-//! The driver on `io_uring`.
+//! The [`Driver`] on `io_uring`.
 //!
-//! One turn: entries are collected while tasks run and go to the kernel together when the executor waits, with the
-//! same system call that brings completions. What the ring cannot do goes to helper threads, which are started when
-//! first needed; their completions and the bell reach a sleeping driver through one eventfd. It sleeps in the ring, or, where nothing is in that,
-//! with what guests wait to read (`ring/inputs.rs`).
+//! In one turn, submission entries are collected while tasks run. They go to the kernel together
+//! when the executor waits, with the same system call that returns completions. Operations that the
+//! ring cannot do go to helper threads, which are started on first use. Their completions and the
+//! bell reach a sleeping driver through one eventfd. The driver sleeps in the ring or, if the ring
+//! has nothing in flight, in an `epoll` that watches what guests wait to read
+//! (`ring/client_reads.rs`).
 
 use crate::blocking_io::perform;
 use crate::busy_poll::Spin;
@@ -20,7 +22,7 @@ use io_uring::IoUring;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// See the file's head.
+/// The driver on `io_uring`; see the module documentation.
 pub(crate) struct RingDriver {
     ring: Ring,
     helpers: Pool,
@@ -28,18 +30,18 @@ pub(crate) struct RingDriver {
     counters: Arc<Counters>,
     signals: Arc<Signals>,
     clock: Clock,
-    /// Ended without the ring: refused, or done at once.
+    /// Operations that completed without the ring: refused, or done inline.
     ended: Vec<Completion>,
     guests: Guests,
-    /// Operations that helpers have.
+    /// Number of operations that helper threads have.
     helping: usize,
-    /// Of waits for nobody but clients.
+    /// Busy-polling while only clients can bring work.
     clients: Spin,
-    /// Of those for devices, too.
+    /// Busy-polling while devices have work in flight, too.
     devices: Spin,
-    /// Bytes that were copied in this turn.
+    /// Bytes copied inline in this turn.
     copied: usize,
-    /// Turns since it was looked what guests can read.
+    /// Turns since the driver last checked what guests can read.
     turns: u32,
 }
 
@@ -69,7 +71,7 @@ impl RingDriver {
         }
     }
 
-    /// Whether a copy in memory is all there is to do, and this turn has time for it.
+    /// Returns true if the operation is only a memory copy and fits into this turn's copy budget.
     fn may_copy(&mut self, work: &Work) -> bool {
         let bytes = match &work.action {
             Action::Read { buffer, .. } => buffer.len(),
@@ -82,14 +84,15 @@ impl RingDriver {
         may
     }
 
-    /// Waits until something may have happened, or a guest wants a turn, for no longer than `left`: awake at first, if the last waits make that
-    /// worth while, and then asleep.
+    /// Waits until something may have happened or a guest needs a turn, for at most `left`.
+    /// Busy-polls first if recent waits were short enough to make that worthwhile, then sleeps.
     fn look_on_and_sleep(&mut self, left: Duration) {
         let Self { ring, signals, clients, devices, helping, .. } = self;
         let spin = if *helping == 0 && ring.is_idle() { clients } else { devices };
         let only_inputs = ring.has_only_inputs();
         let is_told = only_inputs || !ring.has_inputs() || ring.poll_inputs();
-        // What completions have made ready goes first: nothing else tells of it.
+        // Commands that completions have made ready are submitted first: nothing else announces
+        // them.
         ring.submit();
         if !is_told || only_inputs && !ring.has_only_inputs() {
             return;
@@ -108,7 +111,7 @@ impl RingDriver {
         spin.waited(began.elapsed());
     }
 
-    /// Everything that has happened, as far as memory tells. True if guests want a turn.
+    /// Collects all events that are visible in memory. Returns true if guests need a turn.
     fn collect(&mut self, events: &mut Vec<Event>) -> bool {
         events.extend(self.ended.drain(..).map(Event::Done));
         self.ring.reap(|reaped| match reaped {
@@ -162,7 +165,7 @@ impl Driver for RingDriver {
             self.ring.submit();
             let guests_want = self.collect(events);
             if !events.is_empty() {
-                // What came short goes on at once, not at the next wait.
+                // Continues short transfers at once rather than at the next wait.
                 return self.ring.submit();
             }
             if guests_want {
@@ -192,21 +195,25 @@ impl Driver for RingDriver {
     }
 }
 
-/// Bytes that are copied by the engine's own thread where that is all there is to do: a tenth of a millisecond at most. The kernel's workers
-/// would copy no faster, and to be woken for each piece makes a stream of them three times as slow.
+/// Largest transfer, in bytes, that the engine's thread copies inline if a copy is all there is to
+/// do: at most a tenth of a millisecond. The kernel's workers copy no faster, and waking one for
+/// each piece makes a stream of them three times as slow.
 const COPY_MAX: usize = 512 << 10;
 
-/// Bytes in one turn: others are looked after, too.
+/// Bytes copied inline in one turn at most, so that other clients get their turn.
 const COPIES_MAX: usize = 2 << 20;
 
-/// After so many turns in a row that had something else to do it is looked what guests can read: nothing else would tell of that.
+/// After this many consecutive turns that had other work, the driver checks what guests can read:
+/// nothing else would announce that.
 const TURNS_MAX: u32 = 8;
 
-/// How long it looks on for clients: one that asks one thing after the other comes again that soon, though it has to be woken first, which takes
-/// a virtual machine with a halted processor 20 to 80 µs.
+/// How long the driver busy-polls for clients. A client that sends one request at a time sends its
+/// next one within this time, although it has to be woken first, which takes a virtual machine with
+/// a halted processor 20 to 80 µs.
 const CLIENT_MAX: Duration = Duration::from_micros(200);
 
-/// How long if a device has something to do. Its answer takes longer, and nobody looks on for that.
+/// How long the driver busy-polls if a device has work in flight. Its answer takes longer, and is
+/// not worth polling for.
 const DEVICE_MAX: Duration = Duration::from_micros(50);
 
 impl Drop for RingDriver {

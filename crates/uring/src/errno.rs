@@ -1,12 +1,13 @@
-//! The one table from the kernel's error numbers to the engine's kinds.
+//! Maps the kernel's error numbers to the engine's error kinds; this is the only such table.
 
 use bcached_env::IoErrorKind;
 use rustix::io::Errno;
 
-/// What `errno` means to the engine.
+/// Returns what `errno` means to the engine.
 ///
-/// *Unreachable* is what a device that went away (or its transport) reports and what may heal by its return; it is
-/// kept apart from *Io*, after which the content is in doubt. `EBADF` is a write through a file opened for reading.
+/// *Unreachable* is what a device (or its transport) reports that went away, and may heal when it
+/// returns. It is kept apart from *Io*, after which the content is in doubt. `EBADF` is a write
+/// through a file opened for reading.
 pub(crate) const fn kind_of(errno: Errno) -> IoErrorKind {
     match errno {
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => IoErrorKind::NoSpace,
@@ -27,7 +28,7 @@ pub(crate) const fn kind_of(errno: Errno) -> IoErrorKind {
     }
 }
 
-/// True if the same call may well succeed when made again.
+/// Returns true if the same call may succeed when repeated.
 pub(crate) const fn is_transient(errno: Errno) -> bool {
     matches!(errno, Errno::INTR | Errno::AGAIN)
 }
@@ -45,7 +46,7 @@ mod tests {
         }
         assert_eq!(kind_of(Errno::INVAL), IoErrorKind::Invalid);
         assert_eq!(kind_of(Errno::OPNOTSUPP), IoErrorKind::Unsupported);
-        // A medium error is about the data, not about the device's presence.
+        // A medium error concerns the data, not the device's presence.
         assert_eq!(kind_of(Errno::NODATA), IoErrorKind::Io);
     }
 }

@@ -1,39 +1,40 @@
-//! Rings an eventfd of somebody who is not trusted, and never waits for that.
+//! Signals an eventfd of an untrusted process without ever blocking.
 //!
-//! A write to an eventfd waits while its counter is full, unless it is non-blocking; and whoever else has it open can make it blocking again
-//! at any moment. The kernel itself adds to one without ever waiting. So the eventfd is given to a ring of its own, on which an operation
-//! ends that does nothing: the kernel tells of that.
+//! A write to an eventfd blocks while its counter is full, unless the descriptor is non-blocking;
+//! and any other process that has it open can make it blocking again at any moment. The kernel
+//! itself adds to an eventfd without ever waiting. So the eventfd is registered with a ring of its
+//! own. A no-op that completes on that ring makes the kernel signal the eventfd.
 #![allow(unsafe_code, reason = "an operation is submitted, which refers to nothing")]
 
 use io_uring::{IoUring, opcode};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 
-/// Operations that may be under way; each has ended when it has been submitted.
+/// Operations that may be in flight; each has completed by the time its submission returns.
 const ENTRIES: u32 = 2;
 
-/// See the module's page.
+/// Signals one eventfd; see the module documentation.
 pub struct Caller(IoUring);
 
 impl Caller {
-    /// For this eventfd, which it keeps open.
+    /// Creates a caller for this eventfd, and keeps the eventfd open.
     ///
     /// # Errors
-    /// It is no eventfd, or there is no ring to be had.
+    /// It is not an eventfd, or no ring is available.
     pub fn new(eventfd: BorrowedFd<'_>) -> io::Result<Self> {
         let ring = IoUring::new(ENTRIES)?;
         ring.submitter().register_eventfd(eventfd.as_fd().as_raw_fd())?;
         Ok(Self(ring))
     }
 
-    /// Adds one to it.
+    /// Adds one to the eventfd's counter.
     pub fn ring(&mut self) {
         self.0.completion().for_each(drop);
-        // SAFETY: the entry refers to nothing.
+        // SAFETY: the entry refers to no memory.
         let pushed = unsafe { self.0.submission().push(&opcode::Nop::new().build()) };
-        // Without room an earlier one has not been taken, and goes now.
+        // If there is no room, an earlier entry has not been submitted yet; it is submitted now.
         if pushed.is_ok() || !self.0.submission().is_empty() {
-            // What the system refuses for want of memory goes with the next.
+            // Entries that the system refuses for lack of memory are submitted with the next call.
             let _refused = self.0.submit();
         }
     }
@@ -70,7 +71,7 @@ mod tests {
         assert_eq!(count(&bell), 100, "more than it has entries");
         rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).expect("room");
         fcntl_setfl(&bell, OFlags::empty()).expect("ours");
-        // A write would wait for ever now.
+        // A write would block forever now.
         (0..3).for_each(|_| caller.ring());
         assert!(count(&bell) >= u64::MAX - 1);
         caller.ring();

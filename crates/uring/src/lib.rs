@@ -1,17 +1,21 @@
-//! The real world under the engine: devices, the driver that does I/O on them, and the note.
+//! The operating system under the engine: devices, the drivers that do I/O on them, and the note.
 //!
-//! Two drivers implement [`bcached_env::Driver`]: one on `io_uring`, one on a pool of threads for places where
-//! `io_uring` is absent or forbidden (containers, hardened kernels). [`open_driver`] tries and chooses, and says which
-//! in one line. Both share what an operation means (`work`): checks, bouncing, errors; so the same tests run on both.
+//! Two drivers implement [`bcached_env::Driver`]: one on `io_uring`, one on a pool of threads for
+//! places where `io_uring` is absent or forbidden (containers, hardened kernels). [`open_driver`]
+//! probes and chooses, and reports its choice in one line. Both drivers share the meaning of an
+//! operation (`prepared_op`): checks, bouncing, errors. So the same tests run on both.
 //!
-//! Who owns what:
-//! - an operation in flight owns its memory and keeps its device open and claimed until its completion;
+//! Ownership:
+//! - an operation in flight owns its memory, and keeps its device open and claimed until its
+//!   completion;
 //! - [`Device`] holds the claim on a block device or file for as long as it lives;
-//! - [`Disks`] gives devices their numbers and can be used while the executor runs;
+//! - [`Disks`] numbers devices and can be used while the executor runs;
 //! - [`Bell`] is the only way into the engine's thread from another one.
 //!
-//! `unsafe` is in five files: `ring.rs` and `caller.rs` (submission), `ioctl.rs` (calls no crate wraps), `note/mapping.rs` (the
-//! shared mapping), `passed.rs` (descriptors known by number).
+//! `unsafe` is confined to these files: `ring.rs` with `ring/clients.rs` and
+//! `ring/client_reads.rs`, and `eventfd_call.rs` (submission); `ioctl.rs` and `memory.rs` (calls
+//! that no crate wraps); `note/mapping.rs` (the shared mapping); `inherited_fds.rs` (descriptors
+//! known only by number).
 
 mod blocking_io;
 mod buffer_slots;

@@ -1,15 +1,15 @@
-//! An operation as both drivers see it: checked, in bytes, with memory the device takes.
+//! An operation as both drivers see it: checked, in bytes, with memory that the device accepts.
 //!
-//! What is refused here never reaches the kernel, so both drivers and every kind of device refuse the same things:
-//! ranges that are not wholly inside the device, and anything that is not whole logical blocks. A range of no length
-//! is done at once.
+//! Operations refused here never reach the kernel, so both drivers and every kind of device refuse
+//! the same things: ranges not wholly inside the device, and ranges that are not whole logical
+//! blocks. An empty range completes at once.
 
 use crate::counters::{Counters, count};
 use crate::device::Device;
 use bcached_env::{Buffer, Completion, IoErrorKind, Lent, Op, Payload, Token};
 use std::sync::Arc;
 
-/// Bytes of a sector.
+/// Bytes in a sector.
 pub(crate) const SECTOR: u64 = 512;
 
 /// An operation in flight. Owns its memory and keeps the device open.
@@ -19,12 +19,13 @@ pub(crate) struct Work {
     pub(crate) action: Action,
 }
 
-/// What is to be done; offsets and lengths in bytes, inside the device and on its block grid.
+/// What is to be done. Offsets and lengths are in bytes, inside the device and on its block grid.
 pub(crate) enum Action {
     Read {
         offset: u64,
         buffer: Buffer,
-        /// Where the device reads to, if it does not take the caller's memory; same length.
+        /// The buffer that the device reads into, if it does not accept the caller's memory; same
+        /// length.
         bounce: Option<Buffer>,
     },
     Write {
@@ -45,7 +46,7 @@ pub(crate) enum Action {
 }
 
 impl Action {
-    /// The memory of others that is read into, or written from.
+    /// Returns the lent memory that is read into or written from, if any.
     pub(crate) const fn lent(&self) -> Option<&Lent> {
         match self {
             Self::Read { buffer, .. } => buffer.lent(),
@@ -56,7 +57,8 @@ impl Action {
 }
 
 impl Work {
-    /// Checks `op` and prepares it; on refusal, or if there is nothing to do, the completion.
+    /// Checks `op` and prepares it. Fails with the completion if it is refused or there is nothing
+    /// to do.
     pub(crate) fn new(
         device: Option<&Arc<Device>>,
         token: Token,
@@ -76,7 +78,7 @@ impl Work {
         }
     }
 
-    /// Ends the operation: a bounced read lands in the caller's memory.
+    /// Ends the operation; copies a bounced read into the caller's memory.
     pub(crate) fn finish(self, result: Result<(), IoErrorKind>) -> Completion {
         let result = result.map_err(|kind| self.device.reason(kind));
         let buffer = match self.action {
@@ -98,7 +100,7 @@ fn finished(token: Token, result: Result<(), IoErrorKind>, op: Op) -> Completion
     Completion { token, result, buffer }
 }
 
-/// The first byte of `op` if it can be tried on `device`; `None` if it is empty.
+/// Returns the first byte of `op` if it can be tried on `device`; `None` if it is empty.
 fn check(device: &Device, op: &Op) -> Result<Option<u64>, IoErrorKind> {
     device.check_whole()?;
     let bytes = |length: usize| u64::try_from(length).map_err(|_| IoErrorKind::Invalid);

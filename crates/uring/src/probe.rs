@@ -1,8 +1,8 @@
-//! Which way of doing I/O this machine offers, found by trying; and opening a driver on it.
+//! Finds out by trial which kind of I/O this machine offers, and opens a driver on it.
 //!
-//! A ring must not only be granted but work: containers and hardened kernels refuse at setup, at the first
-//! submission, or offer a kernel too old for what the driver relies on. What is refused, and by what, becomes the one
-//! line that the daemon logs.
+//! A ring must not only be granted but also work. Containers and hardened kernels refuse at setup
+//! or at the first submission, or offer a kernel too old for what the driver relies on. The refusal
+//! and its origin become the one line that the daemon logs.
 
 use crate::disks::Disks;
 use crate::driver::RingDriver;
@@ -23,7 +23,7 @@ pub const BACKEND_VARIABLE: &str = "BCACHED_IO";
 /// Which backend to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Choice {
-    /// What [`BACKEND_VARIABLE`] says; if it is not set, `io_uring` if it works, else threads.
+    /// The value of [`BACKEND_VARIABLE`]; if it is not set, `io_uring` if it works, else threads.
     #[default]
     Environment,
     /// `io_uring` or nothing.
@@ -37,19 +37,22 @@ pub enum Choice {
 pub struct DriverOptions {
     /// Which backend.
     pub choice: Choice,
-    /// Places in the submission queue, a power of two: how much goes to the kernel at once. More operations than
-    /// this can be in flight.
+    /// Entries in the submission queue, a power of two: how much goes to the kernel at once. More
+    /// operations than this can be in flight.
     pub entries: u32,
-    /// Operations in the kernel at once, a power of two of at least `entries`; further ones queue in the driver.
+    /// Operations in the kernel at once, a power of two and at least `entries`; further ones queue
+    /// in the driver.
     pub in_flight_max: u32,
     /// Threads of the thread backend.
     pub threads_max: usize,
-    /// Threads beside a ring, for what it cannot do (discards on block devices, a few fallbacks).
+    /// Helper threads beside a ring, for what it cannot do (discards on block devices, a few
+    /// fallbacks).
     pub helpers_max: usize,
 }
 
 impl Default for DriverOptions {
-    /// Sized for some thousand requests in flight; 16 threads saturate what blocking calls can get from one device.
+    /// Sized for some thousand requests in flight; 16 threads saturate what blocking calls can get
+    /// from one device.
     fn default() -> Self {
         Self {
             choice: Choice::Environment,
@@ -61,26 +64,27 @@ impl Default for DriverOptions {
     }
 }
 
-/// What was opened.
+/// An opened driver and its handles.
 pub struct Opened {
     /// For the executor. It must stay on the thread that opened it.
     pub driver: Box<dyn Driver>,
-    /// To add and remove devices, also later and from other threads.
+    /// Adds and removes devices, also later and from other threads.
     pub disks: Disks,
-    /// To wake the engine, from any thread.
+    /// Wakes the engine, from any thread.
     pub bell: Bell,
-    /// Where queues of ublk devices come to its ring, from any thread.
+    /// Sends guests, such as queues of ublk devices, to its ring, from any thread.
     pub guests: Guests,
-    /// Which way I/O is done, to be logged.
+    /// How I/O is done, for the log.
     pub backend: Backend,
 }
 
-/// Which way I/O is done. `Display` is one line.
+/// How I/O is done. `Display` is one line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Backend {
     /// `io_uring`.
     Uring {
-        /// Completions are collected when we ask (Linux 6.1), not by interrupting us.
+        /// The driver decides when completions are collected (Linux 6.1), so they do not interrupt
+        /// it.
         deferred: bool,
     },
     /// A pool of threads with blocking calls.
@@ -106,7 +110,7 @@ impl fmt::Display for Backend {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// [`BACKEND_VARIABLE`] has a value that means nothing.
+    /// [`BACKEND_VARIABLE`] has an invalid value.
     #[error("{BACKEND_VARIABLE} is {0:?}; it can be \"uring\" or \"threads\"")]
     UnknownChoice(OsString),
     /// `io_uring` was demanded and does not work.
@@ -114,7 +118,7 @@ pub enum DriverError {
         "io_uring was demanded but cannot be used: {0}; with {BACKEND_VARIABLE}=threads it is not needed"
     )]
     UringRefused(String),
-    /// The system has no descriptor to give.
+    /// The system cannot provide a descriptor.
     #[error("cannot create an eventfd: {0}")]
     Eventfd(#[source] std::io::Error),
 }
@@ -122,7 +126,8 @@ pub enum DriverError {
 /// Opens a driver without disks.
 ///
 /// # Errors
-/// See [`DriverError`]; with [`Choice::Environment`] and no variable set, a refused `io_uring` is no error.
+/// See [`DriverError`]. With [`Choice::Environment`] and the variable unset, a refused `io_uring`
+/// is not an error.
 pub fn open_driver(options: &DriverOptions) -> Result<Opened, DriverError> {
     let signals = Signals::new().map_err(DriverError::Eventfd)?;
     let disks = Disks::default();
@@ -162,7 +167,8 @@ fn choice_of(value: Option<OsString>) -> Result<Choice, DriverError> {
     }
 }
 
-/// A ring that has been seen to work, with what its guests wait to read, and whether its completions are deferred; or the reason why there is none.
+/// Returns a ring that is verified to work, the inputs for its guests, and whether its completions
+/// are deferred; or the reason why there is none.
 fn set_up(options: &DriverOptions, signals: &Arc<Signals>) -> Result<(IoUring, Inputs, bool), String> {
     let mut builder = IoUring::builder();
     builder.setup_clamp().setup_cqsize(options.in_flight_max.max(options.entries).max(2));
@@ -171,7 +177,7 @@ fn set_up(options: &DriverOptions, signals: &Arc<Signals>) -> Result<(IoUring, I
     let entries = options.entries.max(1);
     let (mut ring, deferred) = match deferring.build(entries) {
         Ok(ring) => (ring, true),
-        // Flags of Linux 6.0 and 6.1.
+        // The flags need Linux 6.0 and 6.1.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             let ring = builder.build(entries).map_err(|error| explain(&error))?;
             (ring, false)
@@ -196,7 +202,7 @@ fn explain(error: &std::io::Error) -> String {
     format!("{why}: {error}")
 }
 
-/// What the driver relies on.
+/// Checks for the features that the driver relies on.
 fn check_features(ring: &IoUring) -> Result<(), String> {
     let parameters = ring.params();
     if !parameters.is_feature_ext_arg() || !parameters.is_feature_nodrop() {
@@ -217,7 +223,7 @@ fn check_features(ring: &IoUring) -> Result<(), String> {
     }
 }
 
-/// Some sandboxes grant a ring and refuse its use.
+/// Checks that the ring works: some sandboxes grant a ring and refuse its use.
 fn check_round_trip(ring: &mut IoUring) -> Result<(), String> {
     crate::ring::push_nothing(ring).map_err(|_| "a new ring has no room")?;
     ring.submit_and_wait(1).map_err(|error| explain(&error))?;

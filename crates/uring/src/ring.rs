@@ -1,13 +1,14 @@
-//! The ring: the one place where memory is handed to the kernel.
+//! The ring: the only place where memory is handed to the kernel.
 //!
-//! The invariant that makes it sound: **an operation stays in `operations`, untouched, from before its entry is pushed
-//! until its completion has been reaped.** The slab may move an operation while it grows, but not its memory, which is
-//! on the heap; nobody looks at that memory meanwhile. A ring that is dropped waits for what the kernel still has,
-//! and leaks the memory of operations that do not end.
+//! Soundness invariant: **an operation stays in `operations`, untouched, from before its entry is
+//! pushed until its completion has been reaped.** The slab may move an operation when it grows, but
+//! not the operation's memory, which is on the heap. Nothing accesses that memory while it is in
+//! flight. A ring that is dropped waits for the operations in the kernel, and leaks the memory of
+//! those that do not complete.
 //!
-//! Back pressure: at most as many operations are in the kernel as the completion queue has places, so that it cannot
-//! overflow; further ones wait in `backlog`, in order. There is progress because a backlog implies operations in the
-//! kernel, and each completion makes room.
+//! Back-pressure: at most as many operations are in the kernel as the completion queue has entries,
+//! so it cannot overflow. Further operations wait in `backlog`, in order. Progress is guaranteed: a
+//! backlog implies operations in the kernel, and each completion makes room.
 #![allow(unsafe_code, reason = "submission entries carry raw pointers into memory the operation owns")]
 
 mod client_reads;
@@ -37,50 +38,51 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// `user_data` of the poll on the eventfd; slab keys stay far below.
+/// `user_data` of the poll on the eventfd; slab keys stay far below it.
 const SIGNALS: u64 = u64::MAX;
 
-/// After so many `EAGAIN` or `EINTR` in a row a helper thread does the operation, where waiting is possible.
+/// After this many consecutive `EAGAIN` or `EINTR`, a helper thread does the operation, where
+/// waiting is possible.
 const ATTEMPTS: u8 = 8;
 
-/// How long a dropped ring waits for the kernel before it leaks what is in flight.
+/// How long a dropped ring waits for the kernel before it leaks the operations in flight.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
-/// Between two looks meanwhile.
+/// Interval between two checks during that wait.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
-/// An operation and how far it has come.
+/// An operation and its progress.
 struct Operation {
     work: Work,
-    /// Bytes transferred.
+    /// Bytes transferred so far.
     done: usize,
     attempts: u8,
 }
 
 /// How an operation left the ring.
 pub(crate) enum Reaped {
-    /// It has ended.
+    /// It completed.
     Done(Completion),
-    /// The ring cannot do it; a helper thread starts it afresh.
+    /// The ring cannot do it; a helper thread starts it from the beginning.
     Helper(Work),
 }
 
 /// What to do with an operation after the kernel's answer.
 enum Step {
-    /// Nothing: it goes on.
+    /// Nothing: it continues.
     On,
-    /// A helper starts it afresh.
+    /// A helper thread starts it from the beginning.
     Helper,
-    /// It has ended so.
+    /// It completed with this result.
     Done(Result<(), IoErrorKind>),
 }
 
-/// Rings that this process has had.
+/// Number of rings that this process has created.
 static RINGS: AtomicU64 = AtomicU64::new(0);
 
-/// A ring and what is in it.
+/// A ring and the operations and guests on it.
 pub(crate) struct Ring {
-    /// No other one of this process has it, or had.
+    /// Unique among all rings that this process has created.
     number: u64,
     ring: Lasting,
     operations: Slab<Operation>,
@@ -89,14 +91,14 @@ pub(crate) struct Ring {
     /// Operations whose entry is pushed and whose completion is not reaped.
     in_kernel: usize,
     in_kernel_max: usize,
-    /// Operations that have ended within one [`Ring::reap`]; kept for its memory.
+    /// Operations that completed within one [`Ring::reap`]; kept to reuse its allocation.
     done: Vec<(Work, Result<(), IoErrorKind>)>,
-    /// Kept open for the poll that is in the ring.
+    /// Keeps the eventfd open for the poll that is in the ring.
     signals: Arc<Signals>,
     is_watching: bool,
     counters: Arc<Counters>,
     guests: Slab<Hosted>,
-    /// Counts rings of guests.
+    /// Number of dedicated rings created for guests; source of their numbers.
     aparts: u64,
     slots: Slots,
     inputs: Inputs,
@@ -104,7 +106,8 @@ pub(crate) struct Ring {
 
 impl Ring {
     pub(crate) fn new(ring: IoUring, inputs: Inputs, signals: Arc<Signals>, counters: Arc<Counters>) -> Self {
-        // Two places are for the polls of signals and inputs. Those of guests' rings are few, and seldom tell.
+        // Two entries are reserved for the polls of the signals and of the inputs. Polls of guests'
+        // dedicated rings are few, and complete rarely.
         let places = usize::try_from(ring.params().cq_entries()).unwrap_or(usize::MAX).max(3) - 2;
         Self {
             number: RINGS.fetch_add(1, Ordering::Relaxed),
@@ -124,7 +127,7 @@ impl Ring {
         }
     }
 
-    /// Takes `work` in; the kernel sees it with the next [`Ring::submit`] or [`Ring::sleep`].
+    /// Accepts `work`; the kernel sees it with the next [`Ring::submit`] or [`Ring::sleep`].
     pub(crate) fn start(&mut self, work: Work) {
         let key = self.operations.insert(Operation { work, done: 0, attempts: 0 });
         self.backlog.push_back(key);
@@ -134,7 +137,7 @@ impl Ring {
         }
     }
 
-    /// True if the ring does this kind of work itself.
+    /// Returns true if the ring can do this kind of work itself.
     pub(crate) fn can_do(&self, work: &Work) -> bool {
         let is_of_here = |lent: &Lent| lent.place().0.ring == self.number;
         if work.action.lent().is_some_and(|lent| !is_of_here(lent) || !work.device.takes_lent()) {
@@ -142,9 +145,10 @@ impl Ring {
         }
         match &work.action {
             Action::Read { .. } => true,
-            // Where to ask for the size may take long, a flush needs a thread for that.
+            // Where asking for the size may take long, a flush needs a thread to do so.
             Action::Flush => work.device.kind() == DeviceKind::Block || !work.device.submits_slowly(),
-            // Before a write to the end of a file its size is asked; without RWF_DSYNC a forced one takes two calls.
+            // A write that reaches the end of a file must ask for its size first; without
+            // RWF_DSYNC, a forced write takes two calls.
             Action::Write { offset, payload, fua } => {
                 !work.device.reaches_end(offset + payload.len() as u64) && (!fua || work.device.dsync())
             }
@@ -154,36 +158,38 @@ impl Ring {
         }
     }
 
-    /// Has the ring tell of signals; false if there is no room for that.
+    /// Makes the ring poll the signals' eventfd; returns false if there is no room for that.
     fn watch_signals(&mut self) -> bool {
         if !self.is_watching {
             let poll = opcode::PollAdd::new(Fd(self.signals.as_fd().as_raw_fd()), poll_in()).multi(true);
-            // SAFETY: the entry refers to no memory, and `signals` keeps the eventfd open as long as the ring.
+            // SAFETY: the entry refers to no memory, and `signals` keeps the eventfd open as long
+            // as the ring.
             self.is_watching =
                 unsafe { self.ring.submission().push(&poll.build().user_data(SIGNALS)) }.is_ok();
         }
         self.is_watching
     }
 
-    /// Pushes what there is room for; true if nothing is left over.
+    /// Pushes whatever there is room for; returns true if nothing is left over.
     fn fill(&mut self) -> bool {
         let has_room = self.guests.is_empty() || self.turn_guests();
         has_room && self.fill_operations()
     }
 
-    /// Whether it has nothing under way at a device.
+    /// Returns true if no operation on a device is in flight or queued.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_kernel == 0 && self.backlog.is_empty()
     }
 
-    /// Pushes the operations that there is room for; true if none is left over.
+    /// Pushes the operations that there is room for; returns true if none is left over.
     fn fill_operations(&mut self) -> bool {
         while self.in_kernel < self.in_kernel_max {
             let Some(key) = self.backlog.pop_front() else { return true };
             let operation = &mut self.operations[key];
             let entry = entry_of(operation).user_data(key as u64);
-            // SAFETY: the entry points into memory owned by `operation`, which stays in the slab until its completion
-            // is reaped (the invariant above); the device in it keeps the descriptor open as long.
+            // SAFETY: the entry points into memory owned by `operation`, which stays in the slab
+            // until its completion is reaped (the invariant above). The device in it keeps the
+            // descriptor open for as long.
             if unsafe { self.ring.submission().push(&entry) }.is_err() {
                 self.backlog.push_front(key);
                 return false;
@@ -193,7 +199,8 @@ impl Ring {
         self.backlog.is_empty()
     }
 
-    /// Gives the kernel everything there is room for, and lets it post what has completed. Does not block.
+    /// Submits whatever there is room for, and lets the kernel post what has completed. Does not
+    /// block.
     pub(crate) fn submit(&mut self) {
         loop {
             let filled = self.fill();
@@ -203,15 +210,16 @@ impl Ring {
             if is_idle {
                 return;
             }
-            // EBUSY and EAGAIN: completions must be reaped, or memory is short; the next turn tries again.
-            // EINTR: the same. Nothing is lost, the entries stay in the queue.
+            // EBUSY and EAGAIN: completions must be reaped, or memory is short; the next turn tries
+            // again. EINTR: the same. Nothing is lost, the entries stay in the queue.
             if self.ring.submit().is_err() || filled || self.in_kernel >= self.in_kernel_max {
                 return;
             }
         }
     }
 
-    /// Whether something has completed, or will be told to have if the kernel is asked, or a guest has found something.
+    /// Returns true if something has completed, if entering the kernel would post completions, or
+    /// if a guest has found work.
     pub(crate) fn has_news(&mut self) -> bool {
         let in_ring = self.ring.submission().taskrun() || !self.ring.completion().is_empty();
         let has_news = |hosted: &mut Hosted| {
@@ -220,20 +228,22 @@ impl Ring {
         in_ring || self.guests.iter_mut().any(|(_, hosted)| has_news(hosted))
     }
 
-    /// Submits, and sleeps until something completes (a raised signal is a completion too) or `limit` is over.
+    /// Submits, and sleeps until something completes (a raised signal is a completion too) or
+    /// `limit` has passed.
     pub(crate) fn sleep(&mut self, limit: Duration) {
         let is_told = self.watch_signals();
         let is_all = self.fill();
         if !is_told || !is_all && self.in_kernel < self.in_kernel_max {
-            // More entries wait than the submission queue takes at once.
+            // More entries are waiting than the submission queue takes at once.
             return self.submit();
         }
         let time = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
-        // An error is a wake-up: time over, a signal, or completions to reap first.
+        // An error is a wake-up: the time is over, a signal arrived, or completions must be reaped
+        // first.
         let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
     }
 
-    /// Takes what has completed.
+    /// Reaps all completions.
     pub(crate) fn reap(&mut self, mut sink: impl FnMut(Reaped)) {
         let mut done = core::mem::take(&mut self.done);
         loop {
@@ -264,7 +274,8 @@ impl Ring {
             }
         }
         self.reap_aparts();
-        // After all of them: one look at a device's size is good for everything that ended before it.
+        // Done after all completions are reaped: one check of a device's size covers everything
+        // that completed before it.
         let mut looked: Option<(Arc<Device>, Result<(), IoErrorKind>)> = None;
         for (work, result) in done.drain(..) {
             let mut whole = Ok(());
@@ -278,7 +289,8 @@ impl Ring {
         self.done = done;
     }
 
-    /// What follows from the kernel's answer. Another round is queued already.
+    /// Returns what follows from the kernel's answer. If the operation continues, it is queued
+    /// already.
     fn step(&mut self, key: usize, answer: i32) -> Step {
         let operation = &mut self.operations[key];
         let device = &operation.work.device;
@@ -292,7 +304,8 @@ impl Ring {
                     self.backlog.push_back(key);
                     Step::On
                 }
-                // The file ended before the device does, or the device stopped taking: which, a helper finds out.
+                // The file ended before the device does, or the device stopped accepting data; a
+                // helper thread finds out which.
                 None => Step::Helper,
             };
         }
@@ -310,7 +323,8 @@ impl Ring {
             return Step::Helper;
         }
         if operation.work.action.lent().is_some() && matches!(errno, Errno::INVAL | Errno::FAULT) {
-            // Memory as its request has it is not for this device, or not registered any more: a helper copies.
+            // The request's memory does not suit this device, or is no longer registered: a helper
+            // thread copies.
             return Step::Helper;
         }
         Step::Done(Err(kind_of(errno)))
@@ -327,7 +341,8 @@ impl Operation {
         }
     }
 
-    /// Remembers that the device does not do this; true if a helper can do it another way.
+    /// Remembers that the device does not support this; returns true if a helper thread can do it
+    /// another way.
     fn learn_refusal(&self) -> bool {
         match &self.work.action {
             Action::Write { fua: true, .. } => self.work.device.refuse_dsync(),
@@ -348,24 +363,25 @@ impl Operation {
 impl Drop for Ring {
     fn drop(&mut self) {
         self.backlog.clear();
-        // Who can goes on elsewhere now, and not when a device that hangs has answered.
+        // Guests that can continue elsewhere do so now, rather than after a hung device has
+        // answered.
         self.guests.retain(|_, hosted| !hosted.guest.leaves_first());
         let deadline = Instant::now() + CLOSE_MAX;
         while self.in_kernel > 0 && Instant::now() < deadline {
             self.take_last(LAST_LOOK);
         }
-        // Last, so that nothing lies between it and the ring's end.
+        // Last, so that nothing happens between this and the end of the ring.
         self.let_guests_rest();
         if self.in_kernel > 0 {
-            // The kernel may still write into these buffers: they are never freed.
+            // The kernel may still write into these buffers, so they are never freed.
             core::mem::forget(core::mem::take(&mut self.operations));
         }
     }
 }
 
 impl Ring {
-    /// Takes what the kernel still has within `limit` of a ring that is about to end; whether something of guests with rings of their own was among
-    /// it. Nothing new goes to the kernel.
+    /// Reaps what the kernel completes within `limit`, for a ring that is about to end. Submits
+    /// nothing new. Returns true if some of it belonged to guests with dedicated rings.
     fn take_last(&mut self, limit: Duration) -> bool {
         let time = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
         let _ = self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time));
@@ -374,7 +390,7 @@ impl Ring {
                 SIGNALS => self.signals.drain(),
                 INPUTS => {}
                 data if data & (OF_GUEST | OF_APART) != 0 => {}
-                // Short transfers are not continued: whoever asked is gone, as after a crash.
+                // Short transfers are not continued: their requester is gone, as after a crash.
                 _ => self.in_kernel -= 1,
             }
         }
@@ -382,7 +398,7 @@ impl Ring {
     }
 }
 
-/// The part of an operation that is still to be done, as the ring wants it.
+/// The entry for the part of an operation that is still to be done.
 fn entry_of(operation: &mut Operation) -> Entry {
     let fd = Fd(operation.work.device.file().as_raw_fd());
     let done = operation.done;
@@ -406,7 +422,7 @@ fn entry_of(operation: &mut Operation) -> Entry {
     if operation.work.device.submits_slowly() { entry.flags(Flags::ASYNC) } else { entry }
 }
 
-/// Reads what is at `offset` to behind the first `done` bytes.
+/// Reads the data at `offset` into the buffer behind its first `done` bytes.
 fn read_entry(fd: Fd, offset: u64, buffer: &mut Buffer, done: usize) -> Entry {
     if let Some(lent) = buffer.lent() {
         let ((Slot { number: slot, .. }, start), length) = (lent.place(), length_of(lent.len() - done));
@@ -427,20 +443,21 @@ fn write_entry(fd: Fd, offset: u64, payload: &Payload, (done, flags): (usize, i3
     opcode::Write::new(fd, rest.as_ptr(), length_of(rest.len())).offset(offset).rw_flags(flags).build()
 }
 
-/// A place in memory that the kernel has registered by itself is counted from its beginning, and is no address of ours.
+/// A position in a buffer that the kernel has registered by itself. It is counted from the buffer's
+/// beginning, and is no address of this process.
 const fn registered(start: usize) -> *mut u8 {
     core::ptr::without_provenance_mut(start)
 }
 
-/// Takes what is registered at `count` slots from `first` on out of the ring's table. Who still reads or writes there has the memory until
-/// that has ended.
+/// Unregisters the buffers in `count` slots of the ring's table, from `first` on. Operations that
+/// still read or write such a buffer keep its memory until they have completed.
 pub(crate) fn clear_slots(ring: &IoUring, first: u32, count: usize) -> std::io::Result<()> {
     let nothing = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
-    // SAFETY: what is put there instead is nothing, so no memory is referred to.
+    // SAFETY: the slots are replaced with nothing, so no memory is referred to.
     unsafe { ring.submitter().register_buffers_update(first, &vec![nothing; count], None) }
 }
 
-/// The length of one transfer: the rest comes as a short transfer does.
+/// The length of one transfer; the rest is continued like a short transfer.
 fn length_of(bytes: usize) -> u32 {
     u32::try_from(bytes.min(TRANSFER_MAX)).expect("at most 1 GiB")
 }
@@ -451,7 +468,7 @@ pub(crate) fn poll_in() -> u32 {
 
 /// Pushes an operation that does nothing, for the probe.
 pub(crate) fn push_nothing(ring: &mut IoUring) -> Result<(), io_uring::squeue::PushError> {
-    // SAFETY: the entry refers to nothing.
+    // SAFETY: the entry refers to no memory.
     unsafe { ring.submission().push(&opcode::Nop::new().build()) }
 }
 

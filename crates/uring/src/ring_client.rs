@@ -1,11 +1,14 @@
-//! Others that live on an engine's ring: queues of ublk devices, connections of NBD clients, disks of virtual machines.
+//! Guests that live on an engine's ring: queues of ublk devices, connections of NBD clients, disks
+//! of virtual machines.
 //!
-//! A ublk queue is a client of the engine like any other, and speaks to it through a port; so is a connection. What they need of the ring
-//! is that their commands to the kernel go out with the engine's own and their ends come back with the engine's own, on one thread and
-//! with one system call: that saves two hops a request, and only a ring that has a request's memory registered can do I/O on it.
+//! A ublk queue is a client of the engine like any other, and talks to it through a port; so is a
+//! connection. From the ring they need that their commands are submitted and completed together
+//! with the engine's own operations, on one thread and with one system call. That saves two hops
+//! per request, and only a ring that has registered a request's memory can do I/O on it.
 //!
-//! A guest's commands refer to no memory of ours, so nothing that a guest does can make them unsound; the ring keeps their device open. What
-//! the kernel registers for them is memory of the kernel's own, which it holds as long as somebody reads or writes there.
+//! A guest's commands refer to no memory of this process, so nothing that a guest does can make
+//! them unsound; the ring keeps the guest's device open. The buffers that the kernel registers for
+//! them are the kernel's own memory, which it keeps as long as an operation reads or writes there.
 
 use crate::ring::poll_in;
 use crate::threads::locked;
@@ -19,74 +22,81 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Something that lives on a ring. It runs on the engine's thread, between two turns of its tasks: nothing of it may wait or take long.
+/// Something that lives on a ring. It runs on the engine's thread, between two turns of its tasks,
+/// so no method may block or take long.
 pub trait Guest: Send {
-    /// What its commands go to.
+    /// The device that its commands go to.
     fn device(&self) -> Arc<dyn AsFd + Send + Sync>;
 
-    /// Gives `push` every command that is to go to the kernel now. One that `push` refuses, because the ring is full for the moment, is
-    /// kept and given again on the next turn, which comes at once.
+    /// Passes every command that is to be submitted now to `push`. A command that `push` refuses,
+    /// because the ring is full for the moment, must be kept and passed again on the next turn,
+    /// which follows at once.
     fn turn(&mut self, push: &mut dyn FnMut(Command) -> bool);
 
-    /// The command of `tag` has ended so: 0 and more, or a negative errno.
+    /// The command of `tag` has completed with this result: 0 or more, or a negative errno.
     fn completed(&mut self, tag: u16, result: i32);
 
-    /// Whether it is to be told ([`Guest::input`]) as soon as something can be read from its device, or nothing will be any more. Asked after each
-    /// of its turns.
+    /// Returns true if the guest is to be notified ([`Guest::input`]) as soon as its device is
+    /// readable or at end of file. Called after each of its turns.
     fn awaits_input(&self) -> bool {
         false
     }
 
-    /// Something can be read. It is told again for as long as it does not read it.
+    /// The device is readable. Called again as long as the guest does not read.
     fn input(&mut self) {}
 
-    /// The system does not tell of what can be read from its device; nor will it.
+    /// The system cannot report when the device is readable, and never will.
     fn input_refused(&mut self) {}
 
-    /// Nothing of it is in the kernel, and nothing will be: it can be dropped.
+    /// Returns true if nothing of the guest is in the kernel or will be: it can be dropped.
     fn is_over(&self) -> bool;
 
-    /// Whether something has come that nobody has rung for and no command tells of. It is asked over and over while the thread looks on
-    /// before it sleeps, so it must be a look at memory.
+    /// Returns true if work has arrived that neither a bell nor a command's completion announces.
+    /// Called repeatedly while the thread busy-polls before it sleeps, so it may only look at
+    /// memory.
     fn has_news(&self) -> bool {
         false
     }
 
-    /// The thread is about to sleep: from now on somebody has to ring, or a command to end. False if there is something to do first; then
-    /// it has its turn at once.
+    /// The thread is about to sleep: from now on, only a bell or the completion of a command wakes
+    /// it. Returns false if the guest has something to do first; it then gets its turn at once.
     fn may_sleep(&mut self) -> bool {
         true
     }
 
-    /// How many buffers the kernel is to register for it with the ring, by itself: as many as it has tags.
+    /// Returns how many buffers the kernel is to register for the guest with the ring, by itself:
+    /// as many as it has tags.
     fn slots_wanted(&self) -> u16 {
         0
     }
 
-    /// Their numbers begin with that, and are its own as long as it lives here. Told before its first turn, if there is room for them.
+    /// Tells the guest the first of its buffer slots, which are its own as long as it lives here.
+    /// Called before its first turn, if there is room for them.
     fn slots_from(&mut self, _first: Slot) {}
 
-    /// When the ring ends it need not wait for its commands.
+    /// Returns true if the ring need not wait for the guest's commands when it ends.
     fn leaves_first(&self) -> bool {
         false
     }
 
-    /// Its ring must not end while one of its commands may be on its way here; so many it has at most. They are on a ring of its own. When the
-    /// engine's ring ends it is told of those that still come, but has no turn any more; when none has come for a moment, or after half a
-    /// second, its ring ends with the thread, as it does if that is killed. `None`: it may end at any time.
+    /// Returns the maximum number of commands the guest has at once if its ring must not end while
+    /// one of its requests may be arriving; `None` if the ring may end at any time. The commands of
+    /// such a guest are on a dedicated ring. When the engine's ring ends, the guest is still told
+    /// of completions, but gets no further turn. When none has arrived for a moment, or after half
+    /// a second, its ring ends with the thread, as it does if the thread is killed.
     fn ends_at_rest(&self) -> Option<u16> {
         None
     }
 }
 
-/// What a guest has the kernel do.
+/// A command of a guest to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// To a queue of a ublk device.
+    /// A command to a queue of a ublk device.
     Ublk(UblkCommand),
-    /// It ends when something can be read from the descriptor, or nothing will be any more.
+    /// Completes when the descriptor is readable or at end of file.
     Readable {
-        /// No other command of it is in the kernel.
+        /// The tag; no other command with it is in the kernel.
         tag: u16,
     },
 }
@@ -98,7 +108,7 @@ impl Command {
         }
     }
 
-    /// As the ring takes it. It refers to no memory.
+    /// Returns the ring's entry for it. It refers to no memory.
     pub(crate) fn entry(self, device: BorrowedFd<'_>) -> Entry {
         match self {
             Self::Ublk(command) => command.entry(device),
@@ -112,12 +122,13 @@ impl Command {
 pub struct UblkCommand {
     /// The queue.
     pub queue: u16,
-    /// The tag; no other command of it is in the kernel.
+    /// The tag; no other command with it is in the kernel.
     pub tag: u16,
-    /// How its request has ended: bytes, or a negative errno. `None`: it has had none yet, and is to fetch the first.
+    /// The result of its request: bytes, or a negative errno. `None`: there was no request yet, and
+    /// the command fetches the first.
     pub result: Option<i32>,
-    /// Where the kernel is to register the memory of its next request; `None`: nowhere. Of a device that was not made for that it
-    /// means nothing.
+    /// The slot where the kernel is to register the memory of its next request; `None`: nowhere.
+    /// Ignored for a device that was not created for that.
     pub slot: Option<u16>,
 }
 
@@ -127,7 +138,7 @@ const FETCH: Opcode = opcode::read_write::<[u8; 16]>(b'u', 0x20);
 const COMMIT_AND_FETCH: Opcode = opcode::read_write::<[u8; 16]>(b'u', 0x21);
 
 impl UblkCommand {
-    /// As the ring takes it. It refers to no memory: its address is a number.
+    /// Returns the ring's entry for it. It refers to no memory: its address field holds a number.
     fn entry(self, device: BorrowedFd<'_>) -> Entry {
         let mut bytes = [0; 16];
         bytes[0..2].copy_from_slice(&self.queue.to_ne_bytes());
@@ -138,18 +149,19 @@ impl UblkCommand {
     }
 }
 
-/// `UBLK_AUTO_BUF_REG_FALLBACK`: a request whose memory cannot be registered comes all the same, and says so.
+/// `UBLK_AUTO_BUF_REG_FALLBACK`: a request whose memory cannot be registered arrives all the same,
+/// with a flag that says so.
 const FALLBACK: u64 = 1 << 16;
 
 impl UblkCommand {
-    /// `struct ublk_auto_buf_reg`: the number in its lowest 16 bits, flags above. There is no slot of the largest number, so that nothing
-    /// can be registered there.
+    /// Encodes `struct ublk_auto_buf_reg`: the slot in its lowest 16 bits, flags above. No slot has
+    /// the largest number, so nothing can be registered there.
     fn register(self) -> u64 {
         u64::from(self.slot.unwrap_or(u16::MAX)) | FALLBACK
     }
 }
 
-/// Where guests come to an engine's ring, from any thread. Clones lead to the same one.
+/// Sends guests to an engine's ring, from any thread. Clones lead to the same ring.
 #[derive(Clone)]
 pub struct Guests {
     waiting: Arc<Mutex<Waiting>>,
@@ -158,11 +170,11 @@ pub struct Guests {
 
 struct Waiting {
     guests: VecDeque<Box<dyn Guest>>,
-    /// Why none can come.
+    /// Why no guest is accepted any more.
     closed: Option<&'static str>,
 }
 
-/// A guest that was not taken in.
+/// A guest was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NoRing(&'static str);
@@ -173,10 +185,10 @@ impl Guests {
         Self { waiting: Arc::new(Mutex::new(waiting)), signals }
     }
 
-    /// Takes `guest` in; it has its first turn as soon as the engine's thread looks.
+    /// Hosts `guest`; it gets its first turn as soon as the engine's thread looks.
     ///
     /// # Errors
-    /// There is no ring, or no more; the guest has been dropped.
+    /// There is no ring, or it has ended; the guest has been dropped.
     pub fn host(&self, guest: Box<dyn Guest>) -> Result<(), NoRing> {
         let mut waiting = self.lock();
         if let Some(why) = waiting.closed {
@@ -189,13 +201,13 @@ impl Guests {
         Ok(())
     }
 
-    /// Whether guests come to the same ring there.
+    /// Returns true if both lead to the same ring.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.waiting, &other.waiting)
     }
 
-    /// Gives the guests of this ring a turn.
+    /// Returns a bell that gives the guests of this ring a turn.
     #[must_use]
     pub fn bell(&self) -> Bell {
         Bell::of_guests(Arc::clone(&self.signals))
@@ -207,7 +219,7 @@ impl Guests {
             waiting.closed = Some(why);
             std::mem::take(&mut waiting.guests)
         };
-        // They may ring when they go.
+        // Dropped without the lock: guests may ring when they are dropped.
         drop(gone);
     }
 
@@ -232,7 +244,7 @@ mod tests {
 
     #[test]
     fn commands_have_the_numbers_of_the_header() {
-        // `_IOWR('u', 0x20, struct ublksrv_io_cmd)`, of 16 bytes.
+        // `_IOWR('u', 0x20, struct ublksrv_io_cmd)`, which has 16 bytes.
         assert_eq!((FETCH, COMMIT_AND_FETCH), (0xc010_7520, 0xc010_7521));
     }
 }

@@ -1,11 +1,16 @@
-//! Rings that end with the thread they belong to, or after it, never before.
+//! Rings that end with the thread they belong to, or after it, but never before.
 //!
-//! Linux 6.5 to 6.14 complete a command of a ublk queue twice if its request comes between the last look into the ring and the end of the commands
-//! (CVE-2025-37906), and then use memory that they have freed. A ring that is closed is ended by a worker of the kernel's, milliseconds later. A
-//! thread that ends, by itself or killed, hands out what has come to a ring of its own and ends the commands of that ring at once, with
-//! microseconds in between, and then goes on to its next ring. But the commands of two devices on one ring wait for each other, and a thread
-//! does that only if it has something under way that concerns a ring as a file. So each such queue has a ring to itself ([`Apart`]), which
-//! the engine's ring polls; and all are closed when the thread has gone.
+//! Linux 6.5 to 6.14 have a fault (CVE-2025-37906): they complete a command of a ublk queue twice
+//! if its request arrives between the last check of the ring and the cancellation of the commands,
+//! and then use freed memory. A ring that is closed is ended by a kernel worker, milliseconds
+//! later. A thread that ends, by itself or killed, handles what has arrived at one of its rings and
+//! cancels the commands of that ring at once, with microseconds in between; then it continues with
+//! its next ring.
+//!
+//! But the commands of two devices on one ring wait for each other, and a thread does this only if
+//! it has something in flight that concerns a ring as a file. So each such queue has a dedicated
+//! ring ([`Apart`]), which the engine's ring polls. All of these rings are closed when the thread
+//! is gone.
 
 use crate::threads::locked;
 use io_uring::IoUring;
@@ -15,7 +20,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// Rings whose threads may still be ending. They are looked through whenever there is one more.
+/// Rings whose threads may still be ending. Ended ones are removed whenever another ring is added.
 static PARTED: Mutex<Vec<Parted>> = Mutex::new(Vec::new());
 
 struct Parted {
@@ -23,20 +28,21 @@ struct Parted {
     _ring: IoUring,
 }
 
-/// A ring that may outlast its thread.
+/// A ring that may outlive its thread.
 pub(crate) struct Lasting {
-    /// Until it is dropped.
+    /// Present until this value is dropped.
     ring: Option<IoUring>,
     lasts: bool,
 }
 
 impl Lasting {
-    /// One that ends when it is dropped.
+    /// Creates a ring that ends when it is dropped.
     pub(crate) const fn new(ring: IoUring) -> Self {
         Self { ring: Some(ring), lasts: false }
     }
 
-    /// It is dropped on its thread, and is to be there until that has ended.
+    /// Marks the ring to outlive its thread: it is dropped on that thread, but is kept until the
+    /// thread has ended.
     pub(crate) const fn last(&mut self) {
         self.lasts = true;
     }
@@ -66,31 +72,32 @@ impl Drop for Lasting {
     }
 }
 
-/// Whether a thread of this process has not ended.
+/// Returns true if this thread of the process has not ended.
 fn is_there(thread: Pid) -> bool {
     Path::new(&format!("/proc/self/task/{}", thread.as_raw_nonzero())).exists()
 }
 
-/// A ring of a guest's own.
+/// A guest's dedicated ring.
 pub(crate) struct Apart {
     pub ring: Lasting,
-    /// Of its poll in the engine's ring. No two of one engine have the same.
+    /// Number of its poll in the engine's ring. Unique within one engine.
     pub number: u64,
-    /// The poll is there.
+    /// The engine's ring polls it.
     pub is_polled: bool,
 }
 
 impl Apart {
-    /// With places for as many commands as the guest has at once.
+    /// Creates a ring with entries for as many commands as the guest has at once.
     pub(crate) fn new(number: u64, commands: u16) -> io::Result<Self> {
         let ring = Lasting::new(IoUring::new(u32::from(commands.max(1)))?);
         Ok(Self { ring, number, is_polled: false })
     }
 
-    /// Gives the kernel what has been pushed.
+    /// Submits the entries that have been pushed.
     pub(crate) fn submit(&mut self) {
         if !self.ring.submission().is_empty() {
-            // What it does not take for want of memory stays there until the next turn.
+            // Entries that the kernel does not take for lack of memory stay queued until the next
+            // turn.
             let _taken = self.ring.submit();
         }
     }
@@ -105,7 +112,8 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// Ends one on this thread: how many are still there then. `None`: there are no rings here.
+    /// Ends a ring on a new thread and returns how many are kept then. `None`: `io_uring` is
+    /// unavailable here.
     fn end_one() -> Option<usize> {
         let mut ring = Lasting::new(IoUring::new(2).ok()?);
         ring.last();
@@ -120,9 +128,9 @@ mod tests {
             eprintln!("SKIPPED: no io_uring here");
             return;
         };
-        // That of the last thread may be seen for a moment longer.
+        // The ring of the last thread may remain for a moment longer.
         assert!((1..=2).contains(&here), "{here}");
-        // This thread lives.
+        // This thread still lives.
         assert_eq!(end_one().map(|now| now - 1), Some(1));
     }
 }

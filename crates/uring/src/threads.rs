@@ -1,9 +1,10 @@
-//! Threads that do operations with blocking calls: a driver of their own where `io_uring` cannot be had, and the
+//! Threads that do operations with blocking calls: a driver where `io_uring` is unavailable, and
 //! helpers of the ring for what it cannot do.
 //!
-//! The pool starts a thread when work arrives and nobody is idle, up to its limit; the rest queues. Limit of this
-//! form: a device that never answers keeps the threads that wait for it, so a hung backing device can starve the
-//! cache device of threads. The ring has no such limit, which is one reason why it is preferred.
+//! The pool starts a thread when work arrives and no thread is idle, up to its limit; the rest
+//! queues. A limitation: a device that never answers keeps the threads that wait for it, so a hung
+//! backing device can starve the cache device of threads. The ring has no such limit, which is one
+//! reason to prefer it.
 
 use crate::blocking_io::perform;
 use crate::clock::{Clock, wall_seconds};
@@ -17,8 +18,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a closing pool waits for calls in progress. A thread that stays longer (a dead device) is left behind; it
-/// owns its memory and device and does no harm.
+/// How long a closing pool waits for calls in progress. A thread that stays longer (a dead device)
+/// is left behind; it owns its memory and device and does no harm.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
@@ -31,7 +32,7 @@ struct Queue {
 
 struct Shared {
     queue: Mutex<Queue>,
-    /// Work has arrived, or the pool closes.
+    /// Work has arrived, or the pool is closing.
     arrived: Condvar,
     /// A thread has ended.
     ended: Condvar,
@@ -40,14 +41,15 @@ struct Shared {
     counters: Arc<Counters>,
 }
 
-/// The pool. Dropping it forgets work not yet begun and waits a little for the rest.
+/// The pool. Dropping it discards work that has not begun, and waits for the rest for a limited
+/// time.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     threads_max: usize,
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds one of these locks can panic midway: queues are whole at every step.
+    // No holder of one of these locks can panic midway: queues are consistent at every step.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -64,7 +66,8 @@ impl Pool {
         Self { shared: Arc::new(shared), threads_max: threads_max.max(1) }
     }
 
-    /// Queues `work`; its completion comes with [`Pool::collect`] after [`FINISHED`] was raised.
+    /// Queues `work`; its completion is delivered by [`Pool::collect`] after [`FINISHED`] is
+    /// raised.
     pub(crate) fn start(&self, work: Work) {
         let mut queue = locked(&self.shared.queue);
         queue.works.push_back(work);
@@ -86,7 +89,8 @@ impl Pool {
         if spawned.is_ok() {
             return;
         }
-        // The system has no thread to give. Those that run will do the work; without any, this thread must.
+        // The system cannot create a thread. The running threads will do the work; if there are
+        // none, this thread must.
         let mut queue = locked(&self.shared.queue);
         queue.threads -= 1;
         if queue.threads == 0
@@ -97,7 +101,7 @@ impl Pool {
         }
     }
 
-    /// Moves what is finished into `events`.
+    /// Moves finished operations into `events`.
     pub(crate) fn collect(&self, events: &mut Vec<Event>) {
         events.extend(locked(&self.shared.finished).drain(..).map(Event::Done));
     }
@@ -115,7 +119,7 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// The life of one thread.
+    /// The main loop of one thread.
     fn serve(&self) {
         let mut queue = locked(&self.queue);
         while !queue.closing {
@@ -140,14 +144,14 @@ impl Shared {
     }
 }
 
-/// A driver that does everything with the pool.
+/// A driver that does every operation with the pool.
 pub(crate) struct ThreadDriver {
     pool: Pool,
     table: DiskTable,
     counters: Arc<Counters>,
     signals: Arc<Signals>,
     clock: Clock,
-    /// Ended without having been started.
+    /// Operations that were refused without being started.
     refused: Vec<Completion>,
 }
 
@@ -196,7 +200,7 @@ impl Driver for ThreadDriver {
                 continue;
             }
             let mut descriptors = [PollFd::new(&self.signals, PollFlags::IN)];
-            // An interrupted or failed poll is a spurious wake-up: the loop looks again.
+            // An interrupted or failed poll is a spurious wake-up: the loop checks again.
             let woken = rustix::event::poll(&mut descriptors, Some(&timespec(left)));
             self.signals.wake_up();
             if woken.is_ok_and(|count| count > 0) {
@@ -214,8 +218,9 @@ impl Driver for ThreadDriver {
     }
 
     fn info(&self, disk: DiskId) -> DiskInfo {
-        // To a durable write from a thread the kernel adds a flush of the whole device, and who asked could not tell whose failure
-        // is reported: that flush is for the engine to ask for.
+        // The kernel adds a flush of the whole device to a durable write from a thread, and the
+        // caller could not tell which of the two failed. The engine has to request that flush
+        // itself.
         DiskInfo { fua: false, ..self.table.disks().info(disk) }
     }
 }

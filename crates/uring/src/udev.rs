@@ -1,14 +1,15 @@
-//! The list by which udev knows our devices (`packaging/udev/68-bcached.rules` says what it does with it).
+//! Generates the udev rules file that lists bcached's own devices
+//! (`packaging/udev/68-bcached.rules` describes what udev does with it).
 
 use std::fmt::Write as _;
 
-/// Where the list lies: before our rule in udev's order, and on the root file system, because it must be there before
-/// anything of ours runs.
+/// Path of the list. It sorts before our rule in udev's order, and lies on the root file system,
+/// because it must exist before any part of bcached runs.
 pub const OWNED_RULES_PATH: &str = "/etc/udev/rules.d/67-bcached-owned.rules";
 
-/// The list for the members (backing devices and caches) with these UUIDs: the devices' own, not the cache sets'.
-/// Replace the file as a whole, then let udev reload. The order does not matter; the text is the same for the same
-/// devices.
+/// Returns the list for the members (backing devices and caches) with these UUIDs, which are those
+/// of the devices, not of the cache sets. Replace the file as a whole, then let udev reload. The
+/// order of `devices` does not matter; the same devices give the same text.
 #[must_use]
 pub fn owned_rules(devices: &[[u8; 16]]) -> String {
     let mut devices = devices.to_vec();

@@ -1,4 +1,5 @@
-//! Replays the fuzzer's corpus of notes: each file says what it holds, and none breaks whoever opens it.
+//! Replays the fuzzer's corpus of notes: each file holds what its name says, and none makes opening
+//! it fail.
 
 use bcached_uring::NoteFound;
 use std::path::Path;
@@ -21,7 +22,7 @@ fn every_note_of_the_corpus() {
     }
 }
 
-/// The seeds come behind the checks, so the fuzzer starts there.
+/// The seeds pass the checks, so the fuzzer starts behind them.
 #[test]
 fn the_seeds_are_what_they_are_called() {
     for (name, found) in [

@@ -86,7 +86,7 @@ fn a_file_has_its_whole_blocks_and_may_grow() {
 fn a_file_leaves_direct_io_for_smaller_blocks() {
     let file = image(MIB);
     let device = own(file.path());
-    // Wherever this runs: a demand that is met changes nothing, and a file can meet any.
+    // On any file system: a requirement that is met changes nothing, and a file can meet any.
     let direct = device.is_direct();
     device.require_blocks(8).unwrap();
     assert_eq!(device.is_direct(), direct);
@@ -104,7 +104,7 @@ fn offline_reads_any_sectors_and_writes_whole_blocks() {
     let data: Vec<u8> = (0..=255).cycle().take(4 * bytes).collect();
     device.write_at(8 * block, &data).unwrap();
     device.sync().unwrap();
-    // From an odd address, an odd sector, not a page's worth.
+    // From an odd address, an odd sector, less than a page.
     let mut memory = vec![0; 3 * 512 + 1];
     device.read_at(8 * block + 1, &mut memory[1..]).unwrap();
     assert_eq!(memory[1..], data[512..][..3 * 512]);

@@ -1,4 +1,4 @@
-//! What an operation means, asked of both backends on a regular file.
+//! The semantics of operations, checked with both backends on a regular file.
 
 mod common;
 
@@ -49,7 +49,7 @@ fn memory_that_the_device_does_not_take_goes_through_a_copy() {
         let device = own(file.path());
         let direct = device.is_direct();
         let disk = env.disk(parts.disks.add(device));
-        // A page-aligned buffer less its first byte: no device takes that directly.
+        // A page-aligned buffer less its first byte: no device accepts that directly.
         let mut data = filled(4097, 3);
         let _ = data.split_to(1);
         let expected = data.as_slice().to_vec();
@@ -62,7 +62,7 @@ fn memory_that_the_device_does_not_take_goes_through_a_copy() {
         assert_eq!(memory.as_slice(), expected);
         assert_eq!(memory.as_slice().as_ptr(), address, "the caller's own memory comes back");
         assert_eq!(parts.disks.counts().bounced, if direct { 2 } else { 0 });
-        // Aligned memory goes straight.
+        // Aligned memory is not bounced.
         disk.write(8, filled(4096, 4).freeze()).await.unwrap();
         assert_eq!(parts.disks.counts().bounced, if direct { 2 } else { 0 });
     });
@@ -86,7 +86,7 @@ fn what_is_not_wholly_inside_the_device_is_refused() {
             assert_eq!(disk.discard(sector, sectors).await.unwrap_err().kind, invalid);
             assert_eq!(disk.zero(sector, sectors, false).await.unwrap_err().kind, invalid);
         }
-        // The last sector is inside; nothing at all is nothing to refuse.
+        // The last sector is inside, and an empty range is never refused.
         disk.write(2047, filled(512, 1).freeze()).await.unwrap();
         disk.read(2048, Buffer::zeroed(0)).await.0.unwrap();
         disk.discard(5, 0).await.unwrap();
@@ -94,7 +94,7 @@ fn what_is_not_wholly_inside_the_device_is_refused() {
     });
 }
 
-/// A file in memory: a file system that answers at once, wherever this runs.
+/// A file in memory: its file system never blocks, wherever this runs.
 fn image_in_memory() -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("Linux has /dev/shm");
     file.as_file().set_len(MIB).expect("a sparse file");
@@ -111,7 +111,8 @@ fn a_file_cut_behind_our_back_is_an_error_not_a_short_success() {
             let (result, buffer) = disk.read(MIB / 1024 - 8, Buffer::zeroed(8192)).await;
             assert_eq!(result.unwrap_err().kind, shrunk);
             assert_eq!(buffer.len(), 8192);
-            // What was there is gone, and nothing may hide that: not even what is left is read or written.
+            // The data is lost and nothing may hide that: not even the rest of it is read or
+            // written.
             file.as_file().set_len(MIB).unwrap();
             assert_eq!(disk.read(0, Buffer::zeroed(4096)).await.0.unwrap_err().kind, shrunk);
             assert_eq!(disk.write(0, filled(4096, 1).freeze()).await.unwrap_err().kind, shrunk);
@@ -236,7 +237,7 @@ fn the_bell_wakes_a_sleeping_engine_and_many_rings_are_one_event() {
             env.bell().await;
             thread.join().unwrap();
         }
-        // Rung while awake, many times: heard once, at the next look.
+        // Rung many times while awake: heard once, at the next look.
         for _ in 0..1000 {
             bell.ring();
         }
@@ -244,7 +245,8 @@ fn the_bell_wakes_a_sleeping_engine_and_many_rings_are_one_event() {
     });
 }
 
-/// A ringer that never rests against an engine that sleeps as often as it can: a lost wake-up hangs the test.
+/// Rings without pause against an engine that sleeps as often as it can: a lost wake-up hangs the
+/// test.
 #[test]
 fn no_ring_is_ever_lost() {
     const MESSAGES: u64 = 20_000;
@@ -256,7 +258,7 @@ fn no_ring_is_ever_lost() {
             for message in 1..=MESSAGES {
                 counter.store(message, std::sync::atomic::Ordering::Relaxed);
                 bell.ring();
-                // Wait for the answer, so that each message needs a wake-up of its own.
+                // Waits for the answer, so that each message needs a wake-up of its own.
                 assert_eq!(seen.recv().unwrap(), message);
             }
         });

@@ -1,4 +1,4 @@
-//! Guests of a ring, as it sees them.
+//! The life of a guest on a ring, as the guest sees it.
 
 mod common;
 
@@ -12,16 +12,16 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// Waits for an eventfd over and over.
+/// Waits for an eventfd again and again.
 struct Waiting {
     eventfd: Arc<OwnedFd>,
-    /// It has a ring of its own.
+    /// It has a dedicated ring.
     ends_at_rest: bool,
     seen: Arc<Seen>,
     is_waiting: bool,
 }
 
-/// What others see of it.
+/// What is visible of it from outside.
 #[derive(Default)]
 struct Seen {
     is_waiting: AtomicBool,
@@ -63,7 +63,7 @@ impl Guest for Waiting {
     }
 
     fn leaves_first(&self) -> bool {
-        // Only a ring that is about to end asks that: what comes now is on its way then.
+        // Only called when the ring is about to end: what arrives now is in flight during that.
         ring(&self.eventfd);
         false
     }
@@ -83,7 +83,8 @@ struct One {
     bell: Bell,
 }
 
-/// A driver with one whose command is with the kernel; `None`: there is no ring here.
+/// Opens a driver with one guest whose command is in the kernel; `None`: `io_uring` is unavailable
+/// here.
 fn with_one(ends_at_rest: bool) -> Option<One> {
     let options = DriverOptions { choice: Choice::Uring, ..DriverOptions::default() };
     let Ok(Opened { mut driver, guests, bell, .. }) = open_driver(&options) else {

@@ -1,4 +1,4 @@
-//! What guests of a ring wait to read.
+//! Input that guests of a ring wait for.
 
 mod common;
 
@@ -15,14 +15,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Reads what comes, a byte at a time.
+/// Reads what arrives, one byte at a time.
 struct Reading {
     device: Arc<dyn AsFd + Send + Sync>,
     socket: Option<Arc<UnixStream>>,
     seen: Arc<Seen>,
 }
 
-/// What others see of it, and have it do.
+/// What is visible of it from outside, and how it is controlled.
 #[derive(Default)]
 struct Seen {
     awaits: AtomicBool,
@@ -61,7 +61,7 @@ impl Guest for Reading {
     }
 }
 
-/// Has a command with the kernel for as long as it lives.
+/// Has a command in the kernel for as long as it lives.
 struct Busy(Arc<OwnedFd>, bool);
 
 impl Guest for Busy {
@@ -80,7 +80,7 @@ impl Guest for Busy {
     }
 }
 
-/// Has something for the engine to do in every turn.
+/// Gives the engine work in every turn.
 struct Ringing(Arc<OwnedFd>, Bell);
 
 impl Guest for Ringing {
@@ -104,7 +104,7 @@ fn open() -> Option<Opened> {
     opened.map_err(|error| eprintln!("SKIPPED: {error}")).ok()
 }
 
-/// A guest that reads, and the other end of its socket.
+/// Hosts a guest that reads, and returns the other end of its socket.
 fn reading(opened: &Opened) -> (UnixStream, Arc<Seen>) {
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     ours.set_nonblocking(true).expect("a socket");
@@ -115,7 +115,7 @@ fn reading(opened: &Opened) -> (UnixStream, Arc<Seen>) {
     (theirs, seen)
 }
 
-/// A driver with such a guest, and with something else in its ring if it is `busy`.
+/// Opens a driver with such a guest; if `busy`, something else is in its ring, too.
 fn open_reading(busy: bool) -> Option<(Opened, UnixStream, Arc<Seen>)> {
     let opened = open()?;
     let (theirs, seen) = reading(&opened);
@@ -129,7 +129,8 @@ fn never() -> Arc<OwnedFd> {
     Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"))
 }
 
-/// One byte after the other, soon and late, to a driver that sleeps and one that looks on; with nothing in its ring and with something.
+/// Sends one byte at a time, with short and long pauses, to a driver that sleeps or busy-polls,
+/// with an empty or a busy ring.
 #[test]
 fn what_can_be_read_is_told_whatever_the_driver_does() {
     for is_busy in [false, true] {
@@ -167,7 +168,7 @@ fn a_driver_that_may_not_wait_tells_all_the_same_and_as_long_as_there_is_somethi
     }
 }
 
-/// Each of its turns ends because others have asked for something.
+/// Each of its turns ends because other work has arrived.
 #[test]
 fn a_driver_that_always_has_something_to_do_looks_all_the_same() {
     for is_busy in [false, true] {
@@ -200,7 +201,7 @@ fn who_does_not_wait_is_not_told_until_it_does() {
     assert_eq!(seen.bytes.load(Ordering::Acquire), 1);
 }
 
-/// Its number may be the next guest's: what comes for that is that one's.
+/// Its number may be reused for the next guest: input for that number is then the new guest's.
 #[test]
 fn nothing_is_told_of_who_has_gone() {
     let Some(mut opened) = open() else { return };
@@ -216,7 +217,7 @@ fn nothing_is_told_of_who_has_gone() {
     assert_eq!((gone.bytes.load(Ordering::Acquire), seen.bytes.load(Ordering::Acquire)), (0, 1));
 }
 
-/// A file is always readable, and `epoll` takes none.
+/// A file is always readable, and `epoll` does not accept one.
 #[test]
 fn who_cannot_be_told_is_told_that() {
     let Some(mut opened) = open() else { return };

@@ -22,7 +22,7 @@ fn open(path: &Path) -> MappedNote {
     MappedNote::open(path, &here(), SMALL).expect("the temporary directory can hold a note")
 }
 
-/// The record that is appended as number `index`: sixteen of them to a journal entry.
+/// The record that is appended as number `index`: sixteen of them per journal entry.
 fn record(index: u64) -> NoteRecord {
     let count = u8::try_from(2 + index % 3).expect("2, 3 or 4");
     NoteRecord { sequence: index / 16, words: [index, !index, index * 3, index << 7], count }
@@ -46,7 +46,8 @@ fn a_new_process_finds_what_the_former_one_left_until_it_is_forgotten() {
     assert_eq!(*note.found(), NoteFound::Records(24));
     let left: Vec<_> = (16..40).map(record).collect();
     assert_eq!(note.recovered(SESSION), left);
-    // Recovering is not forgetting: a kill during the replay must find them again, with what was added behind.
+    // Recovering does not forget: after a kill during the replay, the records must be found again,
+    // with those added behind them.
     note.append(record(40));
     assert_eq!(note.recovered(SESSION), left);
     drop(note);
@@ -57,7 +58,8 @@ fn a_new_process_finds_what_the_former_one_left_until_it_is_forgotten() {
     assert_eq!(note.room(), 64);
 }
 
-/// What a failed flush had made void was gone without a word: the next process found an empty note.
+/// Regression: records made void by a failed flush vanished without a report, and the next process
+/// found an empty note.
 #[test]
 fn the_next_process_learns_what_was_given_up() {
     let directory = tempfile::tempdir().unwrap();
@@ -71,12 +73,12 @@ fn the_next_process_learns_what_was_given_up() {
     assert!(note.given_up().is_empty(), "it is the former one's that is told");
     drop(note);
 
-    // Whoever opens it is told until somebody has taken the set over.
+    // Every process that opens the note is told, until one has taken over the set.
     drop(open(&path));
     let mut note = open(&path);
     assert_eq!((note.found().clone(), note.given_up()), (NoteFound::Nothing, void));
     assert!(note.recovered(SESSION).is_empty());
-    // Somebody who began no session gives up more.
+    // A process that has begun no session gives up more.
     note.append(record(40));
     assert_eq!(note.give_up(), [record(40)]);
     drop(note);
@@ -88,7 +90,7 @@ fn the_next_process_learns_what_was_given_up() {
     assert!(open(&path).given_up().is_empty());
 }
 
-/// What is of a session that somebody else has ended was void before a flush failed.
+/// Records of a session that another process has ended were void before a flush failed.
 #[test]
 fn what_was_void_before_is_not_given_up() {
     let directory = tempfile::tempdir().unwrap();
@@ -107,7 +109,7 @@ fn what_was_void_before_is_not_given_up() {
     assert_eq!(note.give_up(), [record(3)], "this is of its own");
 }
 
-/// What was given up is told of nobody else, and of no counters that were changed.
+/// Records given up are not reported to another identity, nor if their counters were changed.
 #[test]
 fn what_was_given_up_is_void_like_records() {
     let directory = tempfile::tempdir().unwrap();
@@ -232,8 +234,8 @@ fn a_note_of_another_size_keeps_its_records() {
     assert_eq!(MappedNote::open(&path, &here(), NOTE_BYTES).unwrap().room(), 65_472);
 }
 
-/// Any single changed byte of a note in use is noticed, or does not matter: what is recovered is a prefix, or (a
-/// counter changed) a part of what was appended, each record as it was.
+/// Any single changed byte of a note in use is noticed, or does not matter: the recovered records
+/// are a prefix of those appended, or (if a counter changed) a part of them, each intact.
 #[test]
 fn damage_is_noticed_and_never_a_panic() {
     // In memory if possible: this opens a note more than a thousand times.
@@ -259,7 +261,7 @@ fn damage_is_noticed_and_never_a_panic() {
         noticed += usize::from(*note.found() != NoteFound::Records(20));
         drop(note);
     }
-    // Everything but unused header bytes and the places not yet used.
+    // Everything but unused header bytes and unused slots.
     assert_eq!(noticed, 8 * 8 + 2 * 8 + 20 * 64);
     for length in [0, 1, 100, 4095, 4096, 4097, 5000, good.len() - 1] {
         std::fs::write(&path, &good[..length]).unwrap();
@@ -271,8 +273,8 @@ fn damage_is_noticed_and_never_a_panic() {
     assert!(matches!(open(&path).found(), NoteFound::Damaged { usable: 0, .. }));
 }
 
-/// Counters from which nobody could count on: the note, empty by them, took its first record as number 2^64 - 1, and then
-/// had no room for ever, or the process stopped.
+/// Regression: counters too large to count on from. The note appeared empty and stored its first
+/// record as number 2^64 - 1; then it had no room forever, or the process stopped.
 #[test]
 fn counters_that_cannot_be_counted_on_from_are_damage() {
     const COUNTERS: [u64; 2] = [16 * 8, 24 * 8];
@@ -292,15 +294,16 @@ fn counters_that_cannot_be_counted_on_from_are_damage() {
     }
 }
 
-/// Whoever looks at one note looks at all of this process, and is told of each once.
+/// Each check covers all notes of this process and reports each change once, so these tests run one
+/// at a time.
 static LOOKING: Mutex<()> = Mutex::new(());
 
-/// How it is with the file of the note at `path`, of those that the tests of this process keep.
+/// Returns the state of the file of the note at `path`, one of those that this process keeps.
 fn look(path: &Path) -> Result<NoteFile, NoteError> {
     look_after_all().into_iter().find(|(kept, _)| kept == path).expect("it is kept").1
 }
 
-/// A note with records, in a folder of its own that may be taken away.
+/// Makes a note with records, in a folder of its own that may be removed.
 fn noted() -> (tempfile::TempDir, std::path::PathBuf, MappedNote) {
     let directory = tempfile::tempdir().expect("a folder");
     let folder = directory.path().join("notes");
@@ -311,14 +314,15 @@ fn noted() -> (tempfile::TempDir, std::path::PathBuf, MappedNote) {
     (directory, folder, note)
 }
 
-/// `/run/bcached` was cleaned, and the next process found none of the writes that had been acknowledged since.
+/// Regression: `/run/bcached` was cleaned, and the next process found none of the writes
+/// acknowledged since.
 #[test]
 fn a_note_whose_file_was_removed_is_found_again() {
     let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
     let (directory, folder, mut note) = noted();
     let path = folder.join("note");
     assert!(matches!(look(&path), Ok(NoteFile::There)));
-    // What is removed file by file may have another one by then.
+    // A folder whose files are removed one by one may have been replaced by then.
     std::fs::rename(&folder, directory.path().join("away")).unwrap();
     assert!(look(&path).is_err(), "it has no folder");
     note.append(record(20));
@@ -328,12 +332,12 @@ fn a_note_whose_file_was_removed_is_found_again() {
     }
     note.append(record(21));
     assert!(matches!(look(&path), Ok(NoteFile::There)));
-    // Also when nothing is added, and one entry of the journal is written.
+    // Also when nothing is added, and only a journal entry is written.
     std::fs::remove_file(&path).unwrap();
     assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
     note.forget_through(0);
     assert!(matches!(look(&path), Ok(NoteFile::There)));
-    // The claim goes with it.
+    // The lock moves to the new file.
     assert!(matches!(MappedNote::open(&path, &here(), SMALL), Err(NoteError::InUse(_))));
     drop(note);
     let mut next = open(&path);
@@ -341,11 +345,12 @@ fn a_note_whose_file_was_removed_is_found_again() {
     std::fs::remove_file(&path).unwrap();
     assert!(matches!(look(&path), Ok(NoteFile::Replaced)));
     drop(next);
-    // Nothing unfinished is left, once whoever looks at the moment has let go of it.
+    // Nothing unfinished is left, once a concurrent check has released it.
     wait_until(|| std::fs::read_dir(&folder).unwrap().count() == 0);
 }
 
-/// Until the daemon looked, up to a second later, writes were acknowledged in a file that nobody could find.
+/// Regression: until the daemon looked, up to a second later, writes were acknowledged in a file
+/// that no process could find.
 #[test]
 fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
     let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -360,7 +365,7 @@ fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
         }
         wait_until(|| !note.is_kept());
         wait_until(|| folder.join("note.new").exists());
-        // The first record after the other file is whole puts that in place.
+        // The first call after the replacement is complete puts it in place.
         wait_until(|| {
             note.forget_through(0);
             note.is_kept()
@@ -368,7 +373,7 @@ fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
         assert!(matches!(look(&path), Ok(NoteFile::WasReplaced)), "it is told once");
         assert!(matches!(look(&path), Ok(NoteFile::There)));
     }
-    // With its folder it is gone until there is one again.
+    // If its folder is removed, it stays gone until there is a folder again.
     std::fs::rename(&folder, directory.path().join("other")).unwrap();
     wait_until(|| !note.is_kept());
     note.append(record(20));
@@ -382,7 +387,7 @@ fn a_note_that_goes_is_known_to_be_gone_without_anybody_looking() {
     wait_until(|| !note.is_kept());
 }
 
-/// It may have gone before anybody asked to be told.
+/// The file may have been removed before the callback was set.
 #[test]
 fn who_asks_late_is_told_that_the_note_is_gone() {
     let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -395,11 +400,11 @@ fn who_asks_late_is_told_that_the_note_is_gone() {
     note.tell_when_gone(move || tell.send(()).unwrap());
     told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
     drop(note);
-    // Whoever looks at the moment lets go of it last.
+    // A concurrent check may release it last.
     wait_until(|| std::fs::read_dir(directory.path()).unwrap().count() == 0);
 }
 
-/// Where another file cannot take the note's place, it is said why, as long as that lasts.
+/// If no replacement can be put in place, the reason is reported for as long as that lasts.
 #[test]
 fn what_cannot_be_replaced_is_told_of_until_it_is() {
     let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -415,7 +420,7 @@ fn what_cannot_be_replaced_is_told_of_until_it_is() {
     });
     std::fs::rename(&path, directory.path().join("away")).unwrap();
     std::fs::create_dir_all(path.join("inside")).unwrap();
-    // Once that it is gone, and once of the file that is to take its place.
+    // Called once because the note is gone, and once for the file that is to replace it.
     wait_until(|| told.load(Ordering::Acquire) >= 2);
     note.keep();
     assert!(!note.is_kept());
@@ -436,7 +441,7 @@ fn what_cannot_be_replaced_is_told_of_until_it_is() {
     assert_eq!(open(&path).recovered(7), [record(0)]);
 }
 
-/// An orderly stop leaves no note: none takes the place of one that we have removed ourselves.
+/// An orderly stop leaves no note: a note that we have removed ourselves is not replaced.
 #[test]
 fn a_note_that_is_removed_at_a_stop_is_not_missed() {
     let _alone = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -447,7 +452,7 @@ fn a_note_that_is_removed_at_a_stop_is_not_missed() {
     note.begin(7);
     remove(&path);
     assert_eq!(files(), 0);
-    // Whatever the kernel tells of it has come when it tells of another.
+    // By the time the kernel reports another removal, its events about this one have arrived.
     let other = MappedNote::open(&directory.path().join("other"), &here(), SMALL).unwrap();
     std::fs::remove_file(directory.path().join("other")).unwrap();
     wait_until(|| !other.is_kept());
@@ -457,9 +462,9 @@ fn a_note_that_is_removed_at_a_stop_is_not_missed() {
     );
     note.append(record(0));
     drop((note, other));
-    // Whoever looks at the moment lets go of it last.
+    // A concurrent check may release it last.
     wait_until(|| files() == 0);
-    // One with an offer leaves that no more.
+    // A note with an offered replacement leaves that behind no more.
     let note = open(&path);
     std::fs::remove_file(&path).unwrap();
     wait_until(|| directory.path().join("note.new").exists());

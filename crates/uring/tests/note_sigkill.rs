@@ -1,5 +1,5 @@
-//! The note and SIGKILL. In a binary of its own: a child between fork and exec shares the parent's locks for a moment,
-//! which would disturb tests running beside.
+//! The note and SIGKILL. In a binary of its own: a child between fork and exec shares the parent's
+//! locks for a moment, which would disturb tests running in parallel.
 
 use bcached_env::{Note as _, NoteRecord};
 use bcached_uring::{MappedNote, NoteFound, NoteIdentity};
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A header page and room for 64 records: the ring goes round often.
+/// A header page and room for 64 records: the ring wraps often.
 const SMALL: u64 = 4096 + 64 * 64;
 
 fn open(path: &Path) -> MappedNote {
@@ -16,21 +16,22 @@ fn open(path: &Path) -> MappedNote {
     MappedNote::open(path, &identity, SMALL).expect("the temporary directory can hold a note")
 }
 
-/// The record that is appended as number `index`: sixteen of them to a journal entry.
+/// The record that is appended as number `index`: sixteen of them per journal entry.
 fn record(index: u64) -> NoteRecord {
     let count = u8::try_from(2 + index % 3).expect("2, 3 or 4");
     NoteRecord { sequence: index / 16, words: [index, !index, index * 3, index << 7], count }
 }
 
-/// The child tells after so many records; appending, not telling, should be what the kill meets.
+/// The child reports after this many records, so that the kill usually hits an append, not a
+/// report.
 const BURST: u64 = 16;
 
 /// The path of the note, for the child of the next test.
 const CHILD: &str = "BCACHED_TEST_NOTE_CHILD";
 
-/// A process is killed, wherever it happens to be, while it appends and forgets. Everything it had told us was
-/// appended is there, in order and whole, and at most one burst that it had not told us of yet; nothing is missing that
-/// it had not begun to forget.
+/// Kills a process at an arbitrary moment while it appends and forgets. Everything it had reported
+/// as appended is there, in order and intact, and at most one burst that it had not reported yet.
+/// Nothing is missing that it had not begun to forget.
 #[test]
 fn sigkill_leaves_a_consistent_prefix() {
     if let Some(directory) = std::env::var_os(CHILD) {
@@ -69,7 +70,8 @@ fn sigkill_leaves_a_consistent_prefix() {
     assert!(total > 0, "some round found something");
 }
 
-/// How many records the child said it had appended, and how many sequences it had begun to forget.
+/// Returns how many records the child reported as appended, and how many sequences it had begun to
+/// forget.
 fn read_log(path: &Path) -> (u64, u64) {
     let bytes = std::fs::read(path).expect("the child made it");
     let (mut appended, mut forgetting) = (0, 0);
@@ -86,7 +88,7 @@ fn append_until_killed(directory: &Path) -> ! {
     let mut tell = |kind: u8, value: u64| {
         let mut entry = [kind; 16];
         entry[8..].copy_from_slice(&value.to_ne_bytes());
-        // One write: it is in the file whole, or not at all.
+        // One write: it is in the file as a whole, or not at all.
         assert_eq!(log.write(&entry).expect("a file takes 16 bytes"), entry.len());
     };
     for index in 0.. {

@@ -1,7 +1,8 @@
-//! Devices among other processes and the kernel: loop devices, mounts, another daemon. As root, with loop devices;
-//! what cannot be had is skipped with the reason.
+//! Devices among other processes and the kernel: loop devices, mounts, another daemon. Needs root
+//! and loop devices; tests without their prerequisites are skipped with the reason.
 //!
-//! The tests of this file run one after another: a child between fork and exec keeps its parent's claims for a moment.
+//! The tests of this file run one after another: a child between fork and exec keeps its parent's
+//! claims for a moment.
 
 mod common;
 
@@ -27,21 +28,21 @@ fn one_at_a_time() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A loop device over a file of its own; detached at the end.
+/// A loop device over a file of its own; detached when dropped.
 struct Loop {
     device: PathBuf,
     file: tempfile::NamedTempFile,
 }
 
 impl Loop {
-    /// `None`, with a printed reason, where there are no loop devices.
+    /// Returns `None`, with a printed reason, if loop devices are unavailable.
     fn new(bytes: u64, options: &[&str]) -> Option<Self> {
         let file = image(bytes);
         let over = file.path().to_owned();
         Self::over(&over, file, options)
     }
 
-    /// Over a path, which must be there as long as `file` is.
+    /// Makes one over a path, which must exist as long as `file` does.
     fn over(path: &std::path::Path, file: tempfile::NamedTempFile, options: &[&str]) -> Option<Self> {
         let output = Command::new("losetup").args(["--find", "--show"]).args(options).arg(path).output();
         match output {
@@ -109,21 +110,21 @@ fn a_block_device_does_all_operations() {
     });
 }
 
-/// KiB that the file under a loop device takes.
+/// KiB that the file under a loop device occupies.
 fn taken(under: &Loop) -> u64 {
     under.file.as_file().sync_all().expect("a file");
     std::os::unix::fs::MetadataExt::blocks(&under.file.as_file().metadata().expect("a file")) / 2
 }
 
-/// Flushes the loop device was asked for: the sixteenth number of its statistics.
+/// Flushes that the loop device received: the sixteenth number of its statistics.
 fn flushes(under: &Loop) -> u64 {
     let path = format!("/sys/block/{}/stat", under.name());
     let text = std::fs::read_to_string(path).expect("block devices have statistics");
     text.split_whitespace().nth(15).and_then(|number| number.parse().ok()).expect("Linux counts flushes")
 }
 
-/// A loop device has a volatile cache and no FUA of its own, so the kernel makes a forced write a write and a flush:
-/// its statistics show whether durability was really asked for.
+/// A loop device has a volatile cache and no FUA of its own, so the kernel turns a forced write
+/// into a write and a flush. Its statistics show whether durability was really requested.
 #[test]
 fn forced_writes_and_flushes_reach_the_device_and_plain_writes_do_not_flush() {
     let _turn = one_at_a_time();
@@ -143,8 +144,8 @@ fn forced_writes_and_flushes_reach_the_device_and_plain_writes_do_not_flush() {
     });
 }
 
-/// A file system that is full in the middle of a write: the first part goes, the rest says why it does not, and what
-/// was there before stays readable.
+/// A file system fills up in the middle of a write: the first part succeeds, the rest fails with
+/// the reason, and what was there before stays readable.
 #[test]
 fn a_full_file_system_is_no_space() {
     let _turn = one_at_a_time();
@@ -163,7 +164,8 @@ fn a_full_file_system_is_no_space() {
         data.as_mut_slice().fill(0x5A);
         let plain = disk.write(0, data.freeze()).await;
         let first = disk.read(0, Buffer::zeroed(512)).await;
-        // tmpfs makes no zeroes that keep their space, and writing them is not the driver's affair. It makes holes.
+        // tmpfs cannot zero a range and keep its space, and writing zeroes is not the driver's
+        // task. It can punch holes.
         let (zeroed, punched) = (disk.zero(0, 1024, false).await, disk.zero(0, 1024, true).await);
         let holed = disk.read(0, Buffer::zeroed(512)).await;
         assert!(unmount().unwrap().success());
@@ -189,7 +191,7 @@ fn a_device_with_large_blocks_takes_whole_ones_only() {
         let error = device.require_blocks(1).unwrap_err();
         assert_eq!(error.why(), "it works in blocks of 4096 bytes and the format in blocks of 512 bytes");
         device.require_blocks(8).unwrap();
-        // Offline reads do not mind.
+        // Offline reads are not affected.
         device.write_at(8, &[7; 4096]).unwrap();
         let mut sector = [0; 512];
         device.read_at(9, &mut sector).unwrap();
@@ -228,14 +230,15 @@ fn a_file_under_a_loop_device_belongs_to_it() {
     Device::open(under.file.path(), Access::Look).unwrap();
 }
 
-/// Two daemons, one on the file and one on the loop device over it, would write over each other.
+/// Two daemons, one on the file and one on the loop device over it, would overwrite each other's
+/// data.
 #[test]
 fn a_loop_device_over_a_file_that_is_served_belongs_to_the_file_s_owner() {
     let _turn = one_at_a_time();
     let Some(over) = Loop::new(4 * MIB, &[]) else { return };
     for access in [Access::Own, Access::Check] {
-        // A lock of the old kind conflicts with ours, whoever holds it. It ends with any descriptor of the file that the
-        // process closes, those of the refused open included.
+        // A traditional POSIX lock conflicts with ours, whichever process holds it. It ends when
+        // the process closes any descriptor of the file, including those of the refused open.
         let file = std::fs::File::options().read(true).write(true).open(over.file.path()).unwrap();
         rustix::fs::fcntl_lock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
         let error = Device::open(&over.device, access).unwrap_err();
@@ -245,7 +248,7 @@ fn a_loop_device_over_a_file_that_is_served_belongs_to_the_file_s_owner() {
     Device::open(&over.device, Access::Own).unwrap();
 }
 
-/// The same of a loop device over a block device, and over the file under that.
+/// The same for a loop device over a block device, and over the file under that.
 #[test]
 fn a_loop_device_over_a_block_device_that_is_served_belongs_to_its_owner() {
     let _turn = one_at_a_time();
@@ -327,7 +330,7 @@ fn another_process_is_named_and_its_death_frees_the_device() {
     }
 }
 
-/// Another process that owns `path`.
+/// Starts another process that owns `path`.
 fn owner_of(path: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", "another_process_is_named_and_its_death_frees_the_device", "--nocapture"])
@@ -341,8 +344,9 @@ fn owner_of(path: &Path) -> Child {
     child
 }
 
-/// A process that was killed keeps its devices until its last operations have ended, when it is in no list any more:
-/// whoever came at once was refused. A claim in a message that nobody has received is one that nobody seems to hold.
+/// A killed process keeps its devices until its last operations have ended, when it is in no list
+/// any more. Regression: an open right after the kill was refused. A claim in a message that has
+/// not been received has no visible holder, either.
 #[test]
 fn a_claim_that_nobody_seems_to_hold_is_waited_for() {
     let _turn = one_at_a_time();

@@ -1,4 +1,5 @@
-//! A claim goes to another process, and the right to write after it. What is inherited is the whole process's: one test, one process.
+//! The hand-over of a claim to another process, and of the right to write after it. Inherited
+//! claims belong to the whole process: one test, one process.
 
 mod common;
 
@@ -20,12 +21,13 @@ fn refused(path: &Path) -> DeviceErrorKind {
     Device::open(path, Access::Own).expect_err("somebody has it").kind
 }
 
-/// From the first owner to the second, and to a third: never two of them, and never none.
+/// Hands the device from the first owner to the second, and to a third: there are never two owners,
+/// and never none.
 fn goes_from_hand_to_hand(path: &Path) {
     let first = own(path);
     let [claim] = claim::live().try_into().expect("one device is open");
 
-    // Who has the claim has not the device as long as somebody may write.
+    // A process that has the claim cannot open the device as long as another one may write.
     claim::inherit(vec![passed(&claim)]).expect("it is a device");
     assert!(matches!(refused(path), DeviceErrorKind::StillWritten));
     claim::settle();
@@ -42,7 +44,7 @@ fn goes_from_hand_to_hand(path: &Path) {
     drop(claim);
     assert!(matches!(refused(path), DeviceErrorKind::Twice), "the second has it alone");
 
-    // Nobody has taken it: it comes back to who had it.
+    // No process has taken it: it returns to its former owner.
     let second = (0..2).fold(second, |second, _| {
         let back = claim::live();
         assert_eq!(back.len(), 1, "the claim is the second's");
@@ -53,7 +55,7 @@ fn goes_from_hand_to_hand(path: &Path) {
         again
     });
 
-    // It comes back to who had it, whose last operation does not end.
+    // It returns to its former owner, whose last operation does not end.
     let back = claim::live();
     claim::inherit(back).expect("it is a device");
     assert!(matches!(refused(path), DeviceErrorKind::StillWritten), "it is only not over yet");
@@ -63,7 +65,8 @@ fn goes_from_hand_to_hand(path: &Path) {
     let second = own(path);
     assert!(matches!(refused(path), DeviceErrorKind::Twice), "now it has been opened again");
 
-    // The same twice over: it is over when the last operation has ended, and not when all else has been opened.
+    // The same twice in a row: it ends when the last operation has ended, not when everything else
+    // has been opened.
     claim::inherit(claim::live()).expect("it is a device");
     claim::settle();
     claim::inherit(claim::live()).expect("it is a device");
@@ -72,7 +75,7 @@ fn goes_from_hand_to_hand(path: &Path) {
     let second = own(path);
     claim::settle();
 
-    // The same twice over while another device is waited for, so that nothing is settled between.
+    // The same twice in a row while another device is waited for, so nothing is settled in between.
     let second = (0..2).fold(second, |second, _| {
         let back = claim::live();
         drop(second);

@@ -1,4 +1,5 @@
-//! Ten thousand random operations at queue depth 64 against a model, through the executor, on both backends.
+//! Ten thousand random operations at queue depth 64 against a model, through the executor, on both
+//! backends.
 
 mod common;
 
@@ -14,8 +15,9 @@ const SECTORS: u64 = 4096;
 const DEPTH: usize = 64;
 const OPERATIONS: u64 = 10_000;
 
-/// What each sector holds: the number written to all its words, 0 for zeroes; and which sectors have an operation in
-/// flight, because overlapping operations may be carried out in any order.
+/// The content of each sector (the number written to all its words, 0 for zeroes), and which
+/// sectors have an operation in flight, because overlapping operations may be carried out in any
+/// order.
 struct Model {
     content: Vec<u64>,
     busy: BTreeSet<u64>,
@@ -24,7 +26,7 @@ struct Model {
 }
 
 impl Model {
-    /// A random free range, now busy.
+    /// Returns a random free range, now busy.
     fn take_range(&mut self) -> (u64, u64) {
         loop {
             let sectors = 1 + self.rng.below(32);
@@ -36,7 +38,7 @@ impl Model {
         }
     }
 
-    /// Ends an operation on the range that leaves `value` there, or what was there.
+    /// Ends an operation on the range that leaves `value` there, or the old content.
     fn release(&mut self, (sector, sectors): (u64, u64), value: Option<u64>) {
         for each in sector..sector + sectors {
             self.busy.remove(&each);
@@ -51,7 +53,7 @@ fn index(sector: u64) -> usize {
     usize::try_from(sector).expect("a small disk")
 }
 
-/// Every sector of the range filled with `value` and its own number mixed in.
+/// Fills every sector of the range with `value`, mixed with its own number.
 fn pattern((sector, sectors): (u64, u64), value: u64, skew: usize) -> Buffer {
     let bytes = index(sectors) * 512;
     let mut buffer = Buffer::zeroed(bytes + skew);
@@ -102,7 +104,7 @@ async fn one_operation(disk: &Disk, model: &RefCell<Model>, number: u64) {
             Some(0)
         }
         _ => {
-            // A file system that keeps no space so (tmpfs) makes holes.
+            // A file system that cannot zero and keep the space (tmpfs) punches a hole.
             if number.is_multiple_of(2) || disk.zero(sector, sectors, false).await.is_err() {
                 disk.zero(sector, sectors, true).await.expect("zeroing works");
             }
@@ -173,7 +175,8 @@ fn random_operations_agree_with_the_model() {
     }
 }
 
-/// A ring with room for four operations and threads that are two: 64 at once must queue, and all of them end.
+/// A ring with room for four operations, and two threads: of 64 at once most must queue, and all of
+/// them complete.
 #[test]
 fn a_full_ring_is_back_pressure_and_not_an_error() {
     for choice in backends() {
@@ -192,7 +195,8 @@ fn a_full_ring_is_back_pressure_and_not_an_error() {
     }
 }
 
-/// A file system that cannot zero a range and keep its space: memory. It says so, and whoever asked makes a hole.
+/// A file system that cannot zero a range and keep its space (memory) refuses, and the caller
+/// punches a hole.
 #[test]
 fn random_operations_agree_with_the_model_on_a_file_in_memory() {
     for choice in backends() {

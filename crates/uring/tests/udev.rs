@@ -1,16 +1,19 @@
-//! The udev rule against the real udev and bcache-tools' real rule: which devices does the kernel's bcache get?
+//! Tests our udev rule against the real udev and the real rule of bcache-tools: which devices does
+//! the kernel's bcache get?
 //!
-//! Needs root, loop devices, udev, blkid and bcache-tools; else skipped with the reason. Everything happens in a
-//! private mount namespace, where the machine's own rules directory, udev database and links are covered.
+//! Needs root, loop devices, udev, blkid and bcache-tools; skipped with the reason otherwise.
+//! Everything happens in a private mount namespace, where the machine's own rules directory, udev
+//! database and links are covered.
 
 use bcached_uring::udev::owned_rules;
 use std::path::Path;
 use std::process::Command;
 
-/// What the kernel's bcache does with a device is what 69-bcache.rules wants to run for it.
+/// The command that 69-bcache.rules runs to register a device with the kernel's bcache.
 const REGISTERS: &str = "run: 'bcache-register";
 
-/// Makes a backing device, shows it to udev with our rule and the list given, and prints what udev would do.
+/// Makes a backing device, shows it to udev with our rule and the given list, and prints what udev
+/// would do.
 const SCRIPT: &str = r#"
 set -e
 mount -t tmpfs none /etc/udev/rules.d
@@ -27,7 +30,7 @@ trap 'losetup --detach "$loop"' EXIT
 udevadm test --action="$ACTION" "/sys/class/block/${loop#/dev/}" 2>&1
 "#;
 
-/// What stands in the way of these tests here.
+/// Returns why these tests cannot run here, if so.
 fn obstacle() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("not root".into());
@@ -45,7 +48,7 @@ fn obstacle() -> Option<String> {
     (!loops.is_ok_and(|output| output.status.success())).then(|| "no loop devices".into())
 }
 
-/// What udev says of a fresh bcache device at `action`, if `list` is the list of ours.
+/// Returns what udev reports about a fresh bcache device at `action`, if `list` is our list.
 fn udev_says(action: &str, list: &str) -> String {
     let directory = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(directory.path().join("list"), list).expect("a small file");

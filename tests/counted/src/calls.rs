@@ -1,28 +1,34 @@
-//! Calls that asked for memory, and for what they did. Where the program lies in memory differs from process to process, so they are kept, and
-//! written down, by their distance from a place of its own: another process of the same program may judge them.
+//! Records the call stacks of memory allocations, and classifies what each allocation served.
+//!
+//! The address at which the program is loaded differs from process to process. Addresses are
+//! therefore stored and written as their distance from a fixed function of the program, so that
+//! another process of the same build can judge them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Write};
 
-/// Frames that are kept of a call.
+/// Maximum number of frames recorded for a call.
 pub const FRAMES_MAX: usize = 64;
 
-/// Files in which somebody works for a request: who carries it out, who brings it there, front ends, the driver.
+/// Files whose code serves requests: the workers that carry them out, the port that transports
+/// them, the front ends, the I/O driver.
 const OF_REQUESTS: [&str; 4] =
     ["crates/host/src/workers.rs", "crates/front-", "crates/port/", "crates/uring/"];
-/// Who looks after devices works for no request, whatever it does it by.
+/// The supervisor of devices serves no request, whatever code it calls.
 const BESIDE: &str = "daemon/src/supervisor/";
-/// Files that change the tree in memory, for whomever.
+/// Files that modify the B-tree in memory, on behalf of any caller.
 const OF_THE_TREE: [&str; 2] = ["crates/node/", "engine/src/btree/"];
-/// Parts of the name of what a duty of a cache set's runs in, whatever it works for: a closure in `CacheSet::spawn`.
+/// Parts of the symbol name in which a background duty of a cache set runs: a closure in
+/// `CacheSet::spawn`.
 const DUTY: [&str; 3] = ["CacheSet", "::spawn::", "{closure"];
 
-/// How often each call was made, by its frames, innermost first: [`place`]s.
+/// How often each call was made, keyed by its frames, innermost first: [`place`]s.
 #[derive(Default)]
 pub struct Calls(BTreeMap<Vec<usize>, u64>);
 
-/// Where the code at an address lies in the program.
+/// Returns the position of an address relative to the program, independent of where the program is
+/// loaded.
 pub fn place(address: usize) -> usize {
     address.wrapping_sub(anchor())
 }
@@ -36,7 +42,7 @@ impl Calls {
         *self.0.entry(frames).or_default() += times;
     }
 
-    /// A line for each, to be read by [`Calls::read`].
+    /// Writes one line for each call, in the form that [`Calls::read`] reads.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         for (frames, times) in &self.0 {
             let frames: Vec<_> = frames.iter().map(|frame| format!("{frame:x}")).collect();
@@ -45,7 +51,7 @@ impl Calls {
         writeln!(to)
     }
 
-    /// What [`Calls::write`] wrote. An error if it is cut off.
+    /// Reads what [`Calls::write`] wrote. Truncated input is an error.
     pub fn read(from: &mut impl BufRead) -> io::Result<Self> {
         let mut calls = Self::default();
         let mut line = String::new();
@@ -63,7 +69,7 @@ impl Calls {
         }
     }
 
-    /// What they did.
+    /// Classifies the calls by what they served.
     pub fn judged(&self) -> Found {
         let mut found = Found::default();
         let mut known = BTreeMap::new();
@@ -78,7 +84,7 @@ impl Calls {
                 names.iter().map(|frame| frame.places.as_str()).filter(|places| !places.is_empty()).collect();
             let place = ours.join(" < ");
             let is_in = |files: &[&str]| files.iter().any(|file| place.contains(file));
-            // Of what is cut off, and of what no line of ours is known, it may have been a request.
+            // A truncated stack, or one without a known line of ours, may belong to a request.
             let is_known = frames.len() < FRAMES_MAX && !place.is_empty();
             if is_known && (is_duty || is_in(&[BESIDE]) || !is_in(&OF_REQUESTS)) {
                 found.beside += times;
@@ -95,23 +101,23 @@ impl Calls {
     }
 }
 
-/// What was asked for.
+/// The allocations found, by what they served.
 #[derive(Default)]
 pub struct Found {
-    /// So often by requests and those who carry them.
+    /// Number of allocations by requests and the code that carries them.
     pub of_requests: u64,
-    /// From where: a line each.
+    /// The call sites of the counted allocations, one a line.
     pub places: String,
-    /// So often because a request made the tree grow.
+    /// Number of allocations made because a request made the B-tree grow.
     pub of_the_tree: u64,
-    /// So often by whatever goes on beside requests.
+    /// Number of allocations by background work.
     pub beside: u64,
 }
 
-/// What lies at a place of the program.
+/// The source location of a place in the program.
 #[derive(Clone, Default)]
 struct Frame {
-    /// Files of ours and lines, the innermost of what is inlined first.
+    /// Source files and lines of ours, innermost inlined function first.
     places: String,
     is_duty: bool,
 }

@@ -1,4 +1,4 @@
-//! Who asks: one thing after the other, and each answer is waited for.
+//! The client that sends requests: one at a time, waiting for each reply.
 
 use std::fs::{File, OpenOptions, metadata};
 use std::io::{self, Read as _, Write as _};
@@ -10,16 +10,16 @@ use std::time::Duration;
 pub const BLOCK_BYTES: usize = 4096;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A block of data where direct access takes it.
+/// A block of data, aligned for direct I/O.
 #[repr(align(4096))]
 struct Block([u8; BLOCK_BYTES]);
 
-/// What is asked of a block.
+/// The kind of request sent for a block.
 #[derive(Clone, Copy)]
 pub enum Ask {
     Read,
     Write,
-    /// Of the whole volume.
+    /// Flushes the whole volume.
     Flush,
 }
 
@@ -31,12 +31,13 @@ pub struct Client {
 enum Way {
     /// An NBD server, without structured replies.
     Nbd(UnixStream),
-    /// A file or a block device, past the page cache.
+    /// A file or a block device, bypassing the page cache.
     Direct(File),
 }
 
 impl Client {
-    /// Comes to the volume at `place`: a file, a block device, or the unix socket of an NBD server, where it is called `tank`.
+    /// Opens the volume at `place`: a file, a block device, or the Unix socket of an NBD server
+    /// that exports it as `tank`.
     pub fn open(place: &Path) -> io::Result<Self> {
         let way = if metadata(place)?.file_type().is_socket() {
             Way::Nbd(connect(place)?)
@@ -71,7 +72,7 @@ impl Client {
     }
 }
 
-/// `NBD_OPT_EXPORT_NAME`, after which nothing comes but requests.
+/// Negotiates `NBD_OPT_EXPORT_NAME`, after which only requests follow.
 fn connect(socket: &Path) -> io::Result<UnixStream> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(LIMIT))?;
@@ -85,7 +86,7 @@ fn connect(socket: &Path) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// A request of that `kind`, of `bytes` from `offset` on, in bytes both.
+/// Sends a request of the given `kind` for `bytes` bytes at byte `offset`.
 fn send(stream: &mut UnixStream, kind: u16, offset: u64, bytes: usize, data: &[u8]) -> io::Result<()> {
     let mut request = [0; 28 + BLOCK_BYTES];
     request[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());

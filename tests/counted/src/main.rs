@@ -1,16 +1,31 @@
-//! `counted-requests [--told FILE] CONFIG CONTROL PLACE COUNT`: what memory is asked for while requests are served. Dirty pages of the kernel may wait for a request,
-//! and the kernel for them to give memory.
+//! `counted-requests [--told FILE] CONFIG CONTROL PLACE COUNT`: counts memory allocations while
+//! requests are served.
 //!
-//! The daemon runs in this process, with its threads, on what CONFIG says; its control socket is CONTROL. A client in the same process asks one
-//! thing after the other of the volume at PLACE: an NBD server's unix socket, where it is called `tank`, a file or a block device. An allocator
-//! counts what any thread but the client's asks for meanwhile, and remembers from where. With `--told` nothing is judged, and the calls are written to a file:
-//! an emulated processor would read the program's debug information for a minute, and have to have it. `counted-requests --judge` judges them, as
-//! they come, of the same build.
+//! Dirty pages of the kernel may wait for a request, and the kernel waits for them before it can
+//! give memory. A request that allocates can therefore deadlock.
 //!
-//! **Rules.** A request asks for no memory, by whatever way it came. A write does if it has to wait for a leaf that is just being rewritten
-//! ([`WAITS_MAX`]), and the tree does where a write makes it grow ([`GROWTH_MAX`]), which is in the budget for nodes. What goes on beside requests
-//! (write-back, collection, leaves that are written, the executor's own lists) has its own pace and asks as often as it has something to do:
-//! told, and not judged. Requests here are of 4 KiB and lie in one bucket each: of several, each part has a place of its own in a list.
+//! The daemon runs in this process, with its threads, on the configuration CONFIG and with the
+//! control socket CONTROL. A client in the same process sends one request at a time to the volume
+//! at PLACE: the Unix socket of an NBD server that exports it as `tank`, a file or a block device.
+//! A counting allocator records the allocations of every thread except the client's, with their
+//! call stacks.
+//!
+//! With `--told`, nothing is judged and the calls are written to FILE. An emulated processor would
+//! take a minute to read the program's debug information, and would need to have it.
+//! `counted-requests --judge COUNT` reads such calls from its standard input and judges them. It
+//! must be the same build.
+//!
+//! **Rules:**
+//!
+//! - A request allocates no memory, whatever front end it came through.
+//! - A write may allocate if it has to wait for a leaf that is being rewritten ([`WAITS_MAX`]).
+//! - The B-tree may allocate where a write makes it grow ([`GROWTH_MAX`]); that is in the budget
+//!   for nodes.
+//! - Background work (write-back, garbage collection, writing of leaves, the executor's own lists)
+//!   has its own pace and allocates whenever it has something to do. It is reported, not judged.
+//!
+//! Requests here are 4 KiB long, so each lies in one bucket. A request across several buckets needs
+//! a list entry for each part.
 
 mod calls;
 mod client;
@@ -29,23 +44,24 @@ use std::process::ExitCode;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// So often memory may be asked for by the writes of one kind, for a hundred of them: of 2000 seen were 0 to 30 times, as leaves are rewritten at a
-/// pace of their own. Once for each write would be too much by far.
+/// Allocations allowed to one kind of write, per hundred requests. Per 2000 requests, 0 to 30 were
+/// seen, as leaves are rewritten at a pace of their own. One for each write would be far too many.
 const WAITS_MAX: u64 = 10;
-/// The same of the tree: of 2000 seen were 60 to 374 times.
+/// The same for growth of the B-tree. Per 2000 requests, 60 to 374 were seen.
 const GROWTH_MAX: u64 = 50;
-/// So many times as many blocks as there are requests of a kind are written before anything is counted.
+/// Blocks written before the counting starts, as a multiple of the number of requests of a kind.
 const KNOWN: u64 = 4;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Which blocks.
+/// Which blocks a kind of request addresses.
 #[derive(Clone, Copy)]
 enum Blocks {
     Known,
     New,
 }
 
-/// What is asked, and how often a hundred requests of the kind may ask for memory, and the tree for them.
+/// The kinds of request: name, requests, blocks, and the allocations allowed per hundred (by
+/// requests, by the B-tree).
 const KINDS: [(&str, &[Ask], Blocks, [u64; 2]); 5] = [
     ("read hits", &[Ask::Read], Blocks::Known, [0, 0]),
     ("flushes", &[Ask::Flush], Blocks::Known, [0, 0]),
@@ -65,7 +81,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether the rules hold, as far as that is judged.
+/// Returns whether the rules hold, as far as this run judges them.
 fn work() -> Result<bool, Box<dyn Error>> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let (mut told, arguments) = match &arguments[..] {
@@ -137,7 +153,7 @@ fn number(word: &OsStr) -> Result<u64, Box<dyn Error>> {
     number.ok_or_else(|| format!("not a number: {}", word.display()).into())
 }
 
-/// What grows once has grown.
+/// Warms up, so that whatever grows only once has grown.
 fn warm(client: &mut Client, count: u64) -> io::Result<()> {
     ask_all(client, &[Ask::Write], 0, KNOWN * count)?;
     for asks in [&[Ask::Read][..], &[Ask::Write], &[Ask::Write, Ask::Flush]] {
@@ -146,7 +162,8 @@ fn warm(client: &mut Client, count: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether all is well with each kind, one after the other: the calls of one are those that `calls` has, and `ends` is told of them.
+/// Runs each kind of request in turn. `calls` supplies the calls of a kind, and `ends` judges them.
+/// Returns whether `ends` accepted every kind.
 fn each_kind(
     mut calls: impl FnMut(&[Ask], Blocks) -> io::Result<Calls>,
     mut ends: impl FnMut(&str, [u64; 2], &Calls) -> io::Result<bool>,
@@ -158,7 +175,7 @@ fn each_kind(
     Ok(is_well)
 }
 
-/// Whether `count` requests of a kind keep the rules.
+/// Returns whether `count` requests of a kind keep the rules.
 fn judge(name: &str, count: u64, known: [u64; 2], calls: &Calls) -> bool {
     let Found { of_requests, of_the_tree, beside, places } = calls.judged();
     println!(
@@ -172,10 +189,10 @@ fn judge(name: &str, count: u64, known: [u64; 2], calls: &Calls) -> bool {
     is_kept
 }
 
-/// One of each for every block, in an order that is no stream.
+/// Sends every request in `asks` for each block, in a non-sequential order.
 fn ask_all(client: &mut Client, asks: &[Ask], first: u64, count: u64) -> io::Result<()> {
     for n in 0..count {
-        // A prime that divides no count here.
+        // A prime that divides no count used here.
         let block = first + n * 7919 % count;
         for ask in asks {
             client.ask(*ask, block)?;

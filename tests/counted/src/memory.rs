@@ -1,4 +1,4 @@
-//! An allocator that counts what is asked for, and from where.
+//! An allocator that counts allocations and records their call stacks.
 #![allow(unsafe_code, reason = "an allocator is unsafe by its trait")]
 
 use crate::calls::{self, Calls, FRAMES_MAX};
@@ -7,10 +7,11 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The frames of a call, innermost first, and zeroes after them.
+/// The frames of a call, innermost first, padded with zeroes.
 type Stack = [usize; FRAMES_MAX];
 
-/// There is room for so many calls while requests of one kind are asked; more are remembered, too.
+/// Number of calls for which space is reserved while one kind of request runs. Further calls are
+/// recorded, too.
 const STACKS_ROOM: usize = 20_000;
 
 struct Counting;
@@ -19,14 +20,15 @@ static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static STACKS: Mutex<Vec<Stack>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// What this thread asks for is not counted: the client's, and whoever is remembering a place.
+    /// Set while this thread's allocations are not counted: in the client's thread, and in a thread
+    /// that is recording a call.
     static IS_LEFT_OUT: Cell<bool> = const { Cell::new(false) };
 }
 
 #[global_allocator]
 static MEMORY: Counting = Counting;
 
-/// What the calling thread asks for is never counted.
+/// Excludes all allocations of the calling thread from the count.
 pub fn leave_out() {
     IS_LEFT_OUT.set(true);
 }
@@ -44,7 +46,7 @@ fn count() {
     IS_LEFT_OUT.set(false);
 }
 
-// SAFETY: everything is the system's allocator's, which is called with what came.
+// SAFETY: every call is passed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -70,7 +72,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// The calls that asked for memory while `work` ran.
+/// Runs `work` and returns its result with the calls that allocated memory meanwhile.
 pub fn counted<R>(work: impl FnOnce() -> R) -> (R, Calls) {
     let mut stacks = Vec::with_capacity(STACKS_ROOM);
     std::mem::swap(&mut stacks, &mut *STACKS.lock().unwrap_or_else(PoisonError::into_inner));

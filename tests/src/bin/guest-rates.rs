@@ -1,10 +1,16 @@
-//! A volume as a block device of the kernel beside the kernel's own caches, in one guest, on RAM disks: `make bench-guest`.
+//! Compares a volume exported as a block device with the kernel's own caches, in one guest, on RAM
+//! disks: `make bench-guest`.
 //!
-//! Each round gives each load to each of them once, each round another first, and what counts is the ratio of two figures of one round.
-//! `BENCH_ROUNDS` says how many (7). With `BENCH_COUNT=1` the guest has one processor and a clock that counts instructions: what a request
-//! takes, kernel and client included, is then the time between two (5 rounds). With `BENCH_AWAKE=1` its processors never sleep, with
-//! `BENCH_COPY=1` its kernel is older and copies. With `BENCH_PROFILE=1`, and `perf` installed, what takes the time of ours is printed as
-//! well. It fails if a bound is not reached.
+//! Each round applies each load to each system once. The order rotates from round to round, and
+//! what counts is the ratio of two figures of the same round. It fails if a bound is not reached.
+//! Environment variables:
+//!
+//! - `BENCH_ROUNDS`: number of rounds (7; with `BENCH_COUNT` 5).
+//! - `BENCH_COUNT=1`: the guest has one processor and a clock that counts instructions. The time
+//!   between two requests is then the cost of a request, kernel and client included.
+//! - `BENCH_AWAKE=1`: the guest's processors never sleep.
+//! - `BENCH_COPY=1`: the guest runs an older kernel, in which ublk copies the data.
+//! - `BENCH_PROFILE=1`: also prints a profile of our volume, if `perf` is installed.
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::guest::{Job, Machine as _};
@@ -15,9 +21,9 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Of each disk and each cache; `rd_size` below says it in KiB.
+/// Size of each disk and each cache; `rd_size` below states it in KiB.
 const DISK_BYTES: u64 = 256 << 20;
-/// Of the whole guest.
+/// Time limit for the whole guest.
 const LIMIT: Duration = Duration::from_secs(3000);
 const MODULES: [&str; 13] = [
     "drivers/block/brd rd_nr=12 rd_size=262144",
@@ -35,8 +41,9 @@ const MODULES: [&str; 13] = [
     "crypto/crc32c_generic",
 ];
 
-/// Everything is up, each cache with devices of its own, and warm: `$name` of each is its device. Caches hold all that is asked for four
-/// times; nothing is to go past them, and what is dirty is below where they begin to write back.
+/// Sets up every system with devices of its own and warms it; `$name` of each is its device. Each
+/// cache holds four times the data requested. Nothing may bypass it, and its dirty data stays below
+/// the threshold at which write-back starts.
 const SCRIPT: &str = r#"
 mkdir -p /dev/shm /run/b; mount -t tmpfs shm /dev/shm
 # The sectors of a RAM disk are written once, so that nobody pays for its pages.
@@ -144,10 +151,11 @@ done
 
 const TOOLS: [&str; 3] = ["fio", "make-bcache", "dmsetup"];
 
-/// The name of a load, what it is, and against whom ours has a bound, as a ratio of rates.
+/// The name of a load, its description, and the systems against which ours has a bound, as a ratio
+/// of rates.
 type Load = (&'static str, &'static str, &'static [(&'static str, f64)]);
 
-/// What is measured.
+/// The loads measured by time.
 const LOADS: [Load; 5] = [
     ("write64", "4 KiB writes, depth 64", &[("kernel", 1.5)]),
     ("fsync1", "4 KiB writes, depth 1, each with fsync", &[("kernel", 1.5)]),
@@ -155,7 +163,8 @@ const LOADS: [Load; 5] = [
     ("read64", "4 KiB read hits, depth 64", &[("loop", 0.85), ("kernel", 0.8)]),
     ("mixed64", "4 KiB, 70 % reads, depth 64", &[]),
 ];
-/// The same of what is counted: at most so many times the kernel's instructions.
+/// The loads measured by instructions. As a ratio of rates, a bound of 0.5 allows twice the
+/// kernel's instructions.
 const COUNTED: [Load; 3] = [
     ("write64", "4 KiB writes", &[("kernel", 0.5)]),
     ("read64", "4 KiB read hits", &[("kernel", 0.5)]),
@@ -163,7 +172,7 @@ const COUNTED: [Load; 3] = [
 ];
 
 fn main() -> Outcome<ExitCode> {
-    // Data is not copied there; on 6.12 it is.
+    // The newer kernel's ublk does not copy data; that of 6.12 does.
     let find = if is_set("BENCH_COPY") { Vm::find } else { Vm::find_new };
     let Some(vm) = find() else { return Ok(ExitCode::SUCCESS) };
     let counts = is_set("BENCH_COUNT");
@@ -214,7 +223,7 @@ fn is_set(variable: &str) -> bool {
 
 type Rates = BTreeMap<(String, String), Vec<f64>>;
 
-/// By load and system, a figure a round.
+/// The figures by load and system, one per round.
 fn rates(lines: &[String]) -> Rates {
     let mut rates = Rates::new();
     for line in lines {
@@ -228,7 +237,8 @@ fn rates(lines: &[String]) -> Rates {
     rates
 }
 
-/// Prints the figures of a load; false if a bound is not reached, or if a figure of it is missing.
+/// Prints the figures of a load. Returns false if a bound is not reached, or if a figure that has a
+/// bound is missing.
 fn print(what: &str, rates: &Rates, load: &str, bounds: &[(&str, f64)], counts: bool) -> bool {
     println!("\n{what}\n");
     let of = |system: &str| rates.get(&(load.to_owned(), system.to_owned())).cloned().unwrap_or_default();

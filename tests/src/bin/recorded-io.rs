@@ -1,6 +1,8 @@
-//! `recorded-io VOLUME WITNESS SEED REQUESTS SECTORS BLOCK_SECTORS`: the clients of a recorded run, in a guest.
+//! `recorded-io VOLUME WITNESS SEED REQUESTS SECTORS BLOCK_SECTORS`: runs the clients of a recorded
+//! run, in a guest.
 //!
-//! VOLUME is a block device or `nbd:SOCKET:EXPORT`. Anything wrong is one sentence on stderr and exit status 1.
+//! VOLUME is a block device or `nbd:SOCKET:EXPORT`. Any failure is reported as one sentence on
+//! stderr, with exit status 1.
 
 use std::env;
 use std::error::Error;

@@ -1,7 +1,9 @@
-//! A file as a block device of the kernel, on an engine's driver and without an engine: what the front end for ublk is tested with in a guest.
+//! Serves a file as a block device of the kernel, through the engine's I/O driver but without an
+//! engine. Tests of the ublk front end run it in a guest.
 //!
-//! `ublk-file FILE`; it says `here PATH` when the device is there, `missing WHY` when it is not, and obeys lines on its standard input:
-//! `remove`, `resize SECTORS`. Killed, it leaves the device to the next one.
+//! Usage: `ublk-file FILE`. It prints `here PATH` when the device exists and `missing WHY` when it
+//! does not. It obeys the lines `remove` and `resize SECTORS` on its standard input. If it is
+//! killed, it leaves the device to the next instance.
 
 use bcached_env::{Disk, Env, Executor, Order};
 use bcached_front_ublk::table::News;
@@ -89,7 +91,7 @@ fn run(file: &Path) -> Result<(), Box<dyn Error>> {
                 _ => println!("what is {line:?}?"),
             }
         }
-        // Nobody speaks any more; it serves on.
+        // The input has ended; the device is served on.
         loop {
             thread::park();
         }
@@ -127,7 +129,7 @@ async fn answer(disk: &Disk, request: Request) {
         Operation::Write { sector, payload, fua: false } => done(disk.write(sector, payload).await),
         Operation::Flush => done(disk.flush().await),
         Operation::Discard { sector, sectors, .. } => done(disk.discard(sector, sectors).await),
-        // Every file system that this is tried on makes holes.
+        // Every file system that this is tested on supports punching holes.
         Operation::WriteZeroes { sector, sectors, .. } => done(disk.zero(sector, sectors, true).await),
         Operation::BlockStatus { .. } => Reply::failed(bcached_port::ErrorKind::Unsupported, None),
     };

@@ -1,7 +1,7 @@
 //! `verified-io DEVICE KEY=NUMBER..`: runs a workload on a block device, in a guest or on the host.
 //!
-//! Prints `flushed N` after each flush that was answered, and `workload finished` at the end. Anything wrong is one sentence on stderr and exit
-//! status 1.
+//! Prints `flushed N` after each flush that was acknowledged, and `workload finished` at the end.
+//! Any failure is reported as one sentence on stderr, with exit status 1.
 
 use std::env;
 use std::error::Error;
@@ -34,7 +34,8 @@ fn work() -> Result<(), Box<dyn Error>> {
     let mut output = io::stdout().lock();
     let mut broken = None;
     run_on_device(&workload, &device, &mut |number| {
-        // One write a line: a console shared with others keeps it whole.
+        // Each line is a single write, so that a console shared with other processes keeps it
+        // whole.
         let line = format!("flushed {number}\n");
         if let Err(error) = output.write_all(line.as_bytes()).and_then(|()| output.flush()) {
             broken.get_or_insert(error);

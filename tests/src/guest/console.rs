@@ -1,4 +1,5 @@
-//! A guest's process and its console: lines in, a time limit, and certain death.
+//! A guest's process and its console: reads its lines, enforces a time limit, and kills the guest
+//! reliably.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
@@ -12,33 +13,33 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{GuestError, HEART_BEATS, JOB_BEGINS, JOB_EXIT, Job, KernelLog, LOG_PREFIX, Report};
 
-/// How long a guest may take from its job's end to its own.
+/// Time limit from the end of a guest's job to the end of the guest.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
 
-/// A guest whose job has begun and that has said nothing for so long, not even that it lives, which
-/// it says every few seconds, stands still.
+/// A guest whose job has begun counts as frozen if it prints nothing for this long. It prints a
+/// heartbeat every few seconds.
 const FROZEN: Duration = Duration::from_secs(300);
 
-/// How long a machine whose console has ended may take to end.
+/// Time limit for a machine to end after its console has ended.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long the console of a killed guest may stay open.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// A running guest. Dropping it kills every process of it.
+/// A running guest. Dropping it kills all of its processes.
 pub(crate) struct Console {
     child: Child,
     /// A path that only this guest's processes have in their command lines.
     token: PathBuf,
     lines: Receiver<String>,
-    /// What the machine itself complains of.
+    /// The machine's standard error.
     complaints: File,
-    /// As [`FROZEN`].
+    /// The time after which the guest counts as frozen, by default [`FROZEN`].
     frozen: Duration,
 }
 
 impl Console {
-    /// Starts `command`, in whose arguments `token` occurs.
+    /// Starts `command`, whose arguments contain `token`.
     pub(crate) fn start(mut command: Command, token: &Path) -> Result<Self, GuestError> {
         let complaints =
             tempfile::tempfile().map_err(GuestError::host("keep what the guest complains of"))?;
@@ -49,8 +50,9 @@ impl Console {
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             let mut line = Vec::new();
-            // A console may carry any byte; a read error is the end of it. What has no line end was
-            // cut off by the guest's death: half a line would be taken for another one.
+            // A console may carry any byte; a read error ends it. A line without a line end was cut
+            // off by the guest's death and is dropped: half a line could be mistaken for another
+            // line.
             while matches!(output.read_until(b'\n', &mut line), Ok(count) if count > 0)
                 && line.ends_with(b"\n")
             {
@@ -64,12 +66,13 @@ impl Console {
         Ok(Self { child, token: token.to_owned(), lines, complaints, frozen: FROZEN })
     }
 
-    /// Follows the console until the job's end or its crash marker, and sees the guest gone.
+    /// Follows the console until the end of the job or its crash marker, and makes sure that the
+    /// guest is gone.
     pub(crate) fn follow(self, job: &Job<'_>) -> Result<Report, GuestError> {
         self.follow_aloud(job, &mut |_| {})
     }
 
-    /// The same; `hear` is told each line when it comes.
+    /// Like [`follow`](Self::follow), but passes each line to `hear` as it arrives.
     pub(crate) fn follow_aloud(
         mut self,
         job: &Job<'_>,
@@ -99,7 +102,8 @@ impl Console {
             if job.crash_at == Some(line.as_str()) {
                 self.kill();
                 transcript.push(line);
-                // What it said between the marker and its death counts: it was answered.
+                // Output between the marker and the guest's death counts: those requests were
+                // acknowledged.
                 while let Ok(line) = self.lines.recv_timeout(DRAIN_LIMIT) {
                     transcript.push(line);
                 }
@@ -118,8 +122,7 @@ impl Console {
         }
     }
 
-    /// The guest's end, where it was not to end: with what its machine said, and what the host
-    /// knows of the machine's end.
+    /// Reports that the guest ended too early, with its machine's standard error and exit status.
     fn ended_early(&mut self, transcript: &[String]) -> GuestError {
         let deadline = Instant::now() + END_LIMIT;
         let mut ended = self.child.try_wait();
@@ -140,8 +143,8 @@ impl Console {
         GuestError::Ended { transcript: transcript.join("\n"), machine, complaints }
     }
 
-    /// Lets the guest power off by itself; a guest that cannot is killed, its disks are synced
-    /// already.
+    /// Lets the guest power off by itself. A guest that does not is killed; its disks are already
+    /// synced.
     fn wait_power_off(&mut self) {
         let deadline = Instant::now() + POWER_OFF_LIMIT;
         while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
@@ -150,7 +153,7 @@ impl Console {
         self.kill();
     }
 
-    /// SIGKILL for every process of this guest, again until none is left.
+    /// Kills every process of this guest with SIGKILL, repeatedly until none is left.
     fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -172,9 +175,9 @@ impl Drop for Console {
     }
 }
 
-/// Processes in whose command line `token` occurs. User-Mode Linux leaves its parent's session and
-/// process group, so this is how they are found; the token is a fresh temporary directory, so
-/// nobody else's are.
+/// Returns the processes whose command line contains `token`. User-Mode Linux leaves its parent's
+/// session and process group, so its processes are found this way. The token is a fresh temporary
+/// directory, so no other processes match.
 fn processes_naming(token: &Path) -> Vec<Pid> {
     let token = token.as_os_str().as_encoded_bytes();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -185,7 +188,7 @@ fn processes_naming(token: &Path) -> Vec<Pid> {
     named.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// Sorts a console's lines into output and kernel log.
+/// Sorts a console's lines into job output and kernel log.
 fn report(transcript: Vec<String>) -> Report {
     let said = transcript.into_iter().filter(|line| line != JOB_BEGINS);
     let (log, output): (Vec<_>, Vec<_>) = said.partition(|line| line.starts_with(LOG_PREFIX));
@@ -197,7 +200,7 @@ fn report(transcript: Vec<String>) -> Report {
 mod tests {
     use super::*;
 
-    /// What comes of a guest that says this.
+    /// Returns the error that following a guest with this output ends in.
     fn follow(script: &str, limit: Duration) -> GuestError {
         let directory = tempfile::tempdir().expect("a folder");
         let mut command = Command::new("sh");
@@ -208,7 +211,8 @@ mod tests {
         console.follow(&job).expect_err("it never ends")
     }
 
-    /// Of one that stood still nobody could tell whether its job did.
+    /// A frozen guest and a job that exceeds its limit are reported as different errors. For a
+    /// frozen guest, it is unknown whether its job would have ended.
     #[test]
     fn a_guest_that_stands_still_is_told_from_one_whose_job_takes_too_long() {
         let still = follow(&format!("echo {JOB_BEGINS}; sleep 600"), Duration::from_secs(600));
@@ -216,7 +220,7 @@ mod tests {
         let beats = format!("echo {JOB_BEGINS}; while sleep 0.1; do echo {HEART_BEATS}; done");
         let late = follow(&beats, Duration::from_secs(2));
         assert!(matches!(late, GuestError::Limit { .. }), "{late:?}");
-        // A machine that is slow to boot has no heart yet.
+        // A machine that is slow to boot has no heartbeat yet.
         let boots = follow("sleep 600", Duration::from_secs(1));
         assert!(matches!(boots, GuestError::Limit { .. }), "{boots:?}");
     }

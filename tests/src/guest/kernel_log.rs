@@ -1,17 +1,19 @@
-//! The kernel's log against the list of lines it may hold (`tests/kernel-log.allow`).
+//! Checks the kernel's log against the list of lines it may contain (`tests/kernel-log.allow`).
 //!
-//! A kernel that meets a wrong image often goes on and only says so. Anything it says that is not in the list therefore fails the test. A line
-//! of the list is a pattern for a whole log line, in which `*` stands for any text; lines starting with `#` explain.
+//! A kernel that finds a damaged image often continues and only logs it. A log line that is not in
+//! the list therefore fails the test. A line of the list is a pattern for a whole log line, in
+//! which `*` matches any text; lines starting with `#` are comments.
 
 /// What a kernel logged, line by line, without levels and time stamps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelLog(pub Vec<String>);
 
-/// The patterns, kept in a file of their own for whoever has to look one up.
+/// The patterns, in a file of their own so that they are easy to look up.
 const ALLOWED: &str = include_str!("../../kernel-log.allow");
 
 impl KernelLog {
-    /// Lines as `/proc/kmsg` has them: `<6>[    1.250000] text`, with or without the time.
+    /// Parses lines as `/proc/kmsg` prints them: `<6>[    1.250000] text`, with or without the
+    /// time.
     pub(super) fn from_lines<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
         let text = |line: &'a str| {
             let line =
@@ -22,13 +24,13 @@ impl KernelLog {
         Self(lines.map(text).collect())
     }
 
-    /// Lines that no pattern of the file, nor of `also`, allows.
+    /// Returns the lines that match no pattern of the file or of `also`.
     #[must_use]
     pub fn unexpected(&self, also: &[&str]) -> Vec<&str> {
         self.unexpected_by(ALLOWED, also)
     }
 
-    /// True if some line contains `text`.
+    /// Returns true if some line contains `text`.
     #[must_use]
     pub fn mentions(&self, text: &str) -> bool {
         self.0.iter().any(|line| line.contains(text))
@@ -46,7 +48,7 @@ impl KernelLog {
     }
 }
 
-/// True if `line` is `pattern`, a `*` in which stands for any text.
+/// Returns true if `line` matches `pattern`, in which `*` matches any text.
 fn matches(pattern: &str, line: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == line };
     let Some(tail) = line.strip_prefix(head) else { return false };

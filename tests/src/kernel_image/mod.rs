@@ -1,7 +1,8 @@
 //! Cache sets made by real kernels, with the model of what their volumes hold.
 //!
-//! Each call formats fresh image files with `make-bcache`, boots a machine, and lets its kernel bring them into one named state
-//! ([`Scenario`]). They are made in seconds, so none is kept in the repository.
+//! Each call formats fresh image files with `make-bcache`, boots a machine, and lets its kernel
+//! bring them into one named state ([`Scenario`]). This takes seconds, so no image is kept in the
+//! repository.
 
 mod scenario;
 
@@ -19,14 +20,14 @@ use crate::workload::{Fate, Model};
 pub struct KernelImage {
     /// The images and models.
     pub set: CacheSet,
-    /// What the kernel said meanwhile.
+    /// The output of the kernel's run.
     pub report: Report,
 }
 
 /// Makes one kernel image.
 ///
 /// # Errors
-/// [`GuestError`]: `make-bcache` or the guest failed, or the kernel logged what it should not.
+/// [`GuestError`]: `make-bcache` or the guest failed, or the kernel logged an unexpected line.
 pub fn kernel_image(
     machine: &dyn Machine,
     geometry: Geometry,
@@ -44,7 +45,7 @@ pub fn kernel_image(
         set.models.push(Model::blank(0, geometry.volume_sectors));
     }
     let ran = report.output.iter().filter(|line| *line == scenario::RAN).count();
-    // A killed guest may have come to the end of its last workload.
+    // A killed guest may have reached the end of its last workload.
     let started = if crash_at.is_some() { plan.workloads.len() } else { ran };
     for (index, workload) in plan.workloads[..started].iter().enumerate() {
         let model = set.models.iter_mut().find(|model| model.volume() == workload.volume);
@@ -54,7 +55,8 @@ pub fn kernel_image(
         model.expect("a plan writes to its own volumes").apply(workload, fate);
     }
     if crash_at.is_some() {
-        // What the kernel's crash left below clean copies shows when such a copy is evicted.
+        // Where a crash of the kernel leaves different content on the backing device under a clean
+        // copy in the cache, that content becomes visible when the copy is evicted.
         let differing = offline::note_differing_copies(&mut set);
         differing.map_err(io::Error::other).map_err(GuestError::host("look at the images"))?;
     }

@@ -1,39 +1,43 @@
-//! The states a set can be brought into: each is a few workloads between a start and an end.
+//! The states that a set can be brought into. Each is a few workloads between a start and an end.
 
 use crate::guest::Machine;
 use crate::set::Geometry;
 use crate::workload::Workload;
 
-/// A state worth opening.
+/// A state of a set that is worth testing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// Stopped in order, dirty data in the cache.
+    /// Stopped cleanly, with dirty data in the cache.
     CleanStop,
-    /// Killed in the middle of writing: dirty data, a journal not yet replayed.
+    /// Killed in the middle of writing, with dirty data and a journal not yet replayed.
     Crash,
     /// Two backing devices on one cache, written in turn, then killed.
     TwoBackingsCrash,
-    /// A volume that lives in the cache only, stopped in order.
+    /// A flash-only volume (it lives in the cache alone), stopped cleanly.
     FlashOnly,
-    /// Small scattered writes until the root is at level 2 or above. Wants buckets of 8k or 16k.
+    /// Small scattered writes until the root is at level 2 or above. Needs buckets of 8k or 16k.
     DeepTree,
-    /// Enough small writes, in order of time not of place, for ten sets in a node. Wants buckets of 512k.
+    /// Enough small writes, ordered by time and not by sector, for ten bsets in a node. Needs
+    /// buckets of 512k.
     ManySets,
-    /// Flushes until the journal has gone round more than once, then killed.
+    /// Flushes until the journal has wrapped around more than once, then killed.
     WrappedJournal,
-    /// Written until the cache has taken in its own size so many times, so that its buckets are used again and again. A kernel hands out some
-    /// hundred buckets a second and meanwhile writes past the cache, so it goes on until the kernel says that it is enough.
+    /// Written until the cache has taken in its own size this many times, so that its buckets are
+    /// reused again and again. A kernel allocates some hundred buckets a second and writes around
+    /// the cache meanwhile, so the workload continues until the kernel reports that enough was
+    /// written.
     Turnovers(u64),
 }
 
-/// What a job prints after each workload that has run to its end.
+/// The line a job prints after each workload that has run to its end.
 pub(super) const RAN: &str = "workload ran";
 
-/// What to do, and what it writes.
+/// A job and the writes it makes.
 pub(super) struct Plan {
     /// The job.
     pub(super) script: String,
-    /// The writes, in order. When there is a crash, it hits the last; otherwise as many have run as the job has printed [`RAN`].
+    /// The writes, in order. A crash hits the last one. Without a crash, as many have run as the
+    /// job has printed [`RAN`].
     pub(super) workloads: Vec<Workload>,
     /// The line at which the guest is killed.
     pub(super) crash_at: Option<String>,
@@ -41,20 +45,21 @@ pub(super) struct Plan {
 
 /// The flush after which a crashing guest is killed.
 const CRASH_FLUSH: u64 = 20;
-/// Writes after that flush, some of which may arrive before the guest is dead; then it only waits for its end. None of them is flushed, so the
-/// crash leaves them open however late it comes.
+/// Writes after that flush, some of which may arrive before the guest is dead; after them, the
+/// guest only waits to be killed. None of them is flushed, so the crash leaves their outcome open
+/// however late it comes.
 const LATE_WRITES: u64 = 500;
-/// Workloads that turn a cache over, of which only those run that are needed: a few.
+/// Maximum number of workloads that turn a cache over. Only those that are needed run: a few.
 const TURNOVER_WORKLOADS_MAX: usize = 60;
 
 impl Scenario {
-    /// True if the kernel is killed at the end.
+    /// Returns true if the kernel is killed at the end.
     #[must_use]
     pub const fn crashes(self) -> bool {
         matches!(self, Self::Crash | Self::TwoBackingsCrash | Self::WrappedJournal)
     }
 
-    /// How many backing devices it has.
+    /// Returns the number of backing devices.
     #[must_use]
     pub const fn backings(self) -> u64 {
         match self {
@@ -64,13 +69,13 @@ impl Scenario {
         }
     }
 
-    /// How many volumes it has.
+    /// Returns the number of volumes.
     #[must_use]
     pub const fn volumes(self) -> u64 {
         if matches!(self, Self::FlashOnly) { 1 } else { self.backings() }
     }
 
-    /// The job for a geometry.
+    /// Returns the job for a geometry.
     pub(super) fn plan(self, machine: &dyn Machine, geometry: &Geometry) -> Plan {
         let base = base_workload(geometry);
         let workloads = match self {
@@ -140,7 +145,7 @@ impl Scenario {
         }
         for (index, workload) in workloads.iter().enumerate() {
             let last = index + 1 == workloads.len();
-            // Only the flushes of the last workload may look like the crash marker.
+            // Only flushes of the last workload may print the crash marker.
             let filter = if crash && !last { " > /dev/null" } else { "" };
             let run = format!("$verified_io /dev/bcache{} {workload}{filter}; echo {RAN}", workload.volume);
             script += &match self.written_mib(geometry) {
@@ -157,7 +162,8 @@ impl Scenario {
         script + if crash { "sleep 600\n" } else { "stop_everything\n" }
     }
 
-    /// How many MiB the kernel is to write into the cache's buckets, where that decides how long it goes on.
+    /// Returns how many MiB the kernel shall write into the cache's buckets, if that determines the
+    /// length of the job.
     const fn written_mib(self, geometry: &Geometry) -> Option<u64> {
         match self {
             Self::Turnovers(times) => Some((times * geometry.cache_bytes).div_ceil(1 << 20)),
@@ -165,7 +171,8 @@ impl Scenario {
         }
     }
 
-    /// What the kernel says of the state, told so that a test can insist on it.
+    /// Shell commands that print what the kernel reports about the state, so that a test can check
+    /// it.
     const fn facts(self) -> &'static str {
         match self {
             Self::FlashOnly => "",
@@ -179,7 +186,8 @@ impl Scenario {
     }
 }
 
-/// Three hundred writes of up to 32 KiB all over the volume, some read back, flushed now and then.
+/// Returns a workload of three hundred writes of up to 32 KiB all over the volume, some read back,
+/// with periodic flushes.
 #[must_use]
 pub const fn base_workload(geometry: &Geometry) -> Workload {
     Workload {
@@ -198,20 +206,24 @@ pub const fn base_workload(geometry: &Geometry) -> Workload {
     }
 }
 
-/// `next`, continuing the count after `previous` with other places.
+/// Returns `next` with its sequence numbers continued from `previous` and with another seed, hence
+/// other places.
 const fn after(previous: Workload, next: Workload) -> Workload {
     Workload { seed: previous.seed + 1, first_sequence: previous.first_sequence + previous.writes, ..next }
 }
 
-/// `workload`, long enough to be killed after the flush with this number.
+/// Returns `workload`, long enough to be killed after the flush with this number.
 const fn crashing(workload: Workload, flush: u64) -> Workload {
     Workload { writes: workload.flush_every * flush + LATE_WRITES, flushes_max: flush, ..workload }
 }
 
-/// Flushes that take the journal round: each makes an entry of at least one block, and a kernel chooses so many buckets at the first start.
+/// Returns a number of flushes that makes the journal wrap around. Each flush makes an entry of at
+/// least one block, and the kernel chooses the number of journal buckets (see below) at the first
+/// start.
 ///
-/// The journal must hold more entries than a leaf takes keys before it is written (about 168), or a kernel with a single leaf waits half a
-/// minute for that leaf whenever the journal is full: blocks of 512 bytes and buckets of 64k at least.
+/// The journal must hold more entries than the number of keys a leaf takes before it is written
+/// (about 168). Otherwise, a kernel with a single leaf waits half a minute for that leaf whenever
+/// the journal is full. So blocks must have 512 bytes and buckets at least 64k.
 fn wrapping_flushes(geometry: &Geometry) -> u64 {
     let buckets = (geometry.cache_bytes / geometry.bucket_bytes / 128).clamp(2, 256);
     let blocks = buckets * geometry.bucket_bytes / geometry.block_bytes;

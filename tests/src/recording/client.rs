@@ -1,10 +1,14 @@
-//! The clients of a recorded run: random requests on one volume, up to four at once, overlapping, each witnessed.
+//! The clients of a recorded run: random requests on one volume, up to four in flight, overlapping,
+//! each recorded in the witness.
 //!
-//! One thread draws the requests, tells them to the witness and keeps the oracle, which judges every read while the run goes on; others carry
-//! them out. The list of requests depends on the seed alone; how they interleave is the machine's doing, and stands in the witness.
+//! One thread draws the requests and writes them to the witness. It also keeps the oracle, which
+//! judges every read during the run. Other threads carry the requests out. The list of requests
+//! depends on the seed alone. How they interleave depends on the machine, and the witness records
+//! it.
 //!
-//! The run goes in phases of their own depth and place, many of them without a single flush: only then may a system under test be found to
-//! rely on flushes that its clients happened to send. The last request is a flush of everything.
+//! The run consists of phases with different queue depths and places, many of them without a single
+//! flush. Only such phases can reveal that a system under test relies on flushes that its clients
+//! happened to send. The last request is a flush of everything.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,23 +25,24 @@ use super::witness::{Event, Request, Witness};
 use crate::nbd::Client;
 use crate::workload::{Random, SECTOR_BYTES};
 
-/// Requests at once, at most.
+/// Maximum number of requests in flight.
 const DEPTH_MAX: u64 = 4;
 /// The longest request, in sectors.
 const SECTORS_MAX: u64 = 128;
-/// Alignment that every direct access accepts.
+/// An alignment that every device accepts for direct I/O.
 const ALIGNMENT: usize = 4096;
-/// Time for what the system under test does in the background: longer than a kernel waits with a journal write (100 ms).
+/// Time for background work of the system under test: longer than a kernel delays a journal write
+/// (100 ms).
 const PAUSE: Duration = Duration::from_millis(150);
 
-/// What the clients do.
+/// Parameters of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Decides every request.
+    /// The seed that determines every request.
     pub seed: u64,
-    /// How many requests.
+    /// Number of requests.
     pub requests: u64,
-    /// Size of the volume.
+    /// Size of the volume, in sectors.
     pub sectors: u64,
     /// Positions and lengths are multiples of this many sectors.
     pub block_sectors: u64,
@@ -46,15 +51,15 @@ pub struct Plan {
 /// Why a run ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// A device.
+    /// An I/O error.
     #[error("{what}")]
     Io {
-        /// What was being done.
+        /// The operation.
         what: String,
-        /// What it answered.
+        /// The error.
         source: io::Error,
     },
-    /// A read that no correct device could have answered so.
+    /// A read returned what no correct device could have returned.
     #[error("while it ran: {0}")]
     Read(#[from] Violation),
 }
@@ -65,17 +70,17 @@ impl ClientError {
     }
 }
 
-/// A volume as one worker reaches it.
+/// A volume as a worker accesses it.
 trait Volume: Send {
     fn read(&mut self, sector: u64, bytes: &mut [u8]) -> io::Result<()>;
     fn write(&mut self, sector: u64, bytes: &[u8], fua: bool) -> io::Result<()>;
     fn flush(&mut self) -> io::Result<()>;
 }
 
-/// A block device, past the page cache.
+/// A block device, bypassing the page cache.
 struct Device {
     plain: File,
-    /// Opened so that each write is durable when answered.
+    /// Opened so that each write is durable when acknowledged.
     durable: File,
 }
 
@@ -112,14 +117,15 @@ impl Volume for Client {
     }
 }
 
-/// Opens a block device for direct access.
+/// Opens a block device for direct I/O.
 fn open_direct(path: &Path, more: rustix::fs::OFlags) -> Result<File, ClientError> {
     let flags = (rustix::fs::OFlags::DIRECT | more).bits().cast_signed();
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
     file.map_err(ClientError::io(format!("open {}", path.display())))
 }
 
-/// Runs a plan on `volume`: a block device, or `nbd:SOCKET:EXPORT`; tells its story on the block device `witness`.
+/// Runs a plan on `volume`, a block device or `nbd:SOCKET:EXPORT`, and records its events on the
+/// block device `witness`.
 ///
 /// # Errors
 /// [`ClientError`]: the first request that failed or read something wrong.
@@ -154,7 +160,7 @@ struct Task {
     request: Request,
 }
 
-/// A worker's answer: what was read, for a read.
+/// A worker's completion of a task; for a read, with the data.
 struct Answer {
     worker: u64,
     task: Task,
@@ -184,12 +190,12 @@ fn work(worker: u64, volume: &mut dyn Volume, tasks: &Receiver<Task>, done: &Sen
     }
 }
 
-/// Bytes of so many sectors.
+/// Converts sectors to bytes.
 fn length(sectors: u64) -> usize {
     usize::try_from(sectors).expect("a request fits in memory") * SECTOR_BYTES
 }
 
-/// Who draws, tells and judges.
+/// Draws the requests, records them in the witness, and judges the reads.
 struct Conductor {
     workers: Vec<Sender<Task>>,
     answers: Receiver<Answer>,
@@ -219,7 +225,7 @@ impl Conductor {
         self.settle(0, witness)
     }
 
-    /// Gives a request to an idle worker.
+    /// Sends a request to an idle worker.
     fn begin(&mut self, request: Request, witness: &mut Witness) -> Result<(), ClientError> {
         let id = request.begin(&mut self.oracle);
         tell(witness, &Event::Begin { number: id.number(), request })?;
@@ -229,7 +235,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Waits until at most so many requests are under way.
+    /// Waits until at most `under_way` requests are in flight.
     fn settle(&mut self, under_way: u64, witness: &mut Witness) -> Result<(), ClientError> {
         while DEPTH_MAX - self.idle.len() as u64 > under_way {
             let Answer { worker, task, result } = self.answers.recv().expect("a worker answers each task");
@@ -252,12 +258,12 @@ fn tell(witness: &mut Witness, event: &Event) -> Result<(), ClientError> {
 
 /// A part of the run.
 struct Phase {
-    /// Requests that are left in it.
+    /// Number of requests left in the phase.
     left: u64,
-    /// One request in so many is a flush; 0: none.
+    /// One request in this many is a flush; 0: none.
     flush_every: u64,
     depth: u64,
-    /// Where, in blocks.
+    /// The range of the volume, in blocks.
     first: u64,
     blocks: u64,
     longest: u64,

@@ -1,8 +1,9 @@
-//! What devices hold after a power cut at some place of a recording.
+//! The content of devices after a power cut at some place of a recording.
 //!
-//! The fault model is the simulator's: each device has a volatile cache. A write is durable once a flush that was asked for after the write's
-//! answer has been done; every other write may have survived or not, whole or sector by sector. Writes of the batch in which the cut falls were
-//! under way: they may have landed too.
+//! The fault model is the simulator's: each device has a volatile write cache. A write is durable
+//! once a flush that was submitted after the write's acknowledgement has completed. Every other
+//! write may have survived or not, whole or sector by sector. Writes of the batch in which the cut
+//! falls were in flight: they may have landed, too.
 
 use std::fs::File;
 use std::io;
@@ -12,11 +13,11 @@ use std::path::Path;
 use super::{Action, Recording};
 use crate::workload::{Random, SECTOR_BYTES};
 
-/// The images of a set come first among a job's.
+/// Index of the cache device's image: the images of a set come first among a job's images.
 pub const CACHE: usize = 0;
-/// The backing device's image.
+/// Index of the backing device's image.
 pub const BACKING: usize = 1;
-/// Pieces in which images are written; those of zeroes stay holes.
+/// Unit in which images are written. Units of zeroes stay holes.
 const PIECE_BYTES: usize = 4096;
 
 /// Which unflushed writes survive a cut.
@@ -26,25 +27,25 @@ pub enum Survivors {
     Nothing,
     /// All.
     Everything,
-    /// Those to the cache device.
+    /// All writes to the cache device.
     Cache,
-    /// Those to the backing device.
+    /// All writes to the backing device.
     Backing,
-    /// Some, each whole, by this seed.
+    /// Some writes, each whole, chosen by this seed.
     Some(u64),
-    /// Some sectors of each, by this seed.
+    /// Some sectors of each write, chosen by this seed.
     Torn(u64),
 }
 
 impl Survivors {
-    /// One of each kind, drawn.
+    /// Returns one of each kind, with random seeds.
     #[must_use]
     pub fn all(random: &mut Random) -> [Self; 6] {
         let (some, torn) = (Self::Some(random.next()), Self::Torn(random.next()));
         [Self::Nothing, Self::Everything, Self::Cache, Self::Backing, some, torn]
     }
 
-    /// The kind, for tables.
+    /// Returns the name of the kind, for tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,39 +59,41 @@ impl Survivors {
     }
 }
 
-/// Devices that are driven along a recording.
+/// Devices that follow a recording.
 #[derive(Debug)]
 pub struct Disks<'a> {
     recording: &'a Recording,
-    /// Operations before this one have been done.
+    /// All operations before this index have been done.
     position: usize,
     disks: Vec<Disk>,
-    /// An operation that the devices claim to have done and have not.
+    /// An operation that the devices acknowledge but never do.
     forgotten: Option<usize>,
 }
 
 #[derive(Debug)]
 struct Disk {
     durable: Vec<u8>,
-    /// Writes that no flush covers, by their place.
+    /// Writes that no flush covers yet, by their index in the recording.
     volatile: Vec<usize>,
 }
 
 impl<'a> Disks<'a> {
-    /// Devices with this content before the recording began; images beyond these are not followed.
+    /// Creates devices that had these contents before the recording began. Images beyond these are
+    /// not followed.
     #[must_use]
     pub fn new(recording: &'a Recording, contents: &[Vec<u8>]) -> Self {
         let disk = |content: &Vec<u8>| Disk { durable: content.clone(), volatile: Vec::new() };
         Self { recording, position: 0, disks: contents.iter().map(disk).collect(), forgotten: None }
     }
 
-    /// The same, but the operation at this place is answered and never done: a faulty device, which a judge must notice.
+    /// Simulates a faulty device, which a judge must detect: the operation at index `place` is
+    /// acknowledged but never done.
     #[must_use]
     pub fn forgetting(self, place: usize) -> Self {
         Self { forgotten: Some(place), ..self }
     }
 
-    /// Does the operations up to the one at `position`, which is not done.
+    /// Does the operations up to `position`, exclusive.
     pub fn advance(&mut self, position: usize) {
         assert!(self.position <= position, "a recording is followed forwards");
         let operations = &self.recording.operations;
@@ -105,7 +108,7 @@ impl<'a> Disks<'a> {
         self.position = position;
     }
 
-    /// Writes what one device holds if the power is cut now.
+    /// Writes to `path` what one device holds if the power is cut now.
     ///
     /// # Errors
     /// The file could not be written.
@@ -122,7 +125,7 @@ impl<'a> Disks<'a> {
             Survivors::Some(seed) | Survivors::Torn(seed) => (seed, Random::new(seed).below(3)),
             _ => (0, 0),
         };
-        // Of four writes or sectors one, two or three survive.
+        // One, two or three of four writes or sectors survive, depending on the seed.
         let mut random = Random::new(seed.wrapping_add(image as u64 + 1));
         let mut survives = || random.below(4) <= odds;
         for place in disk.volatile.iter().copied().chain(self.under_way(image)) {
@@ -148,7 +151,8 @@ impl<'a> Disks<'a> {
         Ok(())
     }
 
-    /// Writes to a device that the cut interrupts: the rest of the batch it falls into.
+    /// Returns the writes to a device that the cut interrupts: the rest of the batch in which it
+    /// falls.
     fn under_way(&self, image: usize) -> impl Iterator<Item = usize> {
         let operations = &self.recording.operations;
         let batch = self.position.checked_sub(1).map(|last| operations[last].batch);
@@ -160,7 +164,7 @@ impl<'a> Disks<'a> {
 }
 
 impl Disk {
-    /// Makes durable what was written in these batches.
+    /// Makes the writes of the batches up to `covers` durable.
     fn flush(&mut self, recording: &Recording, covers: u64) {
         let covered = |place: &usize| recording.operations[*place].batch <= covers;
         for place in self.volatile.extract_if(.., |place| covered(place)) {
@@ -178,7 +182,7 @@ mod tests {
     use super::super::tests::{record, recording};
     use super::*;
 
-    /// Image 0 after all operations: its sectors' first bytes.
+    /// Returns the first byte of each sector of image 0 after a cut at `position`.
     fn after(records: &[Vec<u8>], position: usize, survivors: Survivors) -> Vec<u8> {
         let recording = recording(records);
         let mut disks = Disks::new(&recording, &[vec![0; 4 * SECTOR_BYTES], vec![0; SECTOR_BYTES]]);
@@ -197,7 +201,7 @@ mod tests {
         record(1, 0, batch, sector * SECTOR_BYTES as u64, &vec![byte; sectors * SECTOR_BYTES])
     }
 
-    /// A flush of a batch, asked for after the one before it was answered.
+    /// A flush in batch `batch`, submitted after the batch before it was acknowledged.
     fn flush(image: u32, batch: u64) -> Vec<u8> {
         record(2, image, batch, batch - 1, b"")
     }

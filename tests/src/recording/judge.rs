@@ -1,12 +1,17 @@
-//! The simulator's oracle, told the clients' story up to a cut, and asked about what was read afterwards.
+//! Replays the clients' events up to a cut on the simulator's oracle, and judges what was read
+//! afterwards.
 //!
-//! A volume is read twice: as it comes up, and again once its cache was detached, from the backing device alone. Three things can be wrong
-//! with a sector, and each is counted once, as the worst:
+//! A volume is read twice: first when it comes up, then from the backing device alone, after its
+//! cache was detached. Three things can be wrong with a sector, and each sector is counted once, as
+//! the worst of them:
 //!
-//! - *lost*: the first reading is none of the permitted values. What was flushed, or any whole value, is gone.
-//! - *lost behind the cache*: the first reading was permitted, the second is none of the values permitted at the cut. The flushed data was only in
-//!   the cache, as a copy that the cache may drop at any time.
-//! - *changed*: both readings were permitted at the cut, but they differ, and nobody has written.
+//! - *lost*: the first reading is none of the permitted values. Flushed data, or any whole value,
+//!   is gone.
+//! - *lost behind the cache*: the first reading was permitted, the second is none of the values
+//!   permitted at the cut. The flushed data was only in the cache, as a copy that the cache may
+//!   drop at any time.
+//! - *changed*: both readings were permitted at the cut, but they differ without a write between
+//!   them.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +25,13 @@ use crate::workload::SECTOR_BYTES;
 #[derive(Debug)]
 pub struct Promises<'a> {
     story: &'a [(usize, Event)],
-    /// Events before this one have been told.
+    /// Events before this index have been replayed.
     told: usize,
     oracle: Told,
     under_way: BTreeMap<u64, (OpId, Request)>,
 }
 
-/// An oracle, which has no `Debug`.
+/// Wraps the oracle, which does not implement `Debug`.
 struct Told(Oracle);
 
 impl std::fmt::Debug for Told {
@@ -35,20 +40,20 @@ impl std::fmt::Debug for Told {
     }
 }
 
-/// A story whose numbers are not those that the oracle gives.
+/// An event whose request number differs from the oracle's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("request {0} of the story is out of order")]
 pub struct StoryError(pub u64);
 
 impl<'a> Promises<'a> {
-    /// Nothing was promised yet, of a volume of zeroes.
+    /// Creates the state at the start: a volume of zeroes, and no promise made.
     #[must_use]
     pub fn new(story: &'a [(usize, Event)]) -> Self {
         let oracle = Told(Oracle::new(vec![Value::Zero]));
         Self { story, told: 0, oracle, under_way: BTreeMap::new() }
     }
 
-    /// Tells what had happened when the operations before `position` were done.
+    /// Replays what had happened when the operations before `position` were done.
     ///
     /// # Errors
     /// [`StoryError`].
@@ -71,7 +76,7 @@ impl<'a> Promises<'a> {
             }
             Event::End { number, success } => {
                 let (id, request) = self.under_way.remove(&number).ok_or(StoryError(number))?;
-                // What was read was judged when it was read; the story does not have it.
+                // Reads were judged when they completed; the witness does not record their data.
                 match request {
                     Request::Read { .. } => self.oracle.0.abandon(id),
                     Request::Write { .. } | Request::Flush => self.oracle.0.end(id, success),
@@ -81,7 +86,7 @@ impl<'a> Promises<'a> {
         Ok(())
     }
 
-    /// What may be read if the power is cut now.
+    /// Returns an oracle of what may be read if the power is cut now.
     #[must_use]
     pub fn after_power_cut(&self) -> Oracle {
         let mut oracle = self.oracle.0.clone();
@@ -90,7 +95,8 @@ impl<'a> Promises<'a> {
     }
 }
 
-/// What is wrong with a volume after a cut: the sectors by kind, as the module's text defines them.
+/// What is wrong with a volume after a cut: the sectors by kind, as defined in the module's
+/// documentation.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
     /// Lost when the volume came up.
@@ -102,14 +108,14 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Nothing is.
+    /// Returns true if nothing is wrong.
     #[must_use]
     pub const fn is_clean(&self) -> bool {
         self.lost.is_empty() && self.lost_behind.is_empty() && self.changed.is_empty()
     }
 }
 
-/// Judges both readings of a whole volume against what was permitted after the cut.
+/// Judges both readings of a whole volume against what is permitted after the cut.
 #[must_use]
 pub fn judge(permitted: &Oracle, with_cache: &[u8], alone: &[u8]) -> Verdict {
     let mut verdict = Verdict::default();
@@ -139,7 +145,7 @@ mod tests {
 
     const WRITE: Request = Request::Write { sector: 0, sectors: 1, fua: false };
 
-    /// Write 1, flush 2, write 3: all answered, with the events at every other operation.
+    /// Write 1, flush 2, write 3: all acknowledged, with one event at every second operation.
     fn story() -> Vec<(usize, Event)> {
         let requests = [WRITE, Request::Flush, WRITE];
         let events = (1..).zip(requests).flat_map(|(number, request)| {
@@ -156,7 +162,8 @@ mod tests {
         bytes
     }
 
-    /// How many sectors are lost, lost behind the cache and changed, after a cut at `position`.
+    /// Returns how many sectors are lost, lost behind the cache, and changed after a cut at
+    /// `position`.
     fn verdict(position: usize, with_cache: u64, alone: u64) -> [usize; 3] {
         let story = story();
         let mut promises = Promises::new(&story);

@@ -1,23 +1,27 @@
-//! A guest's devices as they were used, and power cuts put together from that afterwards: many from one run.
+//! Records how a guest uses its devices, and derives many power cuts from one recorded run.
 //!
-//! `uml/recorder.c` writes down every write and flush of all images, in the one order in which they were done. A power cut may come after any of
-//! them. What the devices then hold is not decided by the run that was recorded but by the fault model ([`cut`]): what a flush covered is there,
-//! of the rest any part. The clients' requests are in the same order, since they are written to an image too ([`witness`]); so at each cut the
-//! simulator's oracle says what every sector may be read as ([`judge`]).
+//! `uml/recorder.c` records every write and flush of all images, in the one order in which they
+//! were done. A power cut may come after any of them. What the devices then hold is not decided by
+//! the recorded run but by the fault model ([`cut`]): everything that a flush covered is there, and
+//! any part of the rest. The clients' requests are in the same order, since they are written to an
+//! image, too ([`witness`]). So at each cut, the simulator's oracle knows what every sector may be
+//! read as ([`judge`]).
 //!
-//! Why not dm-log-writes: it keeps one log a device. Two logs have no common clock, and one log under both devices takes a flush of either for a
-//! flush of both, which hides what has to be looked for. Below the guest there is one order, a flush is of one image, and the kernel under test
-//! runs on plain disks. Like every disk of User-Mode Linux they have no FUA: the guest's kernel makes of it a write and a flush.
+//! Why not dm-log-writes: it keeps one log per device. Two logs have no common clock. One log under
+//! both devices takes a flush of either for a flush of both, which hides the errors to be found.
+//! Below the guest, there is one order, a flush concerns one image, and the kernel under test runs
+//! on plain disks. Like every disk of User-Mode Linux, they have no FUA: the guest's kernel turns
+//! it into a write and a flush.
 //!
 //! | module | duty |
 //! |---|---|
 //! | [`witness`] | the clients' requests, as sectors of an image |
-//! | [`client`] | the program in the guest: random requests, several at once, each witnessed |
+//! | [`client`] | the program in the guest: random requests, several at once, all witnessed |
 //! | [`cut`] | the devices' content after a power cut |
 //! | [`judge`] | what may be read after it, and what is wrong with what was read |
 //! | [`writer`] | a run to record: the kernel's bcache or our daemon in a guest |
-//! | [`trial`] | a run, cuts of it, and what comes of each |
-//! | [`reader`] | who opens the images of a cut: the kernel or our daemon |
+//! | [`trial`] | a run, cuts of it, and the result of each |
+//! | [`reader`] | opening the images of a cut with the kernel or our daemon |
 
 pub mod client;
 pub mod cut;
@@ -34,38 +38,39 @@ use std::path::Path;
 
 use crate::guest::GuestError;
 
-/// Bytes of what stands before the bytes of a write (`struct record` of `recorder.c`).
+/// Size of the header in front of a write's data, in bytes (`struct record` of `recorder.c`).
 const HEADER_BYTES: usize = 32;
 
-/// What was done to an image.
+/// An action on an image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     /// A write.
     Write {
         /// Where, in bytes.
         offset: u64,
-        /// The bytes, as a range of the recording.
+        /// The data, as a range of the recording.
         data: Range<usize>,
     },
     /// A flush.
     Flush {
-        /// It covers the writes of this batch and those before: they had been answered when it was asked for.
+        /// It covers the writes up to and including this batch: they had been acknowledged when it
+        /// was submitted.
         covers: u64,
     },
 }
 
-/// One thing done to one image.
+/// An action on one image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Operation {
-    /// The image, by its place among the job's.
+    /// The image, by its index among the job's images.
     pub image: usize,
-    /// Operations with the same number were all asked for before any of them was answered.
+    /// Operations with the same number were all submitted before any of them was acknowledged.
     pub batch: u64,
-    /// What.
+    /// What was done.
     pub action: Action,
 }
 
-/// Everything that was done to a job's images, in order.
+/// All operations on a job's images, in order.
 #[derive(Debug)]
 pub struct Recording {
     bytes: Vec<u8>,
@@ -73,30 +78,31 @@ pub struct Recording {
     pub operations: Vec<Operation>,
 }
 
-/// Why a recording is none.
+/// Why a recording is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
-    /// It could not be read.
+    /// The file could not be read.
     #[error("read the recording")]
     Read(#[from] io::Error),
-    /// It holds an operation that nobody of ours asks for.
+    /// It contains an operation that none of our programs submits.
     #[error("the recording has an operation of kind {kind} at byte {at}")]
     Kind {
-        /// As recorded; 3 is a discard.
+        /// The kind as recorded; 3 is a discard.
         kind: u32,
-        /// Where in the recording.
+        /// The position in the recording, in bytes.
         at: usize,
     },
-    /// The guest, or a client in it.
+    /// The guest failed, or a client in it.
     #[error("record a run: {0:?}")]
     Guest(#[from] GuestError),
-    /// The clients' story has a gap or makes no sense.
+    /// The clients' events have a gap or make no sense.
     #[error("the clients' story: {0}")]
     Story(String),
 }
 
 impl Recording {
-    /// Reads a recording. What the guest's death cut off at its end was not done.
+    /// Reads a recording. An operation that was cut off at its end by the guest's death was not
+    /// done.
     ///
     /// # Errors
     /// [`RecordingError`].
@@ -131,13 +137,13 @@ impl Recording {
         Ok(Self { bytes, operations })
     }
 
-    /// The bytes of a write.
+    /// Returns the data of a write.
     #[must_use]
     pub fn data(&self, data: &Range<usize>) -> &[u8] {
         &self.bytes[data.clone()]
     }
 
-    /// The writes to one image: each one's place, offset and bytes.
+    /// Returns the writes to one image: index, offset in bytes, and data of each.
     pub fn writes(&self, image: usize) -> impl Iterator<Item = (usize, u64, &[u8])> {
         self.operations.iter().enumerate().filter(move |(_, operation)| operation.image == image).filter_map(
             |(place, operation)| match &operation.action {
@@ -152,7 +158,7 @@ impl Recording {
 pub(crate) mod tests {
     use super::*;
 
-    /// A record as the recorder writes it.
+    /// Returns a record as the recorder writes it.
     pub(crate) fn record(kind: u32, image: u32, batch: u64, offset: u64, data: &[u8]) -> Vec<u8> {
         let mut bytes = kind.to_le_bytes().to_vec();
         bytes.extend(image.to_le_bytes());
@@ -163,7 +169,7 @@ pub(crate) mod tests {
         bytes
     }
 
-    /// A recording of these records.
+    /// Returns a recording of these records.
     pub(crate) fn recording(records: &[Vec<u8>]) -> Recording {
         Recording::parse(records.concat()).expect("whole records")
     }

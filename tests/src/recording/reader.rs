@@ -1,6 +1,8 @@
-//! Who opens the images of cuts and reads the volumes: as they come up, and from the backing devices alone once the cache is detached.
+//! Opens the images of cuts with the kernel or our daemon and reads the volumes: first as they come
+//! up, then from the backing devices alone, after the cache is detached.
 //!
-//! Several sets go through one boot of the kernel, one after the other: they are copies of one set, which a kernel has only once at a time.
+//! Several sets go through one boot of the kernel, one after the other. They are copies of one set,
+//! and a kernel can have only one of them registered at a time.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -12,27 +14,29 @@ use crate::set::CacheSet;
 use crate::side::{Daemon, LegError, Ours};
 use crate::uml::Uml;
 
-/// What the job says when it has read the set whose number follows.
+/// The line the job prints when it has read a set; the set's number follows.
 const READ: &str = "read set ";
 
-/// What came of opening a set.
+/// The result of opening a set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reading {
-    /// The whole volume, twice.
+    /// The whole volume, read twice.
     Volume {
-        /// As it came up.
+        /// When it came up.
         with_cache: Vec<u8>,
         /// After the cache was detached.
         alone: Vec<u8>,
     },
-    /// It did not come up, could not be read, or could not be detached: in these words.
+    /// The volume did not come up, could not be read, or could not be detached; with the reason.
     Refused(String),
 }
 
-/// Opens sets of the same geometry with the kernel or with our daemon. The daemon cannot detach: the kernel does that after it.
+/// Opens sets of the same geometry with the kernel or with our daemon. The daemon cannot detach, so
+/// the kernel does that after it.
 ///
 /// # Errors
-/// Something on the host; a set that is not opened, also because the kernel died or hung of one before it, is a [`Reading`].
+/// A failure on the host. A set that could not be opened is a [`Reading`], also if the kernel died
+/// or hung on an earlier one.
 pub fn read(reader: Writer, uml: &Uml, ours: &Ours, sets: &[CacheSet]) -> Result<Vec<Reading>, LegError> {
     let mut by_us = Vec::new();
     if reader == Writer::Ours {
@@ -100,12 +104,12 @@ fn read_by_kernel(uml: &Uml, sets: &[CacheSet]) -> Result<Vec<Reading>, GuestErr
     Ok(readings.collect())
 }
 
-/// Whether the job said so, in what came over the console.
+/// Returns whether the job printed on the console that it has read this set.
 fn was_read(said: &str, number: usize) -> bool {
     said.lines().any(|line| line.strip_prefix(READ) == Some(&number.to_string()))
 }
 
-/// A job that reads so many sets, with two images each, into the image behind them.
+/// Returns a job that reads `sets` sets, of two images each, into the image after them.
 fn script(uml: &Uml, sets: usize, mebibytes: u64) -> String {
     let output = uml.device(2 * sets);
     let mut script = format!(
@@ -114,7 +118,7 @@ fn script(uml: &Uml, sets: usize, mebibytes: u64) -> String {
     for number in 0..sets {
         let (cache, backing) = (uml.device(2 * number), uml.device(2 * number + 1));
         let seek = 2 * mebibytes * number as u64;
-        // In the condition of an `if` a failure does not end the job.
+        // As the condition of an `if`, a failure does not end the job.
         let _ = write!(
             script,
             "if register {cache} && register {backing} && wait_for 100 test -b /dev/bcache0 && copy {seek} &&\n\

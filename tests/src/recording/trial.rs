@@ -1,4 +1,4 @@
-//! Cuts of one run, opened by somebody, judged, and counted.
+//! Cuts a run, has the results opened and judged, and counts the verdicts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,10 +16,10 @@ use crate::side::Ours;
 use crate::uml::Uml;
 use crate::workload::Random;
 
-/// Operations within which a cut comes soon.
+/// Number of operations after a flush within which an early cut falls.
 const SOON: u64 = 16;
 
-/// Whoever opens images of a cut.
+/// The programs that open the images of a cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Readers<'a> {
     /// The kernel.
@@ -29,10 +29,10 @@ pub struct Readers<'a> {
 }
 
 impl Readers<'_> {
-    /// What `reader` reads on these devices, for each way of surviving.
+    /// Returns what `reader` reads on these devices, for each way of surviving.
     ///
     /// # Errors
-    /// Something on the host, or a kernel that died.
+    /// A failure on the host, or a kernel that died.
     pub fn open(
         &self,
         reader: Writer,
@@ -51,12 +51,12 @@ impl Readers<'_> {
     }
 }
 
-/// What came of one cut.
+/// The result of one cut.
 #[derive(Clone, Debug)]
 pub enum Trial {
     /// The volume was read.
     Judged(Verdict),
-    /// It was not, in these words.
+    /// The volume could not be read; with the reason.
     Refused(String),
 }
 
@@ -70,14 +70,14 @@ impl Trial {
         }
     }
 
-    /// The volume came up and nothing is wrong with it.
+    /// Returns true if the volume came up and nothing is wrong with it.
     #[must_use]
     pub const fn is_clean(&self) -> bool {
         matches!(self, Self::Judged(verdict) if verdict.is_clean())
     }
 }
 
-/// How often what came of cuts with the same survivors.
+/// The results of the cuts with the same kind of survivors, counted.
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
     cuts: u64,
@@ -86,17 +86,17 @@ struct Row {
     wrong: [u64; 3],
 }
 
-/// All cuts of a run that one reader opened.
+/// The counted results of all cuts of a run that one reader opened.
 #[derive(Debug)]
 pub struct Tally {
     title: String,
     rows: BTreeMap<&'static str, Row>,
-    /// The first of each kind of failure, in words.
+    /// The first failure of each kind, described.
     examples: BTreeMap<&'static str, String>,
 }
 
 impl Tally {
-    /// An empty one.
+    /// Creates an empty tally.
     #[must_use]
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), rows: BTreeMap::new(), examples: BTreeMap::new() }
@@ -126,7 +126,7 @@ impl Tally {
         }
     }
 
-    /// Every cut was opened and nothing was wrong.
+    /// Returns true if every cut was opened and nothing was wrong.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.examples.is_empty()
@@ -150,10 +150,11 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Cuts a run at these `positions`, which are in order, in each way of surviving, and lets each of `readers` open what is left.
+/// Cuts a run at these `positions`, which are in order, in each way of surviving, and has each of
+/// `readers` open the result.
 ///
 /// # Errors
-/// Something on the host, or a story that is none.
+/// A failure on the host, or an invalid sequence of events.
 pub fn cut(
     run: &Run,
     who: Readers<'_>,
@@ -180,10 +181,11 @@ pub fn cut(
     Ok(tallies)
 }
 
-/// Places of cuts while clients are at work, in order: every second one soon after a flush was answered, when most was just promised.
+/// Chooses positions of cuts while clients are at work, in order. Every second one comes soon after
+/// a flush was acknowledged, when the most has just been promised.
 ///
 /// # Errors
-/// None that a machine of 64 bits can have.
+/// None on a 64-bit machine.
 pub fn positions(run: &Run, places: u64, random: &mut Random) -> Outcome<Vec<usize>> {
     let (first, end) = (run.story.first().map_or(0, |(place, _)| *place), run.recording.operations.len());
     let flushes = answered_flushes(run);
@@ -199,7 +201,7 @@ pub fn positions(run: &Run, places: u64, random: &mut Random) -> Outcome<Vec<usi
     Ok(positions)
 }
 
-/// Where the clients were told that a flush has succeeded.
+/// Returns the positions at which clients were told that a flush had succeeded.
 fn answered_flushes(run: &Run) -> Vec<usize> {
     let mut flushes = Vec::new();
     let mut answered = Vec::new();

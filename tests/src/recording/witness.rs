@@ -1,16 +1,17 @@
-//! What the clients asked for and were told, as writes to an image of its own.
+//! The clients' requests and their completions, written to an image of their own.
 //!
-//! The image's device is served by the same thread as the others, so its writes stand in the recording where they happened: the beginning of a
-//! request before anything that the request causes, its end after the answer. A cut between an answer and its witness takes the request
-//! for unanswered; that favours who is judged, by one request.
+//! The image's device is served by the same thread as the others, so its writes are in the
+//! recording where they happened. The beginning of a request comes before anything that the request
+//! causes, its end after the reply. A cut between a reply and its record in the witness treats the
+//! request as unacknowledged. That favours the system under test, by one request.
 //!
 //! An event is one sector of eight-byte little-endian words:
 //!
 //! | word | content |
 //! |---|---|
 //! | 0 | a magic number |
-//! | 1 | the event's place in the story, from 0 |
-//! | 2 | 1 write, 2 write with FUA, 3 read, 4 flush; 5 answered, 6 failed |
+//! | 1 | the event's index in the sequence, from 0 |
+//! | 2 | 1 write, 2 write with FUA, 3 read, 4 flush; 5 succeeded, 6 failed |
 //! | 3 | the request's number, as the oracle counts |
 //! | 4, 5 | first sector and number of sectors; zero for a flush and for an end |
 
@@ -24,37 +25,37 @@ use super::{Recording, RecordingError};
 use crate::workload::SECTOR_BYTES;
 
 const MAGIC: u64 = 0x7769_746e_6573_7321;
-/// Sectors of the image that are used in turn: only the recording is ever read.
+/// Number of sectors of the image, which are used in turn: only the recording is ever read.
 const SECTORS: u64 = 1024;
 
-/// Bytes of the witness image.
+/// Size of the witness image, in bytes.
 pub const IMAGE_BYTES: u64 = SECTORS * SECTOR_BYTES as u64;
 
-/// What a client asks for, in sectors of the volume.
+/// A client's request, in sectors of the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Write the stamps of the request's number.
+    /// Writes the stamps of the request's number.
     Write {
         /// First sector.
         sector: u64,
-        /// How many.
+        /// Number of sectors.
         sectors: u64,
-        /// Durable when answered.
+        /// The write is durable when acknowledged.
         fua: bool,
     },
-    /// Read.
+    /// Reads.
     Read {
         /// First sector.
         sector: u64,
-        /// How many.
+        /// Number of sectors.
         sectors: u64,
     },
-    /// Flush.
+    /// Flushes.
     Flush,
 }
 
 impl Request {
-    /// Tells the oracle of it.
+    /// Tells the oracle that the request begins.
     pub fn begin(&self, oracle: &mut Oracle) -> OpId {
         match *self {
             Self::Write { sector, sectors, fua } => oracle.begin_write(0, sector..sector + sectors, fua),
@@ -64,21 +65,21 @@ impl Request {
     }
 }
 
-/// A step of the story.
+/// A step of the sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A request was about to be made.
+    /// A request is about to be submitted.
     Begin {
         /// Its number.
         number: u64,
-        /// What it asks for.
+        /// The request.
         request: Request,
     },
-    /// A request had been answered.
+    /// A request has been answered.
     End {
         /// Its number.
         number: u64,
-        /// Not with an error.
+        /// Whether it succeeded.
         success: bool,
     },
 }
@@ -102,7 +103,7 @@ impl Event {
         bytes
     }
 
-    /// The event in a sector and its place in the story.
+    /// Parses a sector into an event and its index in the sequence.
     fn parse(bytes: &[u8]) -> Option<(u64, Self)> {
         let word = |index: usize| {
             let bytes = bytes.get(index * 8..index * 8 + 8)?;
@@ -120,28 +121,28 @@ impl Event {
     }
 }
 
-/// Where the program in the guest tells its story.
+/// Records the events of the program in the guest.
 #[derive(Debug)]
 pub struct Witness {
     device: File,
     place: u64,
 }
 
-/// A sector that direct access takes.
+/// A sector, aligned for direct I/O.
 #[repr(align(4096))]
 struct Aligned([u8; SECTOR_BYTES]);
 
 impl Witness {
-    /// Begins a story on a device that was opened for direct access.
+    /// Begins a sequence of events on a device that was opened for direct I/O.
     #[must_use]
     pub const fn new(device: File) -> Self {
         Self { device, place: 0 }
     }
 
-    /// Tells an event; when this returns, it is in the recording.
+    /// Records an event. When this returns, the event is in the recording.
     ///
     /// # Errors
-    /// What the device answered.
+    /// The device's error.
     pub fn tell(&mut self, event: &Event) -> io::Result<()> {
         let sector = Aligned(event.sector(self.place));
         self.device.write_all_at(&sector.0, self.place % SECTORS * SECTOR_BYTES as u64)?;
@@ -150,10 +151,11 @@ impl Witness {
     }
 }
 
-/// The story in a recording: each event and the place of its write among the operations.
+/// Returns the sequence of events in a recording: each event with the index of its write among the
+/// operations.
 ///
 /// # Errors
-/// [`RecordingError::Story`]: what is not a story told from its beginning without a gap.
+/// [`RecordingError::Story`] if the events do not form a sequence from its beginning without a gap.
 pub fn story(recording: &Recording, image: usize) -> Result<Vec<(usize, Event)>, RecordingError> {
     let mut story = Vec::new();
     for (place, _, bytes) in recording.writes(image) {

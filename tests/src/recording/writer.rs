@@ -1,4 +1,4 @@
-//! A run to record: a fresh set, clients that write, and the guest's sudden end.
+//! Makes a run to record: a fresh set, clients that write, and the sudden death of the guest.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -12,24 +12,25 @@ use crate::set::{CacheSet, Geometry, Maker};
 use crate::side::backing_uuid;
 use crate::uml::{Uml, built_program};
 
-/// What the job says when the run is over: from then on the guest may die.
+/// The line the job prints when the run is over: from then on, the guest may die.
 const FINISHED: &str = "run finished";
-/// A kernel writes a btree node this many seconds after the first change to it, if nothing presses; and a few more.
+/// Seconds to wait until a B-tree node has been written: the kernel writes a node this long after
+/// the first change to it if nothing forces it earlier, with a few seconds of margin.
 const NODE_DELAY: u64 = 40;
-/// The witness is the image after the set's.
+/// Index of the witness's image, after those of the set.
 const WITNESS: usize = BACKING + 1;
 
-/// Who serves the volume.
+/// The program that serves the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writer {
     /// The guest's kernel.
     Kernel,
-    /// Our daemon, in the same guest, on the same devices; its clients come over NBD.
+    /// Our daemon, in the same guest, on the same devices; its clients connect over NBD.
     Ours,
 }
 
 impl Writer {
-    /// For tables.
+    /// Returns the name, for tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,35 +40,36 @@ impl Writer {
     }
 }
 
-/// What becomes of dirty data.
+/// What happens to dirty data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WriteBack {
-    /// It is written back as fast as possible, by our daemon at its own rate.
+    /// It is written back as fast as possible; by our daemon, at its own rate.
     AtOnce,
     /// It stays in the cache. For the kernel only.
     Never,
-    /// The kernel writes it back when the clients have finished, our daemon from the beginning. The run is over when nothing is dirty any more
-    /// and the btree nodes that say so have been written.
+    /// The kernel writes it back when the clients have finished, our daemon from the beginning. The
+    /// run is over when nothing is dirty any more and the B-tree nodes that record this have been
+    /// written.
     Afterwards,
 }
 
-/// What was recorded.
+/// A recorded run.
 #[derive(Debug)]
 pub struct Run {
     /// The geometry of the set.
     pub geometry: Geometry,
-    /// The cache's and the backing device's bytes before the recording.
+    /// The content of the cache device and the backing device before the recording.
     pub before: Vec<Vec<u8>>,
-    /// All that was done to the devices.
+    /// All operations on the devices.
     pub recording: Recording,
-    /// The clients' story.
+    /// The clients' events.
     pub story: Vec<(usize, Event)>,
 }
 
 /// Makes a set of this geometry and mode, and records a run of `plan` on it.
 ///
 /// # Errors
-/// The guest failed, or a read during the run returned what it should not.
+/// The guest failed, or a read during the run returned wrong data.
 pub fn record(
     uml: &Uml,
     writer: Writer,
@@ -80,7 +82,7 @@ pub fn record(
     File::create(&witness)?.set_len(witness::IMAGE_BYTES)?;
     let images: Vec<&Path> = set.images().into_iter().chain([witness.as_path()]).collect();
     let job = |script, crash_at| Job { images: &images, script, crash_at, limit: guest::LIMIT };
-    // The mode goes into the superblock, by a start that is not recorded.
+    // The mode is set in the superblock by a start that is not recorded.
     let set_mode = format!(
         "register {} {}\nwait_for 200 test -b /dev/bcache0\n\
         echo {} > /sys/block/bcache0/bcache/cache_mode\nstop_everything\n",
@@ -108,7 +110,7 @@ fn clients(uml: &Uml, volume: &str, plan: &Plan) -> Result<String, GuestError> {
     Ok(format!("{} {arguments}\n", program.display()))
 }
 
-/// The end of every job: the run is over, the guest waits for its death.
+/// The end of every job: the run is over, and the guest waits to be killed.
 fn finish() -> String {
     format!("echo {FINISHED}\nsleep 100000\n")
 }

@@ -1,8 +1,8 @@
-//! The sizes a cache set is made with.
+//! The sizes with which a cache set is made.
 
 use bcached_format::CacheMode;
 
-/// What `make-bcache` is told, and how large the devices are.
+/// The options for `make-bcache`, and the sizes of the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size of a bucket, in bytes.
@@ -13,17 +13,19 @@ pub struct Geometry {
     pub cache_bytes: u64,
     /// Size of each volume, in sectors of 512 bytes.
     pub volume_sectors: u64,
-    /// Where a backing device's data starts, in sectors; 16 is the usual.
+    /// Where a backing device's data starts, in sectors; 16 is the usual value.
     pub data_offset_sectors: u64,
     /// The cache mode in the backing devices' superblocks.
     pub mode: CacheMode,
 }
 
-/// A kernel takes no cache below 513 buckets; a few more leave room for what is not data.
+/// Number of buckets. A kernel refuses a cache of fewer than 513; a few more leave room for
+/// metadata.
 const BUCKETS: u64 = 600;
 
 impl Geometry {
-    /// The smallest cache that a kernel takes with such buckets, a 64 MiB volume, write-back.
+    /// The smallest cache that a kernel accepts with this bucket size, a 64 MiB volume, write-back
+    /// mode.
     #[must_use]
     pub const fn small(bucket_bytes: u64, block_bytes: u64) -> Self {
         Self {
@@ -36,19 +38,19 @@ impl Geometry {
         }
     }
 
-    /// Size of a backing device: its data and what lies before it.
+    /// Returns the size of a backing device in bytes: its data and what lies before it.
     #[must_use]
     pub const fn backing_bytes(&self) -> u64 {
         (self.data_offset_sectors + self.volume_sectors) * 512
     }
 
-    /// A block in sectors.
+    /// Returns the size of a block, in sectors.
     #[must_use]
     pub const fn block_sectors(&self) -> u64 {
         self.block_bytes / 512
     }
 
-    /// The sizes as `make-bcache` takes them.
+    /// Returns the options for `make-bcache`.
     #[must_use]
     pub fn make_arguments(&self) -> Vec<String> {
         let mut arguments = vec![

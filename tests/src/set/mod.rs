@@ -1,7 +1,8 @@
-//! A cache set in image files, and what its volumes must hold.
+//! A cache set in image files, with models of what its volumes must hold.
 //!
-//! The images are sparse, lie in a temporary directory and are gone with the value, except if `BCACHED_KEEP_IMAGES` is set (in `TMPDIR`).
-//! Whoever opens them changes them; [`CacheSet::duplicate`] keeps the originals.
+//! The images are sparse, lie in a temporary directory (in `TMPDIR`) and are deleted with the
+//! value, unless `BCACHED_KEEP_IMAGES` is set. Opening images changes them; [`CacheSet::duplicate`]
+//! keeps the originals.
 
 mod geometry;
 
@@ -24,13 +25,14 @@ pub struct CacheSet {
     directory: TempDir,
     /// The cache device.
     pub cache: PathBuf,
-    /// The backing devices; none for a flash-only volume.
+    /// The backing devices; empty for a set with a flash-only volume.
     pub backings: Vec<PathBuf>,
-    /// The volumes' content: of the backing devices in order, or of the flash-only volume.
+    /// The expected content of the volumes: of the backing devices in order, then of flash-only
+    /// volumes.
     pub models: Vec<Model>,
-    /// The geometry it was made with.
+    /// The geometry with which the set was made.
     pub geometry: Geometry,
-    /// Whether a kernel was the last to serve it.
+    /// Whether the last program that served the set was a kernel.
     pub left_by_kernel: bool,
 }
 
@@ -44,7 +46,7 @@ pub enum Maker<'a> {
 }
 
 impl CacheSet {
-    /// Some more writes to volume `index`, as many as `writes`.
+    /// Returns a workload of `writes` further writes to volume `index`.
     #[must_use]
     pub fn further(&self, index: usize, seed: u64, writes: u64) -> Workload {
         let model = &self.models[index];
@@ -64,10 +66,10 @@ impl CacheSet {
         }
     }
 
-    /// Makes blank images and formats them; nobody has opened them yet.
+    /// Makes blank images and formats them. They have never been opened.
     ///
     /// # Errors
-    /// The files could not be made, or the maker failed (its own words).
+    /// The files could not be made, or the maker failed (with its error output).
     pub fn make(geometry: Geometry, backings: u64, maker: Maker<'_>) -> io::Result<Self> {
         let directory = image_directory()?;
         let file = |name: &str, bytes: u64| {
@@ -84,10 +86,11 @@ impl CacheSet {
         Ok(Self { directory, cache, backings, models, geometry, left_by_kernel: false })
     }
 
-    /// A set with one backing device whose images `write` makes, the cache's and the backing device's.
+    /// Creates a set with one backing device from images that `write` makes: those of the cache and
+    /// of the backing device.
     ///
     /// # Errors
-    /// What `write` failed with.
+    /// The error of `write`.
     pub fn from_images(
         geometry: Geometry,
         write: impl FnOnce(&Path, &Path) -> io::Result<()>,
@@ -99,22 +102,23 @@ impl CacheSet {
         Ok(Self { directory, cache, backings: vec![backing], models, geometry, left_by_kernel: false })
     }
 
-    /// The cache and the backing devices, as a job's images.
+    /// Returns the images of the cache and the backing devices, for a job.
     #[must_use]
     pub fn images(&self) -> Vec<&Path> {
         std::iter::once(&self.cache).chain(&self.backings).map(PathBuf::as_path).collect()
     }
 
-    /// A directory for whatever belongs to this set; gone with it.
+    /// Returns a directory for files that belong to this set; it is deleted with the set.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// A second set of image files with the same bytes, to be opened (and so changed) while this one stays.
+    /// Copies the image files to a second set, to be opened (and thereby changed) while this one
+    /// stays as it is.
     ///
     /// # Errors
-    /// What copying failed with.
+    /// Copying failed.
     pub fn duplicate(&self) -> io::Result<Self> {
         let directory = image_directory()?;
         let copy = |path: &PathBuf| {
@@ -129,7 +133,7 @@ impl CacheSet {
 }
 
 impl Maker<'_> {
-    /// Writes the superblocks as users do.
+    /// Writes the superblocks in the way users do.
     fn run(self, geometry: &Geometry, cache: &Path, backings: &[PathBuf]) -> io::Result<()> {
         let mut command = match self {
             Self::Tools => Command::new("make-bcache"),
@@ -152,13 +156,14 @@ impl Maker<'_> {
     }
 }
 
-/// Where a set's images lie; it stays behind for whoever looks into a failure and asked for that.
+/// Creates the directory for a set's images. It is kept if `BCACHED_KEEP_IMAGES` is set, to look
+/// into a failure.
 fn image_directory() -> io::Result<TempDir> {
     let keep = std::env::var_os("BCACHED_KEEP_IMAGES").is_some();
     tempfile::Builder::new().prefix("bcached-set-").disable_cleanup(keep).tempdir()
 }
 
-/// Copies a file with its holes.
+/// Copies a file, preserving its holes.
 fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     let status = Command::new("cp").args(["--reflink=auto", "--sparse=always"]).args([from, to]).status()?;
     if status.success() { Ok(()) } else { Err(io::Error::other(format!("cp ended with {status}"))) }

@@ -27,7 +27,8 @@ impl Side for Kernel<'_> {
 }
 
 impl Kernel<'_> {
-    /// A leg on backing devices that no cache has: they are served as they are, proven, and then attached.
+    /// Runs a leg on backing devices that have no cache: they are served as they are, their content
+    /// is checked, and then they are attached.
     ///
     /// # Errors
     /// [`LegError`], as in a leg.
@@ -36,7 +37,8 @@ impl Kernel<'_> {
         self.leg_asking(set, &[&attach], workloads, ending).map(|_report| ())
     }
 
-    /// A volume of so many sectors that lives in the cache alone, made by the kernel: the set's last, and blank. Stopped in order.
+    /// Makes the kernel create a flash-only volume of `sectors` sectors, as the set's last one. It
+    /// is blank. The set is then stopped cleanly.
     ///
     /// # Errors
     /// [`LegError`], as in a leg.
@@ -51,8 +53,8 @@ impl Kernel<'_> {
         Ok(())
     }
 
-    /// A leg in which the kernel is asked something, as a script, before each of the workloads and, if there is one more, after the last.
-    /// Returns what was answered.
+    /// Runs a leg in which a script queries the kernel before each of the workloads and, if there
+    /// is one script more, after the last. Returns the output.
     ///
     /// # Errors
     /// [`LegError`], as in a leg, or that a script failed.
@@ -82,17 +84,19 @@ impl Kernel<'_> {
     }
 }
 
-/// What a kernel says of what a kernel left: it does not journal that data has become clean, so a replay makes it dirty again, and when its
-/// bucket has been reused meanwhile the key is stale. The data is on the backing device, as the comparison of the content shows. We never leave
-/// such a key.
+/// A message that a kernel logs about a set left by a kernel. A kernel does not journal that data
+/// has become clean, so a replay makes the data dirty again. If its bucket has been reused
+/// meanwhile, the key is stale. The data is on the backing device, as the comparison of the content
+/// shows. We never leave such a key.
 const STALE_DIRTY: &str = "bcache: bch_extent_bad() stale dirty pointer, *";
 
-/// The end of a job in order.
+/// The clean end of a job.
 const STOP: &str = "stop_everything\n";
 
 impl Kernel<'_> {
-    /// The kernel takes the set for good: it proves the content, collects garbage, writes, detaches every backing device, and after that each
-    /// must hold its whole volume by itself.
+    /// Lets the kernel take over the set permanently. It checks the content, collects garbage,
+    /// writes, and detaches every backing device. After that, each backing device must hold its
+    /// whole volume alone.
     ///
     /// # Errors
     /// [`LegError`], as in a leg.
@@ -111,7 +115,8 @@ impl Kernel<'_> {
         Ok(())
     }
 
-    /// Runs a job that begins with [`Kernel::opening`], and compares what it read with the models.
+    /// Runs a job that begins with [`Kernel::opening`], and compares the content that it read with
+    /// the models.
     fn prove(&self, set: &mut CacheSet, script: &str, crash_at: Option<&str>) -> Result<Report, LegError> {
         let content = content_file(set).map_err(GuestError::host("make a file for the content"))?;
         let images: Vec<&Path> = set.images().into_iter().chain([content.as_path()]).collect();
@@ -125,12 +130,14 @@ impl Kernel<'_> {
         Ok(report)
     }
 
-    /// Registers the devices and reads every volume whole into the file for the content, the last of the job's images.
+    /// Returns shell commands that register the devices and read every whole volume into the
+    /// content file, the last of the job's images.
     fn opening(&self, set: &CacheSet) -> String {
         let own = set.images().len();
         let mut devices: Vec<String> = (0..own).map(|index| self.0.device(index)).collect();
         if set.models.len() > set.backings.len() {
-            // Volumes are numbered as they come: those in the cache alone come with it, and are the set's last.
+            // The kernel numbers volumes in the order of registration. Flash-only volumes appear
+            // with the cache and are the set's last, so the cache is registered last.
             devices.rotate_left(1);
         }
         let mut script = format!("register {}\n", devices.join(" "));
@@ -155,8 +162,9 @@ impl Kernel<'_> {
         for (index, workload) in workloads.iter().enumerate() {
             script.extend(questions.get(index).copied());
             if workload.discard_every != 0 && workload.volume < set.backings.len() as u64 {
-                // A kernel lets what it is just writing back land after the discard of it (`docs/compat.md`), and what it has set out to
-                // write back it does, whatever it is told.
+                // A kernel may let write-back that is in progress land after a discard of the same
+                // data (`docs/compat.md`), and it finishes the write-back it has begun, whatever
+                // its settings. So everything is written back before the discards.
                 let _ = writeln!(script, "write_back {n}\nkeep_dirty {n}", n = workload.volume);
             }
             // Only the last workload's flushes may be taken for the marker.
@@ -168,7 +176,7 @@ impl Kernel<'_> {
     }
 }
 
-/// Compares a file's content, from byte `start`, with a model.
+/// Compares a file's content, from byte `start` on, with a model.
 fn compare(
     model: &mut Model,
     path: &Path,
@@ -188,7 +196,7 @@ fn compare(
     })
 }
 
-/// Where each volume's content begins in the file for it, in MiB.
+/// Returns where each volume's content begins in the content file, in MiB.
 fn content_starts(set: &CacheSet) -> impl Iterator<Item = u64> {
     set.models.iter().scan(0, |end, model| {
         let start = *end;
@@ -197,7 +205,8 @@ fn content_starts(set: &CacheSet) -> impl Iterator<Item = u64> {
     })
 }
 
-/// An empty file as long as all volumes, for what the kernel reads from them. One, because a guest has sixteen disks at most.
+/// Creates an empty file as long as all volumes together, for what the kernel reads from them. It
+/// is a single file because a guest has at most sixteen disks.
 fn content_file(set: &CacheSet) -> std::io::Result<PathBuf> {
     let path = set.directory().join("contents");
     let length: u64 = set.models.iter().map(|model| (model.sectors() * 512).div_ceil(MIB)).sum();

@@ -1,6 +1,8 @@
-//! Who opens a set: a real kernel, or our daemon. Both prove the content they found, write to it, and stop or crash.
+//! The two sides that open a set: a real kernel and our daemon. Both check the content they find,
+//! write to it, and stop or crash.
 //!
-//! A *leg* is one such turn. The sides share nothing but the image files, so any leg may follow any other (`tests/ping_pong.rs`).
+//! A *leg* is one such turn. The sides share nothing but the image files, so any leg may follow any
+//! other (`tests/suite/ping_pong.rs`).
 
 mod kernel;
 mod ours;
@@ -18,47 +20,49 @@ use crate::workload::{Fate, Mismatch, Workload};
 /// How a leg ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// In order; dirty data stays in the cache.
+    /// Cleanly; dirty data stays in the cache.
     CleanStop,
-    /// Killed while the last workload is running, once its flush with this number was answered.
+    /// Killed while the last workload is running, after its flush with this number was
+    /// acknowledged.
     CrashAfterFlush(u64),
 }
 
-/// Somebody who can take a set's turn.
+/// A side that can take a turn with a set.
 pub trait Side: Sync {
-    /// For messages.
+    /// Returns the name, for messages.
     fn name(&self) -> &'static str;
 
-    /// Opens the set, compares each volume's whole content with its model (which settles what a crash left open), runs the workloads in
-    /// order, ends, and enters into the models what was written.
+    /// Opens the set, compares each volume's whole content with its model (which settles what a
+    /// crash left open), runs the workloads in order, ends, and records in the models what was
+    /// written.
     ///
     /// # Errors
-    /// [`LegError`]: content, a refusal, or anything the side should not have said.
+    /// [`LegError`]: wrong content, a refusal, or an unexpected message of the side.
     fn leg(&self, set: &mut CacheSet, workloads: &[Workload], ending: Ending) -> Result<(), LegError>;
 }
 
 /// What went wrong in a leg.
 #[derive(Debug, thiserror::Error)]
 pub enum LegError {
-    /// The guest, or what its kernel logged.
+    /// The guest failed, or its kernel logged something unexpected.
     #[error("kernel: {0:?}")]
     Guest(#[from] GuestError),
-    /// The images that a crash left.
+    /// The images that a crash left are damaged.
     #[error("after the crash")]
     Left(#[from] OfflineError),
-    /// A volume does not hold what its model says.
+    /// A volume's content differs from its model.
     #[error("{side}: volume {volume}: {source}; it said:\n{said}")]
     Content {
-        /// Who served it.
+        /// The side that served it.
         side: &'static str,
-        /// Which.
+        /// The number of the volume.
         volume: u64,
-        /// What differs.
+        /// The difference.
         source: Mismatch,
-        /// The daemon's log, or the kernel's and what the guest printed.
+        /// The daemon's log, or the kernel's log and the guest's output.
         said: String,
     },
-    /// Our daemon.
+    /// Our daemon failed.
     #[error("{what}; it said:\n{said}")]
     Daemon {
         /// What it did or failed to do.
@@ -66,10 +70,10 @@ pub enum LegError {
         /// Its output.
         said: String,
     },
-    /// Something on the host.
+    /// An operation on the host failed.
     #[error("{action}: {source}")]
     Host {
-        /// What was being done.
+        /// The operation.
         action: String,
         /// Why it failed.
         source: std::io::Error,
@@ -82,7 +86,7 @@ impl LegError {
     }
 }
 
-/// Enters what a workload wrote into its volume's model.
+/// Records in its volume's model what a workload wrote.
 fn apply(set: &mut CacheSet, workload: &Workload, fate: Fate) {
     let model = set.models.iter_mut().find(|model| model.volume() == workload.volume);
     model.expect("a workload is for one of the set's volumes").apply(workload, fate);

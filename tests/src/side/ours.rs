@@ -1,7 +1,8 @@
-//! A leg on our daemon: `bcached serve` as a process, reached over NBD on a unix socket.
+//! A leg on our daemon: `bcached serve` as a process, accessed over NBD on a Unix socket.
 //!
-//! The daemon's runtime directory stays with the set from leg to leg, as on a user's machine: after a crash of the daemon it finds its own
-//! notes there, also when a kernel has had the set in between and they no longer count.
+//! The daemon's runtime directory stays with the set from leg to leg, as on a user's machine. After
+//! a crash, the daemon finds its own notes there, even if a kernel has had the set in between and
+//! the notes are no longer valid.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -26,13 +27,15 @@ use crate::set::CacheSet;
 use crate::uml::built_program;
 use crate::workload::{Fate, Mismatch, Model, Random, RunError, Target, Workload, run};
 
-/// From start to the line `ready`, and from SIGTERM to the end.
+/// Time limit from the start to the line `ready`, and from SIGTERM to the end.
 const LIMIT: Duration = Duration::from_secs(200);
-/// For [`Daemon::configured`]: whatever is dirty stays so, and nothing goes past the cache.
+/// Settings for [`Daemon::configured`] under which dirty data stays dirty and no request bypasses
+/// the cache.
 pub const KEEP_DIRTY: &str = "sequential_cutoff = 0\nwriteback_running = false";
-/// Requests that are answered between the flush that a crash waits for and the kill: fewer than this.
+/// Upper bound, exclusive, of the number of requests that are answered between the flush that a
+/// crash waits for and the kill.
 const LATE_REQUESTS_MAX: u64 = 64;
-/// Where a backing superblock holds the device's UUID, in bytes from the device's start.
+/// Position of the device's UUID in a backing superblock, in bytes from the device's start.
 const UUID_OFFSET: u64 = 4096 + 40;
 
 /// Our daemon.
@@ -42,15 +45,15 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// The daemon as it was built for these tests.
+    /// Finds the daemon that was built for these tests.
     ///
     /// # Errors
-    /// It was not built: the tests of the whole workspace have to be run, or `cargo build` first.
+    /// It was not built: run the tests of the whole workspace, or `cargo build` first.
     pub fn find() -> Result<Self, GuestError> {
         built_program("bcached").map(|program| Self { program })
     }
 
-    /// The binary, for `bcached make` and the like.
+    /// Returns the path of the binary, for `bcached make` and other commands.
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.program
@@ -92,10 +95,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it on the set's images and waits until it is ready.
+    /// Starts the daemon on the set's images and waits until it is ready.
     ///
     /// # Errors
-    /// [`LegError::Daemon`] with its own words.
+    /// [`LegError::Daemon`] with the daemon's output.
     pub fn start(program: &Path, set: &CacheSet) -> Result<Self, LegError> {
         let mut arguments = vec![OsString::from("--cache"), set.cache.clone().into()];
         for backing in &set.backings {
@@ -104,13 +107,15 @@ impl Daemon {
         Self::serve(program, set, &arguments)
     }
 
-    /// Starts it by a configuration, so that what it is told can stay: the cache is called `fast`, the volumes `v0`, `v1` and so on, and each
-    /// section of a volume says `more`, too. What a former start was told counts, if that was by a configuration.
+    /// Starts the daemon from a configuration file, so that settings made at run time can persist.
+    /// The cache is called `fast`, the volumes `v0`, `v1` and so on, and the section of each volume
+    /// also contains `more`. Settings made during an earlier start apply, if that was from a
+    /// configuration, too.
     ///
     /// # Errors
-    /// [`LegError::Daemon`] with its own words.
+    /// [`LegError::Daemon`] with the daemon's output.
     pub fn configured(program: &Path, set: &CacheSet, more: &str) -> Result<Self, LegError> {
-        // A machine that is busy with other tests is no reason to pass the cache by.
+        // A machine that is busy with other tests must not cause requests to bypass the cache.
         let patient = "congested_read_threshold_us = 0\ncongested_write_threshold_us = 0";
         let mut text = format!("version = 1\n[cache.fast]\ndevice = {:?}\n{patient}\n", set.cache);
         for (n, backing) in set.backings.iter().enumerate() {
@@ -145,7 +150,7 @@ impl Daemon {
         }
     }
 
-    /// A connection to the export of the set's n-th volume, whose size is checked.
+    /// Connects to the export of the set's n-th volume, and checks its size.
     ///
     /// # Errors
     /// There is no such export, or it has another size.
@@ -155,7 +160,8 @@ impl Daemon {
             None => flash_only_uuid(&set.cache, index - set.backings.len()),
         };
         let uuid = uuid.map_err(LegError::host("read a UUID"))?;
-        // `ready` speaks of the volumes on the command line; those in the cache alone come when it is open.
+        // `ready` covers the volumes on the command line; flash-only volumes appear when the cache
+        // is open.
         let deadline = Instant::now() + LIMIT;
         let mut client = Client::connect(&self.socket, &uuid);
         while client.is_err() && index >= set.backings.len() && Instant::now() < deadline {
@@ -169,10 +175,11 @@ impl Daemon {
         Err(self.failed(&format!("export {uuid} has {} bytes", client.bytes())))
     }
 
-    /// Runs a workload as far as the `ending` lets it come, and enters into its volume's model what was written.
+    /// Runs a workload as far as `ending` allows, and records in its volume's model what was
+    /// written.
     ///
     /// # Errors
-    /// As of [`Daemon::run`], or no such flush.
+    /// Those of [`Daemon::run`], or the workload has no such flush.
     pub fn write(
         &self,
         set: &mut CacheSet,
@@ -188,10 +195,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// The end that [`Daemon::write`] was told of: it stops in order, or what a kill has left is waited for.
+    /// Ends the daemon as [`Daemon::write`] was told: stops it cleanly, or waits until nothing of a
+    /// killed daemon is left.
     ///
     /// # Errors
-    /// As of [`Daemon::stop`] and [`Daemon::crash`].
+    /// Those of [`Daemon::stop`] and [`Daemon::crash`].
     pub fn end(self, set: &CacheSet, ending: Ending) -> Result<(), LegError> {
         if ending == Ending::CleanStop { self.stop() } else { self.crash(set) }
     }
@@ -199,17 +207,18 @@ impl Daemon {
     /// Runs a workload to its end.
     ///
     /// # Errors
-    /// A request failed, or a read returned what it should not.
+    /// A request failed, or a read returned wrong data.
     pub fn run(&self, workload: &Workload, client: &mut Client) -> Result<Fate, LegError> {
         run(workload, client, &mut |_| {}).map_err(|error| self.workload_failed(&error))?;
         Ok(Fate::Finished)
     }
 
-    /// Runs a workload until its flush number `flush` was answered and some requests more; then the daemon is killed with a request on its way.
-    /// What was flushed is there for everybody; what was only answered, for the next daemon.
+    /// Runs a workload until its flush number `flush` and some further requests were answered, then
+    /// kills the daemon with a request in flight. Flushed data must be there for any reader; data
+    /// that was only acknowledged must be there for the next daemon.
     ///
     /// # Errors
-    /// A read that returned what it should not, or no such flush.
+    /// A read returned wrong data, or the workload has no such flush.
     fn run_and_kill(&self, workload: &Workload, client: &mut Client, flush: u64) -> Result<Fate, LegError> {
         let late_requests = Random::new(workload.seed).below(LATE_REQUESTS_MAX);
         let left = Cell::new(None);
@@ -235,11 +244,12 @@ impl Daemon {
         }
     }
 
-    /// Runs a workload while others may run theirs, until the daemon is killed: with the request of which `doom` says yes, in any of them.
-    /// Returns how many writes were answered.
+    /// Runs a workload, possibly concurrently with others, until the daemon is killed. `doom` is
+    /// called before each request and returns true for the one at which to kill. Returns how many
+    /// writes were acknowledged.
     ///
     /// # Errors
-    /// A read that returned what it should not, or the workload came to its end.
+    /// A read returned wrong data, or the workload reached its end.
     pub fn run_until_killed(
         &self,
         workload: &Workload,
@@ -254,10 +264,10 @@ impl Daemon {
         }
     }
 
-    /// A command of the program, at this daemon; what it prints.
+    /// Runs a command of the program against this daemon and returns its output.
     ///
     /// # Errors
-    /// It failed.
+    /// The command failed.
     pub fn command(&self, program: &Path, words: &[&str]) -> Result<String, LegError> {
         let mut command = Command::new(program);
         command.args(words).arg("--control").arg(self.socket.with_file_name("control.sock"));
@@ -270,10 +280,10 @@ impl Daemon {
         Err(self.failed(&format!("`bcached {}` ended with {}: {said}", words.join(" "), output.status)))
     }
 
-    /// What it says of itself.
+    /// Returns the daemon's status.
     ///
     /// # Errors
-    /// It says nothing, or no JSON.
+    /// The command failed, or its output is not JSON.
     pub fn status(&self, program: &Path) -> Result<serde_json::Value, LegError> {
         let said = self.command(program, &["status", "--json"])?;
         serde_json::from_str(&said).map_err(|error| self.failed(&format!("status: {error}: {said}")))
@@ -282,7 +292,7 @@ impl Daemon {
     /// Compares the content of the set's n-th volume with its model, which settles what was open.
     ///
     /// # Errors
-    /// What differs, or no such export.
+    /// The content differs, or there is no such export.
     pub fn prove(&self, set: &mut CacheSet, index: usize) -> Result<Client, LegError> {
         let mut client = self.connect(set, index)?;
         let path = set.directory().join("content");
@@ -297,7 +307,8 @@ impl Daemon {
         Ok(client)
     }
 
-    /// SIGKILL, and nothing of the daemon left: requests it had given to the kernel end after it, and keep the images locked until then.
+    /// Kills the daemon with SIGKILL and waits until nothing of it is left: requests that it had
+    /// submitted to the kernel complete after its death, and keep the images locked until then.
     ///
     /// # Errors
     /// The images stay locked.
@@ -317,7 +328,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// SIGTERM, and an orderly end.
+    /// Stops the daemon cleanly with SIGTERM.
     ///
     /// # Errors
     /// It failed, or did not end in time.
@@ -335,13 +346,13 @@ impl Daemon {
         Err(self.failed("bcached did not stop"))
     }
 
-    /// Its process.
+    /// Returns the daemon's process.
     #[must_use]
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// Its log.
+    /// Returns the daemon's log.
     #[must_use]
     pub fn said(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
@@ -360,9 +371,9 @@ impl Daemon {
 struct Doomed<'a> {
     client: &'a mut Client,
     pid: Pid,
-    /// Asked before each request: true if it is the one.
+    /// Called before each request; returns true if the server is to be killed at this one.
     doom: &'a mut dyn FnMut() -> bool,
-    /// Writes, discards among them, that were answered.
+    /// Number of writes, including discards, that were acknowledged.
     writes: u64,
 }
 
@@ -404,7 +415,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Reads a volume whole into a file and compares that with the model.
+/// Reads a whole volume into a file and compares it with the model.
 fn compare(model: &mut Model, client: &mut Client, path: &Path) -> Result<(), Mismatch> {
     let failed = |source: io::Error| Mismatch::Read { sector: 0, source };
     let mut content = File::create(path).map_err(failed)?;
@@ -413,7 +424,7 @@ fn compare(model: &mut Model, client: &mut Client, path: &Path) -> Result<(), Mi
     model.check(BufReader::with_capacity(1 << 20, content))
 }
 
-/// A backing device's UUID as text: one of its export's names.
+/// Returns a backing device's UUID as text, which is one of its export's names.
 ///
 /// # Errors
 /// It cannot be read.
@@ -424,7 +435,8 @@ pub fn backing_uuid(path: &Path) -> io::Result<String> {
     Ok([&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-"))
 }
 
-/// The UUID of a set's n-th flash-only volume: another of its export's names. From the image, at any time: the table changes with volumes only.
+/// Returns the UUID of a set's n-th flash-only volume, which is one of its export's names. It may
+/// be read from the image at any time, because the table changes only with the volumes.
 fn flash_only_uuid(cache: &Path, index: usize) -> io::Result<String> {
     let report = check(&File::open(cache)?, &[], Options::default()).report;
     let mut volumes = report.volumes.iter().filter(|volume| volume.flash_only && !volume.invalidated);

@@ -1,8 +1,10 @@
-//! A guest in User-Mode Linux: Debian's 6.1 kernel as an ordinary process, up in about a second, no privileges needed.
+//! A guest in User-Mode Linux: Debian's 6.1 kernel as an ordinary process, booted in about a
+//! second, without privileges.
 //!
-//! The guest's root is the host's own file system through hostfs, mounted read-only, so every program of the host is there and nothing of the
-//! host can be harmed; images are its block devices `/dev/ubda`, `ubdb`, ... Each guest has a temporary directory of its own, whose path in the
-//! command line also tells its processes from all others (`Console`).
+//! The guest's root is the host's file system through hostfs, mounted read-only. So every program
+//! of the host is available, and nothing on the host can be damaged. Images are its block devices
+//! `/dev/ubda`, `ubdb`, ... Each guest has a temporary directory of its own, whose path in the
+//! command line also distinguishes its processes from all others (`Console`).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,26 +14,26 @@ use std::process::Command;
 use crate::guest::{Console, GuestError, Job, Machine, Report, init_body, job_script};
 use crate::requires;
 
-/// Where Debian's package puts the modules of its one kernel.
+/// Where Debian's package installs the modules of its one kernel.
 const MODULES: &str = "/usr/lib/uml/modules";
-/// Inserted before the job, in this order.
+/// Modules inserted before the job, in this order.
 const WANTED_MODULES: [&str; 2] = ["lib/crc64.ko", "drivers/md/bcache/bcache.ko"];
-/// The kernels whose requests `recorder.c` can read.
+/// The kernel versions whose requests `recorder.c` can read.
 const RECORDABLE: &str = "6.1.";
-/// Memory of a guest: the test images are small, their page cache is all that grows.
+/// Memory of a guest. The test images are small; only their page cache grows.
 const MEMORY: &str = "mem=512M";
 
-/// User-Mode Linux as it is installed here.
+/// User-Mode Linux as installed on this machine.
 #[derive(Clone, Debug)]
 pub struct Uml {
     version: String,
     modules: Vec<PathBuf>,
-    /// Where to record what the guest's devices are asked for.
+    /// The file in which the guest's device requests are recorded.
     recording: Option<PathBuf>,
 }
 
 impl Uml {
-    /// Finds it, or makes the test count as skipped.
+    /// Finds User-Mode Linux, or makes the test count as skipped.
     #[must_use]
     pub fn find() -> Option<Self> {
         if !requires::programs(&["linux.uml", "gcc", "busybox", "make-bcache"]) {
@@ -48,7 +50,8 @@ impl Uml {
         Some(Self { version, modules, recording: None })
     }
 
-    /// Finds one that can be [`recorded`](Self::recorded), or makes the test count as skipped.
+    /// Finds a version that can be [`recorded`](Self::recorded), or makes the test count as
+    /// skipped.
     #[must_use]
     pub fn find_recordable() -> Option<Self> {
         let uml = Self::find()?;
@@ -59,7 +62,8 @@ impl Uml {
         None
     }
 
-    /// The same, with every write and flush of a job's images appended to the file `recording` ([`crate::recording`] reads it).
+    /// Returns a copy that appends every write and flush of a job's images to the file `recording`
+    /// ([`crate::recording`] reads it).
     ///
     /// # Errors
     /// The file cannot be made.
@@ -68,7 +72,7 @@ impl Uml {
         Ok(Self { recording: Some(recording.to_owned()), ..self.clone() })
     }
 
-    /// The libraries that `linux.uml` is started with, as `LD_PRELOAD` takes them, and what they are told.
+    /// Sets the libraries that `linux.uml` preloads (`LD_PRELOAD`) and their parameters.
     fn preload(&self, command: &mut Command, directory: &Path, images: &[PathBuf]) -> Result<(), GuestError> {
         let shim = compile("shim", include_str!("shim.c"), directory)?;
         let Some(recording) = &self.recording else {
@@ -76,15 +80,16 @@ impl Uml {
             return Ok(());
         };
         let recorder = compile("recorder", include_str!("recorder.c"), directory)?;
-        // The recorder comes first: both have the functions of a flush.
+        // The recorder must come first: both libraries define the functions of a flush.
         command.env("LD_PRELOAD", format!("{}:{}", recorder.display(), shim.display()));
         let images: Vec<String> = images.iter().map(|image| image.display().to_string()).collect();
         command.env("BCACHED_RECORDING", recording).env("BCACHED_RECORDED_IMAGES", images.join("\n"));
         Ok(())
     }
 
-    /// The guest's first process: mounts, modules, the job, power off. The guest sees the host's `/etc`, in which somebody
-    /// may have a bcached of their own.
+    /// Returns the script of the guest's first process: mounts, modules, the job, power off. The
+    /// guest sees the host's `/etc`, which may configure a bcached of the host; `BCACHED_ROOT`
+    /// isolates the guest from it.
     fn init(&self, directory: &Path) -> String {
         let modules: String =
             self.modules.iter().map(|path| format!("busybox insmod {}\n", path.display())).collect();
@@ -145,12 +150,13 @@ impl Machine for Uml {
     }
 }
 
-/// `a` for the first image.
+/// Returns the letter of an image's device: `a` for the first image.
 pub(crate) fn letter(index: usize) -> char {
     char::from_digit(10 + u32::try_from(index).expect("a handful of images"), 36).expect("at most 26 images")
 }
 
-/// Compiles one of the C files beside this one, which says itself why it is needed, to a library.
+/// Compiles one of the C files in this directory to a library. Each file documents why it is
+/// needed.
 fn compile(name: &str, text: &str, directory: &Path) -> Result<PathBuf, GuestError> {
     let source = directory.join(name).with_extension("c");
     let library = directory.join(name).with_extension("so");
@@ -167,7 +173,8 @@ fn compile(name: &str, text: &str, directory: &Path) -> Result<PathBuf, GuestErr
     }
 }
 
-/// A program of this workspace, as it was built beside (or above) the running test.
+/// Returns the path of a program of this workspace, built in the directory of the running test or
+/// the one above.
 pub fn built_program(name: &str) -> Result<PathBuf, GuestError> {
     let test = std::env::current_exe().map_err(GuestError::host("find the running test"))?;
     let candidates = test.ancestors().skip(1).take(2).map(|directory| directory.join(name));

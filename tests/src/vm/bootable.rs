@@ -1,7 +1,9 @@
-//! A disk from which a machine boots as machines do: firmware, boot sector, boot loader, kernel and initramfs from a FAT, files on an ext4.
+//! Makes a disk from which a machine boots in the ordinary way: firmware, boot sector, boot loader,
+//! kernel and initramfs from a FAT file system, data on an ext4.
 //!
-//! It is put together as a file, without privileges: syslinux and mtools write into files. The machine has no other disk, no kernel by qemu and
-//! nothing in common with the host but the socket of its disk.
+//! The disk is composed as a file, without privileges: syslinux and mtools write into files. The
+//! machine has no other disk and no kernel loaded by qemu. It shares only its disk's socket with
+//! the host.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -13,39 +15,45 @@ use super::{COMMAND_LINE, Vm, initramfs};
 use crate::guest::{Console, GuestError, Job, Report};
 use crate::requires;
 
-/// What it takes to make one, beside what each guest takes.
+/// The programs needed to make a bootable disk, besides those that each guest needs.
 const PROGRAMS: [&str; 5] = ["syslinux", "mcopy", "mkfs.fat", "mkfs.ext4", "qemu-img"];
-/// Real mode, at 0x7c00: it moves to 0x600, reads the first sector of the first partition and goes on with that. The sector is copied to its place
-/// by the processor: an emulated one keeps what it has translated of 0x7c00, and learns from its own stores alone that it is stale. Those of
-/// another process, which serves the disk, it does not see.
+/// The boot sector, in real mode, at 0x7c00. It moves itself to 0x600, reads the first sector of
+/// the first partition to 0x9000, copies it to 0x7c00 and jumps to it. The copy is made by the
+/// processor for a reason: an emulated processor caches its translation of 0x7c00 and invalidates
+/// it only for its own stores. It does not see the stores of another process, such as the one that
+/// serves the disk.
 #[rustfmt::skip]
 const BOOT: &[u8] = &[
-    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0, 0xbc, 0x00, 0x7c, 0xfb, // cli; zero segments and stack; sti
-    0xfc, 0xbe, 0x00, 0x7c, 0xbf, 0x00, 0x06, 0xb9, 0x00, 0x01, 0xf3, 0xa5, // cld; 512 bytes from 0x7c00 to 0x600
+    // cli; zero segments and stack; sti
+    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0, 0xbc, 0x00, 0x7c, 0xfb,
+    // cld; 512 bytes from 0x7c00 to 0x600
+    0xfc, 0xbe, 0x00, 0x7c, 0xbf, 0x00, 0x06, 0xb9, 0x00, 0x01, 0xf3, 0xa5,
     0xea, 0x1e, 0x06, 0x00, 0x00,             // jmp 0:there
     // there:
     0xbe, 0x3d, 0x06, 0xb4, 0x42, 0xcd, 0x13, // mov si, packet; mov ah, 0x42; int 0x13
     0x72, 0x13,                               // jc failed
-    0xbe, 0x00, 0x90, 0xbf, 0x00, 0x7c, 0xb9, 0x00, 0x01, 0xf3, 0xa5, // 512 bytes from 0x9000 to 0x7c00
-    0xbe, 0xbe, 0x07,                         // mov si, entry: the partition's, of the table
+    // 512 bytes from 0x9000 to 0x7c00
+    0xbe, 0x00, 0x90, 0xbf, 0x00, 0x7c, 0xb9, 0x00, 0x01, 0xf3, 0xa5,
+    0xbe, 0xbe, 0x07,                         // mov si, entry: the entry of the partition in the table
     0xea, 0x00, 0x7c, 0x00, 0x00,             // jmp 0:0x7c00
     // failed:
-    0xf4, 0xeb, 0xfd,                         // hlt, for ever
-    // packet: of 16 bytes, one sector, to 0x9000, from there on:
+    0xf4, 0xeb, 0xfd,                         // hlt, forever
+    // packet: 16 bytes; one sector, to 0x9000; the sector number follows:
     16, 0, 1, 0, 0x00, 0x90, 0, 0,
 ];
 const MIB: u64 = 1 << 20;
-/// Where the FAT begins, how long it is, and how long the ext4 behind it, in MiB. Its initramfs is what decides.
+/// Start and length of the FAT file system, and below of the ext4 behind it, in MiB. The initramfs
+/// determines the size of the FAT.
 const FAT: (u64, u64) = (1, 62);
 const EXT4: (u64, u64) = (63, 64);
-/// Of the whole disk, in MiB.
+/// Size of the whole disk, in MiB.
 pub const DISK: u64 = 128;
-/// Memory of the machine, in MiB: it is shared with who serves the disk.
+/// Memory of the machine, in MiB; it is shared with the process that serves the disk.
 const MEMORY: u32 = 512;
 
 impl Vm {
-    /// Makes a file a disk that boots into the job `script`, whose `/dev/vda2` has an empty ext4; `None`, and the test counts as skipped,
-    /// where that cannot be done.
+    /// Makes a disk image that boots into the job `script`, with an empty ext4 on its `/dev/vda2`.
+    /// Where that is not possible, returns `None`, and the test counts as skipped.
     ///
     /// # Errors
     /// One of the programs failed.
@@ -65,7 +73,7 @@ impl Vm {
         }
         let hidden = (FAT.0 * MIB / 512).to_string();
         let run = |command: &mut Command| initramfs::run(command).map(drop);
-        // As the boot sector finds itself, it must know how many sectors lie before it.
+        // The boot sector of the partition must know the number of sectors before it.
         run(Command::new(tool("mkfs.fat")).args(["-F", "32", "-h", &hidden]).arg(&fat))?;
         run(Command::new(tool("syslinux")).arg("--install").arg(&fat))?;
         for (from, name) in
@@ -78,8 +86,8 @@ impl Vm {
         Ok(Some(disk))
     }
 
-    /// Boots from the disk that a vhost-user socket serves, and follows the job that is on it; `hear` is told each line. When the socket's
-    /// server goes, the machine waits for the next one.
+    /// Boots from the disk that a vhost-user socket serves, and follows the job on it. `hear`
+    /// receives each line. When the socket's server goes away, the machine waits for the next one.
     ///
     /// # Errors
     /// [`GuestError`]; the guest is gone in every case.
@@ -106,7 +114,7 @@ impl Vm {
         command.args(["-object", &format!("memory-backend-memfd,id=mem,size={MEMORY}M,share=on")]);
         command.arg("-chardev").arg(format!("socket,id=disk,path={},reconnect=1", socket.display()));
         command.args(["-device", "vhost-user-blk-pci,chardev=disk,bootindex=0,num-queues=2"]);
-        // Tells this machine's process from all others.
+        // Distinguishes this machine's processes from all others.
         command.arg("-pidfile").arg(directory.path().join("pid"));
         Console::start(command, directory.path())?.follow_aloud(job, hear)
     }
@@ -116,7 +124,8 @@ fn tool(name: &str) -> PathBuf {
     requires::program(name).expect("looked for before")
 }
 
-/// Both file systems at their places, and the table of partitions with what boots the first one.
+/// Writes both file systems to their places, and the partition table with the boot code for the
+/// first partition.
 fn compose(disk: &Path, fat: &Path, ext4: &Path) -> io::Result<()> {
     let disk = File::options().write(true).open(disk)?;
     for (file, (begins, mebibytes)) in [(fat, FAT), (ext4, EXT4)] {
@@ -134,7 +143,7 @@ fn compose(disk: &Path, fat: &Path, ext4: &Path) -> io::Result<()> {
         [(0x80, 0x0c, FAT), (0, 0x83, EXT4)].into_iter().enumerate()
     {
         let at = 446 + 16 * entry;
-        // Places in cylinders say nothing where they say this; those in sectors count.
+        // These cylinder addresses are placeholders; only the sector addresses count.
         table[at..at + 8].copy_from_slice(&[active, 0xfe, 0xff, 0xff, kind, 0xfe, 0xff, 0xff]);
         for (at, mebibytes) in [(at + 8, begins), (at + 12, mebibytes)] {
             let sectors = u32::try_from(mebibytes * MIB / 512).expect("a small disk");
@@ -146,7 +155,8 @@ fn compose(disk: &Path, fat: &Path, ext4: &Path) -> io::Result<()> {
     disk.sync_all()
 }
 
-/// Whether the ext4 of a disk that nobody uses any more is in order: what `e2fsck` says if it is not.
+/// Checks the ext4 of a disk that is no longer in use. Returns the output of `e2fsck` if it is
+/// damaged.
 ///
 /// # Errors
 /// The disk cannot be read, or `e2fsck` does not start.

@@ -9,28 +9,30 @@ use std::io;
 use std::time::Duration;
 use tempfile::NamedTempFile;
 
-/// The daemon in a guest, with a configuration of its own: functions for jobs.
+/// Shell functions for jobs: the daemon in a guest, with a configuration of its own.
 pub const DAEMON: &str = include_str!("daemon.sh");
 
-/// A guest with ext4, a program of ours and drivers, by their paths as in [`Also::modules`].
+/// Returns a guest with ext4, one of our programs and the drivers `drivers`, by their paths as in
+/// [`Also::modules`].
 #[must_use]
 pub fn vm_with(program: &str, drivers: &[&'static str]) -> Option<Vm> {
     vm_having(program, &[], drivers)
 }
 
-/// The same with a later kernel ([`Vm::find_new`]) and programs of this machine.
+/// Like [`vm_having`], with a later kernel ([`Vm::find_new`]).
 ///
 /// # Panics
-/// The program of ours is not built.
+/// Our program is not built.
 #[must_use]
 pub fn new_vm_having(program: &str, tools: &[&str], drivers: &[&'static str]) -> Option<Vm> {
     prepared(Vm::find_new, program, tools, drivers)
 }
 
-/// The same as [`vm_with`] with programs of this machine; without one of them the test counts as skipped.
+/// Like [`vm_with`], with additional programs of this machine. If one of them is missing, the test
+/// counts as skipped.
 ///
 /// # Panics
-/// The program of ours is not built.
+/// Our program is not built.
 #[must_use]
 pub fn vm_having(program: &str, tools: &[&str], drivers: &[&'static str]) -> Option<Vm> {
     prepared(Vm::find, program, tools, drivers)
@@ -56,7 +58,7 @@ fn prepared(find: fn() -> Option<Vm>, program: &str, tools: &[&str], drivers: &[
     Some(vm.with(Also { modules, programs: tools.chain([program]).collect(), ..Also::default() }))
 }
 
-/// What the job printed, on blank disks of such sizes, in MiB.
+/// Runs a job on blank disks of these sizes, in MiB, and returns its output.
 ///
 /// # Errors
 /// It failed.
@@ -64,25 +66,26 @@ pub fn run_on(vm: &Vm, sizes: &[u64], script: &str) -> Outcome<Vec<String>> {
     Disks::blank(sizes)?.run(vm, script)
 }
 
-/// Runs a job with the functions of [`DAEMON`] on such disks. What it printed is printed.
+/// Runs a job with the functions of [`DAEMON`] on blank disks of these sizes, in MiB, and prints
+/// its output.
 ///
 /// # Errors
 /// It failed.
 ///
 /// # Panics
-/// It did not come to its end.
+/// It did not reach its end.
 pub fn all_is_well(vm: &Vm, sizes: &[u64], script: &str) -> Outcome {
     println!("{}", said_when_all_is_well(vm, sizes, script)?.join("\n"));
     Ok(())
 }
 
-/// The same; returns what it printed.
+/// Like [`all_is_well`], but returns the job's output.
 ///
 /// # Errors
 /// It failed.
 ///
 /// # Panics
-/// It did not come to its end.
+/// It did not reach its end.
 pub fn said_when_all_is_well(vm: &Vm, sizes: &[u64], script: &str) -> Outcome<Vec<String>> {
     let said = run_on(vm, sizes, &format!("{DAEMON}{script}\necho all is well"))?;
     assert!(said.iter().any(|line| line == "all is well"), "{said:#?}");
@@ -94,10 +97,10 @@ pub fn said_when_all_is_well(vm: &Vm, sizes: &[u64], script: &str) -> Outcome<Ve
 pub struct Disks(Vec<NamedTempFile>);
 
 impl Disks {
-    /// Of such sizes, in MiB, with nothing on them.
+    /// Creates blank disks of these sizes, in MiB.
     ///
     /// # Errors
-    /// There is no room for files.
+    /// The files could not be made.
     pub fn blank(sizes: &[u64]) -> Outcome<Self> {
         let blank = |mebibytes: &u64| {
             let image = NamedTempFile::new()?;
@@ -107,7 +110,7 @@ impl Disks {
         Ok(Self(sizes.iter().map(blank).collect::<io::Result<_>>()?))
     }
 
-    /// What the job printed, on these.
+    /// Runs a job on these disks and returns its output.
     ///
     /// # Errors
     /// It failed.
@@ -115,7 +118,7 @@ impl Disks {
         self.run_within(guest::LIMIT, vm, script)
     }
 
-    /// The same with another limit.
+    /// Like [`run`](Self::run), with another time limit.
     ///
     /// # Errors
     /// It failed, or took longer.

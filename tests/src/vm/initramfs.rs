@@ -1,4 +1,4 @@
-//! The first file system of a qemu guest, packed for one job.
+//! Builds the initramfs of a qemu guest, packed for one job.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -10,7 +10,8 @@ use crate::requires;
 use crate::uml::built_program;
 use crate::vm::Also;
 
-/// Modules in the order of insertion. Some are built in or absent in one version or another: those are left out.
+/// Modules in the order of insertion. A module that is built in or absent in a kernel version is
+/// skipped.
 const MODULES: [&str; 9] = [
     "drivers/virtio/virtio",
     "drivers/virtio/virtio_ring",
@@ -23,7 +24,8 @@ const MODULES: [&str; 9] = [
     "drivers/md/bcache/bcache",
 ];
 
-/// Packs it inside `directory`, with the modules of the kernel whose tree is `modules`; returns the file.
+/// Builds the initramfs inside `directory`, with the modules of the kernel whose tree is `modules`.
+/// Returns the file.
 pub(super) fn build(
     directory: &Path,
     modules: &Path,
@@ -73,7 +75,7 @@ pub(super) fn build(
     fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))
         .map_err(GuestError::host("chmod init"))?;
     let packed = directory.join("initramfs");
-    // Uncompressed: the guest's emulated processor would unpack more slowly than qemu reads.
+    // Uncompressed: the guest's emulated processor would decompress more slowly than qemu reads.
     let pack = "cd \"$1\" && find . | cpio --quiet -o -H newc > \"$2\"";
     run(Command::new("sh").args(["-c", pack, "sh"]).args([&root, &packed]))?;
     Ok(packed)
@@ -85,15 +87,17 @@ fn add_program(root: &Path, program: &Path) -> Result<(), GuestError> {
     place(root, program, &format!("/bin/{name}"))
 }
 
-/// Copies a file to its place in the guest; if it is a program, the libraries that its loader names to where it looks for them.
+/// Copies a file to its place in the guest. For a program, also copies the libraries that it loads,
+/// to where its loader looks for them.
 fn place(root: &Path, from: &Path, to: &str) -> Result<(), GuestError> {
     let place = below(root, to)?;
-    // What busybox has of that name is a link to busybox.
+    // An applet of busybox with that name is a link to busybox; it is replaced.
     let _ = fs::remove_file(&place);
     copy(from, &place)?;
-    // Two thirds of a program of ours, which an emulated processor would unpack.
+    // Debug information is two thirds of our programs, and an emulated processor would have to
+    // unpack it.
     let _as_it_is = Command::new("strip").arg("--strip-debug").arg(&place).output();
-    // A static program makes ldd fail: it needs nothing.
+    // For a static program, ldd fails: it needs no libraries.
     let libraries = output(Command::new("ldd").arg(from)).unwrap_or_default();
     for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
         copy(Path::new(library), &below(root, library)?)?;
@@ -101,7 +105,7 @@ fn place(root: &Path, from: &Path, to: &str) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// A path of the guest, in a directory that is there.
+/// Returns a path of the guest, whose directory is created if necessary.
 fn below(root: &Path, path: &str) -> Result<PathBuf, GuestError> {
     let place = root.join(path.trim_start_matches('/'));
     fs::create_dir_all(place.parent().expect("below the root"))
@@ -121,7 +125,7 @@ fn output(command: &mut Command) -> Result<String, GuestError> {
     run(command).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Runs a command to its end; a failure carries its own words.
+/// Runs a command to its end. A failure contains its error output.
 pub(super) fn run(command: &mut Command) -> Result<Vec<u8>, GuestError> {
     let output = command.output().map_err(GuestError::host(format!("start {command:?}")))?;
     if output.status.success() {

@@ -1,8 +1,10 @@
-//! A guest in qemu: Debian's 6.12 kernel, or a later one, emulated where the host has no KVM, up in some seconds.
+//! A guest in qemu: Debian's 6.12 kernel or a later one, emulated where the host has no KVM, booted
+//! in some seconds.
 //!
-//! The kernel comes from `tests/fetch-kernel`. Its initramfs is built here for each guest: busybox, the block and bcache modules, the guest
-//! program with its libraries, the job. Images are virtio disks; qemu keeps no cache of its own beyond the host's (`cache=unsafe`), so that a
-//! killed qemu is a crashed guest and nothing else, as in [`crate::uml`].
+//! The kernel comes from `tests/fetch-kernel`. Its initramfs is built here for each guest: busybox,
+//! the block and bcache modules, the guest program with its libraries, the job. Images are virtio
+//! disks. qemu keeps no cache of its own beyond the host's (`cache=unsafe`), so that killing qemu
+//! crashes the guest and has no other effect, as in [`crate::uml`].
 
 pub mod bootable;
 pub mod devices;
@@ -15,56 +17,59 @@ use std::process::Command;
 use crate::guest::{Console, GuestError, JOB_BEGINS, Job, Machine, Report};
 use crate::requires;
 
-/// Memory of a guest, which also holds its initramfs, in MiB.
+/// Memory of a guest, in MiB; it also holds the initramfs.
 const MEMORY: u32 = 768;
-/// How often a guest is booted whose kernel stumbles before it has done anything.
+/// How often a guest is booted if its kernel fails before it has done anything.
 const BOOTS_MAX: u32 = 3;
-/// The console, and silence of every watchdog that judges time: an emulated machine on a busy host may stand still for long, and what hangs is
-/// ended by the job's limit. What the kernel has to say at its own end is all that it says here by itself.
+/// The kernel's command line: it selects the console and turns off every watchdog that judges time.
+/// An emulated machine on a busy host may stall for long, and the job's limit ends what hangs. At
+/// this log level, the kernel prints by itself only what it reports when it dies.
 const COMMAND_LINE: &str = "console=ttyS0 oops=panic panic=-1 loglevel=1 mitigations=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1 \
     workqueue.cpu_intensive_thresh_us=0 sysctl.kernel.hung_task_timeout_secs=0";
 
-/// qemu as it is installed here, with the downloaded kernel.
+/// qemu as installed on this machine, with the downloaded kernel.
 #[derive(Debug)]
 pub struct Vm {
     name: &'static str,
     kernel: PathBuf,
     modules: PathBuf,
     accelerator: &'static [&'static str],
-    /// What the kernel is told besides.
+    /// Additional arguments on the kernel's command line.
     told: &'static str,
     size: Size,
     also: Also,
 }
 
-/// How large the machine is.
+/// The size of the machine.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     mebibytes: u32,
     processors: u32,
 }
 
-/// What a guest has beside what each has.
+/// What a guest has in addition to the common contents.
 #[derive(Clone, Debug, Default)]
 pub struct Also {
-    /// Modules, by their paths below the kernel's directory without the ending, in the order of insertion; after a space the parameters of one.
+    /// Modules, in the order of insertion, by their paths below the kernel's directory without the
+    /// extension. Parameters follow a module after a space.
     pub modules: Vec<&'static str>,
-    /// Programs, by their paths here.
+    /// Programs, by their paths on this machine.
     pub programs: Vec<PathBuf>,
-    /// Without the guest program of workloads, which is large.
+    /// Leaves out the guest program for workloads, which is large.
     pub is_bare: bool,
-    /// Files, by their paths here and there.
+    /// Files, by their paths on this machine and in the guest.
     pub files: Vec<(PathBuf, String)>,
 }
 
 impl Vm {
-    /// Finds it with kernel 6.12, or makes the test count as skipped.
+    /// Finds qemu with kernel 6.12, or makes the test count as skipped.
     #[must_use]
     pub fn find() -> Option<Self> {
         Self::find_with("Linux 6.12 (qemu)", requires::kernel_6_12, "no 6.12 kernel: run tests/fetch-kernel")
     }
 
-    /// The same with a kernel of 6.16 or above, whose ublk registers buffers by itself.
+    /// Like [`find`](Self::find), with a kernel of version 6.16 or later, whose ublk registers
+    /// buffers automatically.
     #[must_use]
     pub fn find_new() -> Option<Self> {
         Self::find_with(
@@ -100,13 +105,13 @@ impl Vm {
         })
     }
 
-    /// The same with more in its guests.
+    /// Returns the machine with these additions to its guests.
     #[must_use]
     pub fn with(self, also: Also) -> Self {
         Self { also, ..self }
     }
 
-    /// The same with no program but busybox.
+    /// Returns the machine with no program but busybox in its guests.
     #[must_use]
     pub fn bare(mut self) -> Self {
         self.also.programs.clear();
@@ -114,20 +119,22 @@ impl Vm {
         self
     }
 
-    /// The same with such files besides, by their paths here and there; a program brings its libraries along.
+    /// Returns the machine with these additional files, by their paths on this machine and in the
+    /// guest. The libraries of a program are copied, too.
     #[must_use]
     pub fn with_files(mut self, files: impl IntoIterator<Item = (PathBuf, String)>) -> Self {
         self.also.files.extend(files);
         self
     }
 
-    /// The same with so much memory, in MiB, and so many processors.
+    /// Returns the machine with this amount of memory, in MiB, and this number of processors.
     #[must_use]
     pub fn sized(self, mebibytes: u32, processors: u32) -> Self {
         Self { size: Size { mebibytes, processors }, ..self }
     }
 
-    /// The same, emulated, with a clock that counts instructions: a nanosecond is one. Of one processor.
+    /// Returns the machine as an emulation whose clock counts instructions: one takes a nanosecond.
+    /// For a single processor only.
     #[must_use]
     pub fn counting(self) -> Self {
         let accelerator =
@@ -135,7 +142,8 @@ impl Vm {
         Self { accelerator, ..self }
     }
 
-    /// The same with processors that never sleep: to wake an emulated one takes its host much longer than a real one takes.
+    /// Returns the machine with processors that never sleep: waking an emulated processor takes the
+    /// host much longer than waking a real one.
     #[must_use]
     pub fn awake(self) -> Self {
         Self { told: " idle=poll", ..self }
@@ -188,27 +196,31 @@ impl Vm {
     }
 }
 
-/// qemu 7.2 lets one processor of a guest run into a breakpoint that its kernel has set to change its own code on another one, and has taken away
-/// again: seen once in some hundred boots. Nobody has touched the disks by then.
+/// Returns whether the boot failed because of a bug in qemu 7.2. One processor of a guest can run
+/// into a breakpoint that its kernel has set on another processor to change its own code, and has
+/// already removed. This was seen about once in some hundred boots. The disks are still untouched
+/// at that point.
 fn has_stumbled_in_boot(error: &GuestError) -> bool {
     let GuestError::Ended { transcript, .. } = error else { return false };
     transcript.contains("Oops: int3") && transcript.lines().all(|line| line != JOB_BEGINS)
 }
 
-/// KVM where the processor has it and we may use it. A `/dev/kvm` alone proves nothing.
+/// Selects KVM if the processor supports it and we may use it. The existence of `/dev/kvm` alone
+/// proves nothing.
 fn accelerator() -> &'static [&'static str] {
     let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let virtual_machines = processor.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
     if virtual_machines && fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok() {
         &["-accel", "kvm", "-cpu", "host"]
     } else {
-        // qemu 7.2 translates cmpxchg16b wrongly: about every other boot dies of a double fault. A processor with ERMS has pages copied by
-        // the byte, which emulation does a byte at a time, and one without by the word: a boot takes a fifth less.
+        // qemu 7.2 mistranslates cmpxchg16b: about every other boot dies of a double fault. For a
+        // processor with ERMS, the kernel copies pages by the byte, which emulation does one byte
+        // at a time; without ERMS, it copies by the word, and a boot takes a fifth less.
         &["-accel", "tcg", "-cpu", "max,-cx16,-erms"]
     }
 }
 
-/// The first entry of a directory whose name starts so.
+/// Returns the first entry of a directory whose name starts with `prefix`.
 fn first_entry(directory: PathBuf, prefix: &str) -> Option<PathBuf> {
     let mut entries = fs::read_dir(directory).ok()?.flatten();
     entries.find(|entry| entry.file_name().to_string_lossy().starts_with(prefix)).map(|entry| entry.path())

@@ -1,9 +1,11 @@
-//! Seeded writes whose content can be proven later.
+//! Seeded writes whose content can be verified later.
 //!
-//! A [`Workload`] is a list of steps that depends only on its few numbers. The guest program, the NBD side and the model on the host all walk
-//! the same list, so nothing has to be carried out of a machine that crashes: which flushes were answered is enough to know what must be
-//! there. Each sector written names itself, its volume and its place in the order of all writes (`pattern.rs`), so that a wrong sector tells
-//! what it is instead. The numbers travel as text (`key=value`, [`Workload`]'s `Display` and `FromStr`).
+//! A [`Workload`] is a list of steps that depends only on a few numbers. The guest program, the NBD
+//! side and the model on the host all walk the same list. So nothing has to be saved from a machine
+//! that crashes: to know what must be there, it is enough to know which flushes were acknowledged.
+//! Each sector written contains its own number, its volume and its position in the order of all
+//! writes (`pattern.rs`), so that a wrong sector shows what it is instead. The numbers are passed
+//! as text (`key=value`, [`Workload`]'s `Display` and `FromStr`).
 
 mod model;
 mod pattern;
@@ -16,72 +18,76 @@ pub use model::{Fate, Mismatch, Model};
 pub use pattern::{SECTOR_BYTES, Seen, Stamp, identify};
 pub use run::{RunError, Target, run, run_on_device};
 
-/// A list of verified writes, reads and flushes on one volume. Positions and lengths are in sectors of 512 bytes.
+/// A list of verified writes, reads and flushes on one volume. Positions and lengths are in sectors
+/// of 512 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Decides every step.
+    /// The seed that determines every step.
     pub seed: u64,
-    /// Tells volumes of one set apart: data that turns up on the wrong one is noticed.
+    /// Distinguishes the volumes of a set: data that appears on the wrong one is detected.
     pub volume: u64,
-    /// The place of the first write in the order of all writes to the volume, at least 1; each write takes the next.
+    /// The sequence number of the first write among all writes to the volume, at least 1; each
+    /// write takes the next number.
     pub first_sequence: u64,
-    /// Only `[first_sector, first_sector + sectors)` is touched.
+    /// Only `[first_sector, first_sector + sectors)` is accessed.
     pub first_sector: u64,
-    /// Length of the touched part.
+    /// Length of the accessed part.
     pub sectors: u64,
     /// Every position and length is a multiple of this.
     pub block_sectors: u64,
     /// The longest write.
     pub write_sectors_max: u64,
-    /// How many writes there are.
+    /// Number of writes.
     pub writes: u64,
-    /// A flush follows each so many writes, and the last. Zero: no flush but the last.
+    /// A flush follows each group of this many writes, and the last write. Zero: only after the
+    /// last.
     pub flush_every: u64,
-    /// No flush comes after so many: whatever is written later stays open, however late a crash comes. Zero: no such end.
+    /// Maximum number of flushes: whether later writes survive stays open, however late a crash
+    /// comes. Zero: no limit.
     pub flushes_max: u64,
-    /// One read in so many writes; zero: none.
+    /// One read for each group of this many writes. Zero: none.
     pub read_every: u64,
-    /// Each so many writes is a discard of its place instead; zero: none.
+    /// One of this many writes is a discard of its range instead. Zero: none.
     pub discard_every: u64,
 }
 
-/// One thing to do.
+/// A step of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Write `sectors` from `sector`, each stamped with `sequence`.
+    /// Writes `sectors` sectors from `sector` on, each stamped with `sequence`.
     Write {
-        /// Where.
+        /// The first sector.
         sector: u64,
-        /// How many sectors.
+        /// Number of sectors.
         sectors: u64,
-        /// The write's place in the order of all writes.
+        /// The write's sequence number.
         sequence: u64,
     },
-    /// Discard: once it is answered the place reads as zeroes.
+    /// Discards a range: once acknowledged, it reads as zeroes.
     Discard {
-        /// Where.
+        /// The first sector.
         sector: u64,
-        /// How many sectors.
+        /// Number of sectors.
         sectors: u64,
-        /// Its place in the order of all writes.
+        /// The discard's sequence number.
         sequence: u64,
     },
-    /// Read and verify.
+    /// Reads and verifies.
     Read {
-        /// Where.
+        /// The first sector.
         sector: u64,
-        /// How many sectors.
+        /// Number of sectors.
         sectors: u64,
     },
-    /// Flush; `number` counts the workload's flushes from 1.
+    /// Flushes.
     Flush {
-        /// Which flush this is.
+        /// The number of the flush, counted from 1 within the workload.
         number: u64,
     },
 }
 
 impl Workload {
-    /// Every step, in order.
+    /// Returns every step, in order.
     pub fn steps(&self) -> impl Iterator<Item = Step> + use<> {
         let workload = *self;
         let mut random = Random::new(workload.seed);
@@ -109,13 +115,13 @@ impl Workload {
         })
     }
 
-    /// The first sequence number after this workload's.
+    /// Returns the first sequence number after this workload.
     #[must_use]
     pub fn next_sequence(&self) -> u64 {
         self.first_sequence + self.writes
     }
 
-    /// A random aligned range inside the touched part.
+    /// Returns a random aligned range inside the accessed part.
     fn place(&self, random: &mut Random) -> (u64, u64) {
         let blocks = self.sectors / self.block_sectors;
         let length = 1 + random.below((self.write_sectors_max / self.block_sectors).clamp(1, blocks));
@@ -202,18 +208,19 @@ impl FromStr for Workload {
     }
 }
 
-/// A small generator of random numbers (splitmix64): the same on every machine, for ever.
+/// A small random number generator (splitmix64). It permanently yields the same numbers on every
+/// machine.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Starts from a seed; neighbouring seeds give unrelated numbers.
+    /// Creates a generator from a seed; neighbouring seeds give unrelated numbers.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut word = self.0;
@@ -222,7 +229,7 @@ impl Random {
         word ^ (word >> 31)
     }
 
-    /// A number below `limit`, which is not zero.
+    /// Returns a number below `limit`, which must not be zero.
     pub const fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }

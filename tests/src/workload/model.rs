@@ -1,7 +1,8 @@
-//! What a volume must hold, sector by sector.
+//! The expected content of a volume, sector by sector.
 //!
-//! After writes that were flushed, or a clean stop, a sector has one value. After a crash a sector may hold its last flushed value or that of
-//! any later write to it, flushed or not; a look at the content settles which, and from then on it may not change again.
+//! After flushed writes, or a clean stop, a sector has one value. After a crash, a sector may hold
+//! its last flushed value or that of any later write to it, flushed or not. Reading the content
+//! settles which, and from then on it must not change again.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -9,18 +10,20 @@ use std::io::{self, Read};
 use super::pattern::{SECTOR_BYTES, Seen, identify};
 use super::{Step, Workload};
 
-/// The content of one volume: per sector the sequence number of the write it holds, 0 where nothing was ever written.
+/// The content of one volume: for each sector, the sequence number of the write it holds, or 0 if
+/// it was never written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
     volume: u64,
     certain: Vec<u64>,
     /// Unflushed writes that a crash may have kept, by sector.
     possible: BTreeMap<u64, Vec<u64>>,
-    /// Discards that a crash may have left half done, by sector: anything from before the write with this number may have come back. A discard
-    /// says that nobody needs what is there, so the cache may have let go of it while the backing device has not.
+    /// Discards that a crash may have left half done, by sector: anything from before the write
+    /// with this number may have come back. A discard declares the data unneeded, so the cache may
+    /// have dropped it while the backing device has not.
     discarded: BTreeMap<u64, u64>,
-    /// What the backing device holds below a clean copy that differs from it, by sector: a reading that replaces the copy's once the copy is
-    /// evicted ([`Model::allow_below`]).
+    /// What the backing device holds under a clean copy that differs from it, by sector: a value
+    /// that replaces the copy's once the copy is evicted ([`Model::allow_below`]).
     below: BTreeMap<u64, u64>,
     next_sequence: u64,
 }
@@ -28,11 +31,12 @@ pub struct Model {
 /// How a workload ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It ran to its end, the last flush included.
+    /// It ran to its end, including the last flush.
     Finished,
-    /// The machine died; the flush with this number was the last one answered (0: none).
+    /// The machine died; the flush with this number was the last one acknowledged (0: none).
     CrashedAfterFlush(u64),
-    /// The process died and the machine did not: so many writes were answered, which all must be there; the next may have been on its way.
+    /// The process died, but the machine did not: this many writes were acknowledged, and all of
+    /// them must be there; the next may have been in flight.
     KilledAfterWrites(u64),
 }
 
@@ -42,17 +46,17 @@ pub enum Mismatch {
     /// Reading the content failed, or it ended early.
     #[error("read the content at sector {sector}")]
     Read {
-        /// How far it was read.
+        /// The sector that could not be read.
         sector: u64,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Wrong sectors.
+    /// Sectors with wrong content.
     #[error(
         "{count} sectors differ; the first is {sector}: {found:?}, wanted one of the writes {wanted:?} (0 is blank)"
     )]
     Sectors {
-        /// How many differ.
+        /// Number of sectors that differ.
         count: u64,
         /// The first of them.
         sector: u64,
@@ -64,7 +68,8 @@ pub enum Mismatch {
 }
 
 impl Model {
-    /// A volume nobody has written yet, `sectors` long. Its data must read as zeroes.
+    /// Creates the model of a volume that has never been written, `sectors` sectors long. Its data
+    /// must read as zeroes.
     ///
     /// # Panics
     /// If the volume does not fit in memory.
@@ -81,45 +86,46 @@ impl Model {
         }
     }
 
-    /// Length of the volume, in sectors.
+    /// Returns the length of the volume, in sectors.
     #[must_use]
     pub const fn sectors(&self) -> u64 {
         self.certain.len() as u64
     }
 
-    /// Where the next workload on this volume starts counting.
+    /// Returns the first sequence number for the next workload on this volume.
     #[must_use]
     pub const fn next_sequence(&self) -> u64 {
         self.next_sequence
     }
 
-    /// The number that the volume's sectors carry.
+    /// Returns the volume number in the stamps of the volume's sectors.
     #[must_use]
     pub const fn volume(&self) -> u64 {
         self.volume
     }
 
-    /// How many sectors a crash has left undecided.
+    /// Returns how many sectors a crash has left undecided.
     #[must_use]
     pub fn undecided(&self) -> usize {
         self.possible.len()
     }
 
-    /// Sectors that hold something.
+    /// Returns the number of sectors that hold written data.
     #[must_use]
     pub fn written_sectors(&self) -> usize {
         self.certain.iter().filter(|sequence| **sequence != 0).count()
     }
 
-    /// Takes in that a crash left a clean copy of a sector in the cache while the backing device holds `seen` below it. If the crash may have
-    /// left that, the sector may read so from some moment on without anybody writing; if not, this says `false`.
+    /// Records that a crash left a clean copy of a sector in the cache while the backing device
+    /// holds `seen` under it. Returns whether the crash may have left that. If so, the sector may
+    /// change to that value at some moment without a write.
     pub fn allow_below(&mut self, sector: u64, seen: Seen) -> bool {
         let below = self.sequence_of(sector, seen).filter(|sequence| self.allows(sector, *sequence));
         self.below.extend(below.map(|sequence| (sector, sequence)));
         below.is_some()
     }
 
-    /// The write that a sector holds, if it holds one of its own.
+    /// Returns the sequence number of the write that a sector holds, if it holds one of its own.
     fn sequence_of(&self, sector: u64, seen: Seen) -> Option<u64> {
         match seen {
             Seen::Blank => Some(0),
@@ -138,20 +144,23 @@ impl Model {
             || self.discarded.get(&sector).is_some_and(|discard| sequence < *discard)
     }
 
-    /// The volume is so many sectors long from now on: what lay behind that is gone for good, what is new reads as zeroes.
+    /// Changes the length of the volume to `sectors` sectors. What lay beyond the end is
+    /// permanently gone; what is new reads as zeroes.
     ///
     /// # Panics
-    /// If the volume does not fit in memory, or a crash has left something undecided: look at it first.
+    /// If the volume does not fit in memory, or a crash has left something undecided: check the
+    /// content first.
     pub fn resize(&mut self, sectors: u64) {
         assert!(self.possible.is_empty(), "something is undecided");
         self.certain.resize(index(sectors), 0);
         self.below.retain(|sector, _| *sector < sectors);
     }
 
-    /// Takes in what a workload wrote.
+    /// Records what a workload wrote.
     ///
     /// # Panics
-    /// If the workload is not for this volume, lies outside it, or repeats sequence numbers: a fault of the test.
+    /// If the workload is not for this volume, lies outside it, or repeats sequence numbers: a
+    /// fault of the test.
     pub fn apply(&mut self, workload: &Workload, fate: Fate) {
         assert_eq!(workload.volume, self.volume);
         assert!(workload.first_sequence >= self.next_sequence);
@@ -182,7 +191,8 @@ impl Model {
         self.next_sequence = workload.next_sequence();
     }
 
-    /// The first `answered` writes are certain, the next is possible, the others were never sent.
+    /// Records a killed workload: the first `answered` writes are certain, the next is possible,
+    /// and the others were never sent.
     fn apply_killed(&mut self, workload: &Workload, answered: u64) {
         let changes = |step: &Step| matches!(step, Step::Write { .. } | Step::Discard { .. });
         let writes = workload.steps().filter(changes);
@@ -196,7 +206,7 @@ impl Model {
         self.next_sequence = workload.next_sequence();
     }
 
-    /// A write that a crash may have left, or not.
+    /// Records a write that a crash may or may not have left.
     fn may_be(&mut self, write: Step) {
         self.for_each_sector(write, |model, sector, sequence| {
             model.possible.entry(sector).or_default().push(sequence);
@@ -206,7 +216,7 @@ impl Model {
         });
     }
 
-    /// A write that was answered and flushed: nothing else will do any more.
+    /// Records a write that was acknowledged and flushed: no other value is permitted any more.
     fn becomes(&mut self, sector: u64, sequence: u64) {
         self.certain[index(sector)] = sequence;
         self.possible.remove(&sector);
@@ -228,7 +238,7 @@ impl Model {
     /// Compares the whole content with the model. What a crash left undecided is settled as found.
     ///
     /// # Errors
-    /// [`Mismatch`]; the model is then as before.
+    /// [`Mismatch`]; the model is then unchanged.
     pub fn check(&mut self, mut content: impl Read) -> Result<(), Mismatch> {
         let mut bytes = [0; SECTOR_BYTES];
         let mut settled = Vec::new();
@@ -255,13 +265,14 @@ impl Model {
         }
         self.possible.clear();
         self.discarded.clear();
-        // A copy that was seen is still there; one that was not has gone, and what was below it stays.
+        // Where the copy was read, it is still cached. Where it was not, it has been evicted, and
+        // the value under it stays.
         self.below.retain(|sector, sequence| self.certain[index(*sector)] != *sequence);
         Ok(())
     }
 }
 
-/// A sector as an index; the vector it indexes was made from such a number.
+/// Converts a sector to an index. The vector it indexes was made from such a number.
 fn index(sector: u64) -> usize {
     usize::try_from(sector).expect("inside the model")
 }
@@ -286,7 +297,7 @@ mod tests {
         discard_every: 0,
     };
 
-    /// Eight sectors, all of one write (0: blank).
+    /// Returns eight sectors, all of one write (0: blank).
     fn content(sequence: u64) -> Vec<u8> {
         let mut bytes = vec![0; 8 * SECTOR_BYTES];
         if sequence != 0 {
@@ -359,7 +370,8 @@ mod tests {
 
     #[test]
     fn after_a_crash_the_flushed_write_and_later_ones_will_do_and_a_look_settles_it() {
-        // Writes 1, 2, 3 to the same eight sectors, flushed one by one; the answer to the first flush was the last one seen.
+        // Writes 1, 2, 3 to the same eight sectors, each followed by a flush; only the first flush
+        // was seen to be acknowledged.
         let mut crashed = Model::blank(9, 8);
         crashed.apply(&WORKLOAD, Fate::CrashedAfterFlush(1));
         assert_eq!(crashed.undecided(), 8);

@@ -1,38 +1,38 @@
-//! What a written sector holds: its own name and a filling that follows from it.
+//! The content of a written sector: its stamp, and a filling derived from it.
 //!
 //! | bytes | content |
 //! |---|---|
 //! | 0..8 | sector number in the volume |
-//! | 8..16 | sequence: which write this was |
+//! | 8..16 | sequence number of the write |
 //! | 16..24 | volume |
-//! | 24..512 | numbers drawn from the three above |
+//! | 24..512 | numbers generated from the three above |
 //!
-//! All little-endian. A sector of zeroes was never written (images start as holes).
+//! All integers are little-endian. A sector of zeroes was never written (images start as holes).
 
 use super::Random;
 
-/// The unit of everything here.
+/// Size of a sector, the unit of this module.
 pub const SECTOR_BYTES: usize = 512;
 
-/// The name a sector carries.
+/// The identity that a sector carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Where it was written.
+    /// The sector to which it was written.
     pub sector: u64,
-    /// By which write.
+    /// The sequence number of the write.
     pub sequence: u64,
-    /// On which volume.
+    /// The volume to which it was written.
     pub volume: u64,
 }
 
-/// What a sector turned out to be.
+/// What a sector was found to contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// Zeroes.
     Blank,
-    /// Written whole by one of our writes.
+    /// Written completely by one of our writes.
     Written(Stamp),
-    /// Neither: damaged, or somebody else's. The stamp is what its first bytes claim.
+    /// Neither: damaged, or foreign data. The stamp is what its first bytes claim.
     Junk(Stamp),
 }
 
@@ -53,7 +53,7 @@ impl Stamp {
     }
 }
 
-/// Tells what one sector is.
+/// Identifies the content of one sector.
 ///
 /// # Panics
 /// If `sector_bytes` is not one sector long.

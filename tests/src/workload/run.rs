@@ -1,7 +1,8 @@
-//! Doing a workload's steps on something that stores bytes, and checking what is read on the way.
+//! Runs a workload's steps on a device or server, and checks what is read on the way.
 //!
-//! After each flush that was answered the number is told (`told`): a guest prints it, and the host knows after a crash how far the promise
-//! goes. Reads are checked against what this workload wrote; sectors it has not written only have to be whole.
+//! The number of each acknowledged flush is reported (`told`): a guest prints it, so that the host
+//! knows after a crash what must be durable. Reads are checked against what this workload wrote;
+//! sectors it has not written only have to be consistent in themselves.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -13,40 +14,41 @@ use std::process::{Command, Stdio};
 use super::pattern::{SECTOR_BYTES, Seen, Stamp, identify};
 use super::{Step, Workload};
 
-/// Alignment that every direct access accepts.
+/// An alignment that every device accepts for direct I/O.
 const ALIGNMENT: usize = 4096;
 
-/// In place of a write's number where the last was a discard; writes count from 1.
+/// Takes the place of a write's sequence number where the last operation was a discard; sequence
+/// numbers of writes start at 1.
 const DISCARDED: u64 = 0;
 
-/// Something that a workload can run on.
+/// A device or server on which a workload can run.
 pub trait Target {
     /// Fills `bytes` from `sector` on.
     ///
     /// # Errors
-    /// What the device answered.
+    /// The device's error.
     fn read(&mut self, sector: u64, bytes: &mut [u8]) -> io::Result<()>;
 
-    /// Writes `bytes` from `sector` on; returns when the device has answered.
+    /// Writes `bytes` from `sector` on; returns when the device has acknowledged the write.
     ///
     /// # Errors
-    /// What the device answered.
+    /// The device's error.
     fn write(&mut self, sector: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// What lies there reads as zeroes once this returns.
+    /// Discards a range, which reads as zeroes once this returns.
     ///
     /// # Errors
-    /// What the device answered.
+    /// The device's error.
     fn discard(&mut self, sector: u64, sectors: u64) -> io::Result<()>;
 
-    /// Everything answered so far survives a power cut once this returns.
+    /// Makes everything acknowledged so far survive a power cut; durable once this returns.
     ///
     /// # Errors
-    /// What the device answered.
+    /// The device's error.
     fn flush(&mut self) -> io::Result<()>;
 }
 
-/// A block device, for direct access.
+/// A block device, for direct I/O.
 struct Device {
     file: File,
     path: PathBuf,
@@ -66,7 +68,7 @@ impl Target for Device {
         let length = (sectors * SECTOR_BYTES as u64).to_string();
         let mut command = Command::new("blkdiscard");
         command.args(["--force", "--offset", &offset, "--length", &length]).arg(&self.path);
-        // It says what it is about to do.
+        // blkdiscard prints what it is about to do.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let status = command.status()?;
         if status.success() {
@@ -87,23 +89,23 @@ pub enum RunError {
     /// The device failed.
     #[error("{step:?}")]
     Io {
-        /// What was being done.
+        /// The step.
         step: Step,
-        /// The answer.
+        /// The error.
         source: io::Error,
     },
     /// The device could not be opened.
     #[error("open {path}")]
     Open {
-        /// Which.
+        /// The path of the device.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A read returned something else than was written.
+    /// A read returned something other than what was written.
     #[error("sector {sector} read back {found:?}, wanted write {wanted:?}")]
     Wrong {
-        /// Where.
+        /// The sector.
         sector: u64,
         /// What it holds.
         found: Seen,
@@ -112,10 +114,10 @@ pub enum RunError {
     },
 }
 
-/// Runs a whole workload; `told` is called with the number of each flush that was answered.
+/// Runs a whole workload. `told` is called with the number of each flush that was acknowledged.
 ///
 /// # Errors
-/// The first step that failed or read something wrong.
+/// The first step that failed or read wrong data.
 pub fn run(workload: &Workload, target: &mut dyn Target, told: &mut dyn FnMut(u64)) -> Result<(), RunError> {
     let mut storage = vec![0; sector_index(workload.write_sectors_max) * SECTOR_BYTES + ALIGNMENT];
     let offset = storage.as_ptr().align_offset(ALIGNMENT);
@@ -153,10 +155,10 @@ pub fn run(workload: &Workload, target: &mut dyn Target, told: &mut dyn FnMut(u6
     Ok(())
 }
 
-/// Opens a block device (or file) past the page cache and runs a workload on it.
+/// Opens a block device (or file), bypassing the page cache, and runs a workload on it.
 ///
 /// # Errors
-/// As [`run`], or that it cannot be opened.
+/// Those of [`run`], or that it cannot be opened.
 pub fn run_on_device(workload: &Workload, device: &Path, told: &mut dyn FnMut(u64)) -> Result<(), RunError> {
     let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
     let file = OpenOptions::new()
@@ -188,7 +190,7 @@ fn verify(volume: u64, first: u64, bytes: &[u8], written: &BTreeMap<u64, u64>) -
     Ok(())
 }
 
-/// A number of sectors as an index; writes are a few MiB at most.
+/// Converts a number of sectors to an index; a write is a few MiB at most.
 fn sector_index(sectors: u64) -> usize {
     usize::try_from(sectors).expect("a write fits in memory")
 }
@@ -213,7 +215,7 @@ mod tests {
         discard_every: 0,
     };
 
-    /// Memory that may lose one write: the `lose_write`th from now.
+    /// A memory device that may lose one write: the `lose_write`th from now.
     struct Memory {
         bytes: Vec<u8>,
         lose_write: Option<usize>,

@@ -1,5 +1,6 @@
-//! Volumes that leave their cache on one side and come to it on the other: detached by us under load and attached by a real kernel, and the
-//! reverse; with changes of the cache mode, and crashes, in between. What a cache held before is never believed again.
+//! Volumes that leave their cache on one side and join it on the other: detached by us under load
+//! and attached by a real kernel, and the reverse; with changes of the cache mode, and crashes, in
+//! between. Data that a cache held before must never be used again.
 
 use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::offline::examine_structure;
@@ -7,10 +8,11 @@ use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
 
-/// Writes of a turn.
+/// Number of writes in a turn.
 const WRITES: u64 = 300;
 
-/// A turn of ours on one volume: `before`, writes, `after`, and an orderly end; proven again after each command.
+/// Runs a turn of ours on one volume: `before`, writes, `after`, and a clean stop. The content is
+/// checked again after each command.
 fn our_turn(ours: &Ours, set: &mut CacheSet, seed: u64, before: &[&str], after: &[&str]) -> Outcome {
     let daemon = Daemon::start(ours.program(), set)?;
     drop(daemon.prove(set, 0)?);
@@ -37,7 +39,8 @@ fn our_turn(ours: &Ours, set: &mut CacheSet, seed: u64, before: &[&str], after: 
 
 const DETACH: &[&str] = &["detach", "VOLUME"];
 
-/// We detach, a kernel attaches and crashes; we open that, change modes, detach; a kernel finds the backing device whole.
+/// We detach, and a kernel attaches and crashes. We open the result, change modes, and detach. A
+/// kernel then finds the backing device complete.
 #[test]
 fn detached_by_us_and_attached_by_the_kernel() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
@@ -65,7 +68,7 @@ fn detached_by_us_and_attached_by_the_kernel() -> Outcome {
     kernel.take_over(&mut set, &[]).context("the backing device alone")
 }
 
-/// A kernel detaches, we attach; each time the cache still holds what was true before.
+/// A kernel detaches, and we attach. Each time, the cache still holds data that was valid before.
 #[test]
 fn detached_by_the_kernel_and_attached_by_us() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
@@ -74,7 +77,7 @@ fn detached_by_the_kernel_and_attached_by_us() -> Outcome {
     our_turn(&ours, &mut set, 1, &[], &[]).context("our first turn")?;
     let workload = set.further(0, 2, WRITES);
     kernel.take_over(&mut set, &[workload]).context("the kernel detaches")?;
-    // Serving attaches; what was cached before the kernel's writes is void.
+    // Serving attaches the volume; what was cached before the kernel's writes is invalid.
     our_turn(&ours, &mut set, 3, &[], &[]).context("we attach")?;
     let workload = set.further(0, 4, WRITES);
     kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel crashes")?;
@@ -83,8 +86,9 @@ fn detached_by_the_kernel_and_attached_by_us() -> Outcome {
     kernel.take_over(&mut set, &[]).context("the backing device alone")
 }
 
-/// Attached and detached by us until the table of volumes is full. The next daemon gives the volume the first number again, of which the cache
-/// still has clean copies; a kernel serves it under that number, crashes, and goes on with what we leave.
+/// We attach and detach until the volume table is full. The next daemon gives the volume the first
+/// inode again, of which the cache still has clean copies. A kernel serves it under that inode,
+/// crashes, and continues with what we leave.
 #[test]
 fn the_first_number_again_and_then_the_kernel() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! What memory is asked for while volumes are served without a driver of the kernel's: see `counted-requests`. Over ublk it is counted in guests.
+//! Counts memory allocations while volumes are served without one of the kernel's drivers: see
+//! `counted-requests`. Over ublk, they are counted in guests.
 
 use bcached_tests::apart::isolated;
 use bcached_tests::failure::{Failure, Outcome};
@@ -24,7 +25,7 @@ fn nor_does_one_of_a_file() -> Outcome {
     counts("fuse", "fuse/volumes/tank")
 }
 
-/// On a volume that can be had that way, at that place in the daemon's folder.
+/// Counts allocations on a volume exported as `way`, at `place` in the daemon's folder.
 fn counts(way: &str, place: &str) -> Outcome {
     let opened = open_driver(&DriverOptions::default())?;
     if !matches!(opened.backend, Backend::Uring { .. }) {
@@ -45,7 +46,8 @@ fn counts(way: &str, place: &str) -> Outcome {
     make(&["make", "-b", "256k", "-C"], &fast)?;
     make(&["make", "--writeback", "--label", "tank", "-B"], &tank)?;
     create_dir(path("run"))?;
-    // A machine that is busy with something else makes the cache look congested, and then requests go past it.
+    // On a machine that is busy with other work, the cache appears congested, and requests would
+    // bypass it.
     let text = format!(
         "version = 1
 [cache.fast]
@@ -66,7 +68,7 @@ export = \"{way}\"
     Ok(())
 }
 
-/// What it prints; a failure carries it, too.
+/// Runs a command and returns its output, which a failure contains, too.
 fn run(command: &mut Command) -> Result<String, Failure> {
     let output = command.output()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

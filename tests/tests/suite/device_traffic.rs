@@ -1,7 +1,9 @@
-//! What each cache mode costs on the devices, to the byte, for one request of 4 KiB at a time.
+//! The traffic that each cache mode causes on the devices, to the byte, for one request of 4 KiB at
+//! a time.
 //!
-//! The engine runs on simulated devices whose operations are counted. Data goes to the cache without FUA and metadata with it, so the two are told
-//! apart; what is asserted is data. Write-back does not run meanwhile: each count ends a few virtual milliseconds after the answer.
+//! The engine runs on simulated devices whose operations are counted. Data goes to the cache
+//! without FUA and metadata with it, so the two can be distinguished; only data is checked.
+//! Write-back does not run meanwhile: each count ends a few virtual milliseconds after the reply.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,13 +17,14 @@ use bcached_sim::system::{Geometry, Mode, Tuning};
 use bcached_sim::workload::Step;
 use bcached_tests::failure::{Failure, Outcome};
 
-/// Sectors of one request.
+/// Size of a request, in sectors.
 const SECTORS: u64 = 8;
-/// Where a backing device's data starts.
+/// The sector where a backing device's data starts.
 const DATA_START: u64 = 16;
-/// Where a cache device's first bucket behind its superblock starts, or earlier.
+/// A sector on the cache device behind the superblock, at or before the start of the first bucket.
 const CACHE_START: u64 = 16;
-/// Long enough for what follows an answer (a fill), too short for a timer of the engine.
+/// Time after a reply, in milliseconds: long enough for what follows it (a fill), too short for a
+/// timer of the engine.
 const AFTER_MS: u64 = 2;
 
 /// Bytes of data on each device.
@@ -31,13 +34,13 @@ struct Traffic {
     cache_written: u64,
     backing_read: u64,
     backing_written: u64,
-    /// What the backing device was told to make zero.
+    /// What the backing device was asked to zero.
     backing_zeroed: u64,
 }
 
 const NOTHING: Traffic =
     Traffic { cache_read: 0, cache_written: 0, backing_read: 0, backing_written: 0, backing_zeroed: 0 };
-/// One request.
+/// Size of a request, in bytes.
 const BYTES: u64 = SECTORS * 512;
 const HIT: Traffic = Traffic { cache_read: BYTES, ..NOTHING };
 const MISS: Traffic = Traffic { backing_read: BYTES, cache_written: BYTES, ..NOTHING };
@@ -56,12 +59,14 @@ impl Traffic {
         let bytes = (operation.sectors.end - operation.sectors.start) * 512;
         match (operation.disk.0, operation.kind) {
             (0, OpKind::Read) => self.cache_read += bytes,
-            // Before it lies the superblock, where a change of mode writes a policy too.
+            // Writes before this sector go to the superblock, where a change of mode also writes a
+            // policy.
             (0, OpKind::Write) if !operation.fua && operation.sectors.start >= CACHE_START => {
                 self.cache_written += bytes;
             }
             (1, OpKind::Read) => self.backing_read += bytes,
-            // Before it lies the superblock, rewritten when the first dirty data comes.
+            // Writes before this sector go to the superblock, which is rewritten when the first
+            // data becomes dirty.
             (1, OpKind::Write) if operation.sectors.start >= DATA_START => self.backing_written += bytes,
             (1, OpKind::Zero) => self.backing_zeroed += bytes,
             _ => {}
@@ -69,7 +74,7 @@ impl Traffic {
     }
 }
 
-/// A running set of one volume in `mode`, and what is counted.
+/// A running set with one volume in `mode`, and the traffic counted.
 struct Counted {
     stage: Stage,
     traffic: Rc<RefCell<Traffic>>,
@@ -80,7 +85,7 @@ impl Counted {
         Self::start_on(mode, |_| {})
     }
 
-    /// The same on devices that are told how they are.
+    /// Like `start`, on devices that `tell` configures.
     fn start_on(mode: Mode, tell: impl FnOnce(&mut DeviceTuning)) -> Outcome<Self> {
         let mut tuning = Tuning::draw(2 << 40);
         tell(&mut tuning.devices);
@@ -110,7 +115,7 @@ impl Counted {
         Ok(counted)
     }
 
-    /// What one step costs.
+    /// Returns the traffic that one step causes.
     fn cost(&mut self, step: Step) -> Outcome<Traffic> {
         self.traffic.replace(NOTHING);
         self.stage.ask(step).map_err(|fault| Failure::new(format!("{fault:?}")))?;
@@ -118,12 +123,12 @@ impl Counted {
         Ok(*self.traffic.borrow())
     }
 
-    /// A write of the n-th place.
+    /// Writes the n-th place.
     fn write(&mut self, place: u64) -> Outcome<Traffic> {
         self.cost(Step::Write { volume: 0, sectors: sectors(place), fua: false })
     }
 
-    /// A read of the n-th place.
+    /// Reads the n-th place.
     fn read(&mut self, place: u64) -> Outcome<Traffic> {
         self.cost(Step::Read { volume: 0, sectors: sectors(place) })
     }
@@ -137,18 +142,20 @@ impl Counted {
     }
 }
 
-/// The n-th place is given up, or made zero.
+/// The operations that discard or zero the n-th place.
 fn voids(place: u64) -> [Step; 3] {
     let zero = |may_unmap| Step::Zero { volume: 0, sectors: sectors(place), fua: false, may_unmap };
     [Step::Discard { volume: 0, sectors: sectors(place) }, zero(true), zero(false)]
 }
 
-/// Places lie far apart, so that no request continues another.
+/// Returns the sectors of the n-th place. Places lie far apart, so that no request continues
+/// another.
 fn sectors(place: u64) -> std::ops::Range<u64> {
     place * 512..place * 512 + SECTORS
 }
 
-/// | mode | write | read of what was written | first read | second read | write over it | read after that |
+/// Checks the traffic of each mode. The columns are: a write, a read of what was written, the first
+/// and the second read of another place, a write over it, and a read after that.
 #[test]
 fn each_mode_moves_what_it_must_and_no_byte_more() -> Outcome {
     let table = [
@@ -158,7 +165,7 @@ fn each_mode_moves_what_it_must_and_no_byte_more() -> Outcome {
         (Mode::None, [TO_BACKING, UNCACHED, UNCACHED, UNCACHED, TO_BACKING, UNCACHED]),
     ];
     for (mode, wanted) in table {
-        // Flushed or not makes no difference to where data is read from.
+        // Whether the data was flushed does not affect where it is read from.
         for flushed in [false, true] {
             let mut set = Counted::start(mode)?;
             let written = set.write(1)?;
@@ -170,7 +177,7 @@ fn each_mode_moves_what_it_must_and_no_byte_more() -> Outcome {
     Ok(())
 }
 
-/// A change of the mode moves nothing and drops nothing.
+/// A change of the mode moves no data and drops none.
 #[test]
 fn what_is_cached_is_served_from_the_cache_in_every_mode() -> Outcome {
     for before in [Mode::Writethrough, Mode::Writeback] {
@@ -184,11 +191,13 @@ fn what_is_cached_is_served_from_the_cache_in_every_mode() -> Outcome {
     Ok(())
 }
 
-/// A discard writes nothing. Neither does a zeroing, if the backing device can make zeroes, whatever the mode: they are data in
-/// the cache where they may not unmap and the cache holds dirty data, and data below where the device takes no other.
+/// A discard writes nothing. Neither does a zeroing, in any mode, if the backing device can zero
+/// ranges. Zeroes are written as data to the cache where the zeroing may not unmap and the cache
+/// holds dirty data, and as data to the backing device where that cannot zero.
 #[test]
 fn what_is_given_up_or_zeroed_is_written_to_no_device() -> Outcome {
-    // Of a discard, of a zeroing that may unmap, of one that may not; where what was there is absent, clean, dirty.
+    // For each previous state (absent, clean, dirty): a discard, a zeroing that may unmap, a
+    // zeroing that may not.
     let zeroed = [[NOTHING, ZEROED, ZEROED], [NOTHING, ZEROED, ZEROED], [NOTHING, ZEROED, TO_CACHE]];
     let written = [
         [NOTHING, TO_BACKING, TO_BACKING],

@@ -1,7 +1,9 @@
-//! A real ext4 on a volume, carried to and fro: whoever has it finds every file and a file system without a fault.
+//! A real ext4 on a volume alternates between a kernel and our daemon: each side finds every file
+//! and a file system without a fault.
 //!
-//! The kernel mounts it in a guest. Our side needs no mount and no privilege: the volume is read over NBD, `e2fsck` and `debugfs` work on that
-//! copy, and the blocks that `debugfs` changed are written back.
+//! The kernel mounts it in a guest. Our side needs neither a mount nor privileges: the volume is
+//! read over NBD, `e2fsck` and `debugfs` work on that copy, and the blocks that `debugfs` changed
+//! are written back.
 
 use std::fs;
 use std::path::Path;
@@ -15,10 +17,11 @@ use bcached_tests::side::{Daemon, Ours};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::{Random, Target as _};
 
-/// What our side writes back at a time.
+/// The unit, in bytes, in which our side writes changes back.
 const BLOCK_BYTES: usize = 4096;
 
-/// Makes the file system at the first turn, mounts it, and checks what earlier turns left.
+/// Shell commands that make the file system in the first turn, mount it, and check what earlier
+/// turns left.
 const MOUNT: &str = r#"
     wait_for 200 test -b /dev/bcache0; no_bypass 0; mkdir -p /run/fs
     [ $turn != 0 ] || mkfs.ext4 -q /dev/bcache0
@@ -31,8 +34,8 @@ const MOUNT: &str = r#"
     cd /
 "#;
 
-/// One boot: files are proven, ours of the last turn by its line of `sha256sum`, and new ones written. A crash comes after everything was
-/// synced.
+/// Runs one boot: checks the files (ours of the last turn by its line of `sha256sum`) and writes
+/// new ones. A crash comes after everything was synced.
 fn kernel_turn(uml: &Uml, set: &CacheSet, turn: u32, from_us: &str, crash: bool) -> Outcome {
     let devices = format!("{} {}", uml.device(0), uml.device(1));
     let end = if crash { "sync; echo now; sleep 600" } else { "umount /run/fs; stop_everything" };
@@ -43,7 +46,7 @@ fn kernel_turn(uml: &Uml, set: &CacheSet, turn: u32, from_us: &str, crash: bool)
     Ok(())
 }
 
-/// Runs one of e2fsprogs on a file; its words are the error.
+/// Runs a program of e2fsprogs on a file. Its output is the error.
 fn e2fs(program: &str, arguments: &[&str], image: &Path) -> Outcome<String> {
     let path = requires::program(program).context("e2fsprogs is not installed")?;
     let output = Command::new(path).args(arguments).arg(image).output()?;
@@ -54,7 +57,8 @@ fn e2fs(program: &str, arguments: &[&str], image: &Path) -> Outcome<String> {
     Err(Failure::new(format!("{program}: {said}{}", String::from_utf8_lossy(&output.stderr))))
 }
 
-/// Our turn: the file system has no fault; one more file is written into it. Returns the file's line of `sha256sum`.
+/// Runs a turn of ours: the file system must have no fault, and one more file is written into it.
+/// Returns the file's line of `sha256sum`.
 fn our_turn(ours: &Ours, set: &CacheSet, turn: u32, recover: bool) -> Outcome<String> {
     let daemon = Daemon::start(ours.program(), set)?;
     let mut client = daemon.connect(set, 0)?;
@@ -66,7 +70,7 @@ fn our_turn(ours: &Ours, set: &CacheSet, turn: u32, recover: bool) -> Outcome<St
     let image = set.directory().join("ext4");
     fs::write(&image, &before)?;
     if recover {
-        // After a crash of the machine ext4 replays its journal; nothing else may be wrong.
+        // After a crash of the machine, ext4 replays its journal; nothing else may be wrong.
         let replayed = Command::new(requires::program("e2fsck").context("no e2fsck")?);
         recover_journal(replayed, &image)?;
     }
@@ -92,7 +96,8 @@ fn our_turn(ours: &Ours, set: &CacheSet, turn: u32, recover: bool) -> Outcome<St
     Ok(String::from_utf8(sum.stdout)?.trim().to_owned())
 }
 
-/// `e2fsck -p`: exit status 1 means that something was mended, which a replayed journal is.
+/// Runs `e2fsck -p`. Its exit status 1 means that something was repaired; a replayed journal counts
+/// as that.
 fn recover_journal(mut e2fsck: Command, image: &Path) -> Outcome {
     let output = e2fsck.args(["-f", "-p"]).arg(image).output()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

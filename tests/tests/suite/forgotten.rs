@@ -1,4 +1,5 @@
-//! What a real kernel makes of a set that we have made to forget a volume, and of a volume that we have made in the cache alone.
+//! How a real kernel handles a set in which we have forgotten a volume, and a flash-only volume
+//! that we have made.
 
 use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::offline::examine_structure;
@@ -7,14 +8,15 @@ use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side as _, uuid_of};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::Model;
 
-/// Writes of a turn.
+/// Number of writes in a turn.
 const WRITES: u64 = 300;
 
-/// A volume in the cache alone, in sectors.
+/// Size of a flash-only volume, in sectors.
 const SCRATCH: u64 = 8192;
 
-/// We make a volume in the cache alone; a kernel serves it under its own rules and crashes; we serve it on, give it other sizes, with
-/// which the kernel serves it, and delete it; and the kernel starts a set that has none.
+/// We make a flash-only volume. A kernel serves it by its own rules and crashes. We serve it again,
+/// change its size (the kernel serves it with the new size), and delete it. The kernel then starts
+/// a set without volumes.
 #[test]
 fn a_flash_only_volume_of_ours() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
@@ -33,12 +35,12 @@ fn a_flash_only_volume_of_ours() -> Outcome {
     kernel.leg(&mut set, &[workload], Ending::CrashAfterFlush(7)).context("the kernel serves it")?;
     let workload = set.further(0, 3, WRITES);
     ours.leg(&mut set, &[workload], Ending::CleanStop).context("we serve it on")?;
-    // Twice as large, and half as large: the kernel serves the size that the table says.
+    // Twice as large, then half as large: the kernel serves the size in the table.
     for (round, sectors) in [(4, SCRATCH * 2), (6, SCRATCH / 2)] {
         let daemon = Daemon::start(ours.program(), &set)?;
         let (verb, size) = (if round == 4 { "grow" } else { "shrink" }, (sectors * 512).to_string());
         let loss: &[&str] = if round == 4 { &[] } else { &["--accept-loss", "1G"] };
-        // What a crash has left undecided is looked at.
+        // Settles what a crash has left undecided.
         drop(daemon.prove(&mut set, 0)?);
         daemon.command(ours.program(), &[&[verb, "scratch", "--size", &size], loss].concat())?;
         set.models[0].resize(sectors);
@@ -62,8 +64,9 @@ fn a_flash_only_volume_of_ours() -> Outcome {
     kernel.leg(&mut set, &[], Ending::CleanStop).context("the kernel starts what is left")
 }
 
-/// One of two disks dies with its data in the cache. We make the set forget it; a kernel serves the other, crashes, and takes all of
-/// it, and nothing of the dead one is left in its way.
+/// One of two backing devices dies while its data is in the cache, and we make the set forget it. A
+/// kernel serves the other, crashes, and takes it over completely; nothing of the dead device is in
+/// its way.
 #[test]
 fn a_dead_device_that_we_forget() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
@@ -75,7 +78,8 @@ fn a_dead_device_that_we_forget() -> Outcome {
         ours.program(),
         &["set", &dead, "cache_mode=writeback", "writeback_running=0", "--runtime"],
     )?;
-    // A machine that is busy with other tests makes the cache look congested, and what goes past it is not dirty.
+    // On a machine that is busy with other tests, the cache appears congested, and data that
+    // bypasses it does not become dirty.
     let cache = set.cache.display().to_string();
     let patient =
         ["set", &cache, "congested_read_threshold_us=0", "congested_write_threshold_us=0", "--runtime"];

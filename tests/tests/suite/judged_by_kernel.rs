@@ -1,7 +1,9 @@
-//! Sets that our daemon wrote into every corner of the format, and a kernel as the judge: it reads all, collects garbage, writes, and detaches;
-//! then the backing device alone holds the whole volume.
+//! Sets that our daemon wrote into every corner of the format, judged by a kernel: it reads
+//! everything, collects garbage, writes, and detaches. Then the backing device alone must hold the
+//! whole volume.
 //!
-//! That a set has the property it was written for is the offline checker's word, so a change of the engine cannot empty a test.
+//! The offline checker confirms that a set has the property it was written for, so a change of the
+//! engine cannot make a test meaningless.
 
 use bcached_check::{Options, Use};
 use bcached_tests::failure::{Context as _, Failure, Outcome};
@@ -11,12 +13,12 @@ use bcached_tests::side::{Ending, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::Workload;
 
-/// Turns until a set has its property; a few are enough.
+/// Maximum number of turns until a set has its property; a few are enough.
 const TURNS_MAX: u64 = 30;
-/// Turns that each add a set to a node.
+/// Number of turns, each of which adds a bset to a node.
 const SETS: u64 = 12;
 
-/// Single blocks all over the first volume.
+/// Returns a workload that writes single blocks all over the first volume.
 fn blocks(geometry: &Geometry, writes: u64) -> Workload {
     Workload {
         seed: 51,
@@ -34,7 +36,7 @@ fn blocks(geometry: &Geometry, writes: u64) -> Workload {
     }
 }
 
-/// A set of ours on its way to the kernel.
+/// A set of ours to be handed to the kernel.
 struct Written {
     ours: Ours,
     uml: Uml,
@@ -42,7 +44,7 @@ struct Written {
 }
 
 impl Written {
-    /// Makes the set. `None`: the test is skipped.
+    /// Makes the set. Returns `None` if the test is skipped.
     fn make(geometry: Geometry) -> Outcome<Option<Self>> {
         let Some(uml) = Uml::find() else { return Ok(None) };
         let ours = Ours::find()?;
@@ -50,7 +52,7 @@ impl Written {
         Ok(Some(Self { ours, uml, set }))
     }
 
-    /// Our daemon writes; the checker tells what the set is like then.
+    /// Lets our daemon write, and returns the checker's findings about the set.
     fn write(&mut self, workload: Workload, ending: Ending) -> Outcome<Examined> {
         self.ours.leg(&mut self.set, &[workload], ending).context(workload)?;
         let options = Options { compare_clean: ending == Ending::CleanStop, ..Options::default() };
@@ -58,7 +60,7 @@ impl Written {
         examine(&self.set.cache, &self.set.backings, &mut models, options).context(workload)
     }
 
-    /// The kernel takes the set over, with some writes of its own.
+    /// Lets the kernel take the set over, with some writes of its own.
     fn judge(mut self) -> Outcome {
         let last = Workload {
             seed: 52,
@@ -87,7 +89,7 @@ fn a_tree_of_three_levels() -> Outcome {
     Err(Failure::new(format!("{TURNS_MAX} turns of 10,000 scattered keys, and the root is below level 2")))
 }
 
-/// Every stop writes what a node has gained as another set of its own.
+/// Every stop writes the keys that a node has gained as another bset.
 #[test]
 fn ten_sets_in_a_node() -> Outcome {
     let geometry = Geometry::small(512 << 10, 4096);
@@ -103,7 +105,8 @@ fn ten_sets_in_a_node() -> Outcome {
     written.judge()
 }
 
-/// Four buckets of 128 blocks are the journal; each flush is an entry. Killed, so that the kernel replays across the seam.
+/// The journal has four buckets of 128 blocks, and each flush is an entry. The daemon is killed, so
+/// that the kernel replays across the wrap-around.
 #[test]
 fn a_journal_that_went_round() -> Outcome {
     let geometry = Geometry::small(64 << 10, 512);
@@ -118,7 +121,8 @@ fn a_journal_that_went_round() -> Outcome {
     written.judge()
 }
 
-/// The cache is overwritten until the generations of its buckets, a byte each, have gone round: about 260 turnovers.
+/// The cache is overwritten until the gens of its buckets, one byte each, have wrapped around:
+/// about 260 turnovers.
 #[test]
 fn generations_that_went_round() -> Outcome {
     let geometry = Geometry { mode: CacheMode::Writethrough, ..Geometry::small(8 << 10, 512) };
@@ -129,7 +133,7 @@ fn generations_that_went_round() -> Outcome {
             seed,
             first_sequence: written.set.models[0].next_sequence(),
             write_sectors_max: 256,
-            // Clean copies wait for a flush, and only so many of them.
+            // The number of clean copies that may wait for a flush is limited.
             flush_every: 10,
             // Twenty times the cache's size.
             ..blocks(&geometry, geometry.cache_bytes / 512 * 20 / 128)

@@ -1,8 +1,11 @@
-//! What a kernel's check of a set takes that crashed full of dirty blocks, and our walk of what that kernel left when it crashed, too. Both have to find all
-//! of it. What it took is printed, an extent: what a set of the same size without any took is taken off. Nothing asserts on time.
+//! Measures how long a kernel takes to check a set that crashed full of dirty blocks, and how long
+//! our walk takes of what that kernel leaves when it crashes, too. Both must find all extents. The
+//! times are printed per extent, less those of an empty set of the same size. Nothing asserts on
+//! time.
 //!
-//! `TMPDIR=/dev/shm BCACHED_CHECK_EXTENTS=4000000 cargo test --release -p bcached-tests --test suite kernel_check:: -- --nocapture` is one look at what
-//! `docs/performance.md` has medians of (B10); `cargo build --release` before that makes the daemon.
+//! `TMPDIR=/dev/shm BCACHED_CHECK_EXTENTS=4000000 cargo test --release -p bcached-tests --test
+//! suite kernel_check:: -- --nocapture` takes one sample of the figures whose medians are in
+//! `docs/performance.md` (B10). Run `cargo build --release` before that to build the daemon.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,13 +24,14 @@ use bcached_tests::set::{CacheMode, CacheSet, Geometry};
 use bcached_tests::side::{Daemon, Ours};
 use bcached_tests::uml::Uml;
 
-/// Dirty extents, of a block each, if nobody asks for more.
+/// Default number of dirty extents, of one block each.
 const EXTENTS: u64 = 250_000;
 const BLOCK_SECTORS: u64 = 8;
-/// A set with room for `room` extents, of which `extents` are in it, and a crash. No two lie side by side, or they would be one. They are written by the engine
-/// on modelled devices, which hold what is not zero, so that the images do.
+/// Makes a crashed set that has room for `room` extents and contains `extents` of them. No two are
+/// adjacent, or they would merge. The engine writes them on modelled devices, which hold whatever
+/// is not zero, so that the images contain it.
 fn crashed(room: u64, extents: u64) -> Outcome<CacheSet> {
-    // As full as it can be without writes that go past it.
+    // As full as possible without writes that bypass the cache.
     let cache_sectors = (room * BLOCK_SECTORS * 100 / 85).next_multiple_of(1024);
     let volume_sectors = 4 * cache_sectors;
     let mut setting = Setting::new(ssd::Model::sata_plp(), cache_sectors, volume_sectors);
@@ -59,8 +63,9 @@ fn crashed(room: u64, extents: u64) -> Outcome<CacheSet> {
     Ok(CacheSet::from_images(geometry, images)?)
 }
 
-/// What a start takes: of a kernel that of the cache device, the tree's check, and that of the backing device, whose dirty sectors are counted; of our daemon
-/// all until it is ready, and the processor's time in it.
+/// The duration of a start. For a kernel: registering the cache device (the check of the B-tree),
+/// and registering the backing device, whose dirty sectors are counted. For our daemon: everything
+/// until it is ready, and its processor time.
 #[derive(Clone, Copy)]
 struct Took {
     check: Duration,
@@ -69,7 +74,7 @@ struct Took {
     processor: Duration,
 }
 
-/// A kernel starts the set and dies, and then we do.
+/// A kernel starts the set and is killed, then our daemon does the same.
 fn start(uml: &Uml, ours: &Ours, set: &CacheSet, extents: u64) -> Outcome<Took> {
     let script = format!(
         "begun=$(date +%s%N)
@@ -104,23 +109,24 @@ fn start(uml: &Uml, ours: &Ours, set: &CacheSet, extents: u64) -> Outcome<Took> 
     Ok(Took { check: took("check ")?, count: took("count ")?, ours: ours_took, processor })
 }
 
-/// The whole units of what a kernel says of a size, such as `390.6M`, and the power of 1024 that they are.
+/// Parses a size that a kernel prints, such as `390.6M`, into its whole units and the power of 1024
+/// of the unit.
 fn wholes(said: &str) -> Option<(u64, u32)> {
     let power = u32::try_from("kMGT".find(said.chars().last()?)?).ok()? + 1;
     Some((said.split('.').next()?.parse().ok()?, power))
 }
 
-/// The same of a number of bytes.
+/// Returns the same for a number of bytes.
 fn shown(bytes: u64) -> (u64, u32) {
     let power = if bytes == 0 { 1 } else { (bytes.ilog2() / 10).max(1) };
     (bytes >> (10 * power), power)
 }
 
-/// What its threads have taken of processors so far.
+/// Returns the processor time that the daemon's threads have used so far.
 fn processor_time(daemon: &Daemon) -> Outcome<Duration> {
     let mut nanoseconds = 0;
     for thread in fs::read_dir(format!("/proc/{}/task", daemon.pid().as_raw_nonzero()))? {
-        // One that has ended meanwhile did little.
+        // A thread that has ended meanwhile did little.
         let Ok(said) = fs::read_to_string(thread?.path().join("schedstat")) else { continue };
         let running = said.split_whitespace().next().context("an empty schedstat")?;
         nanoseconds += running.parse::<u64>().context(&said)?;

@@ -1,9 +1,9 @@
-//! What a kernel has left is where the simulator's workloads begin: the engine takes the set over, runs, is crashed, and must
-//! keep every promise that the kernel gave.
+//! The simulator's workloads start from what a kernel has left: the engine takes the set over,
+//! runs, is crashed, and must keep every promise that the kernel gave.
 //!
-//! The kernel's devices are recorded while it serves random requests in User-Mode Linux (see `power_cut`). Its clients end
-//! with a flush; then the power is cut, so that dirty data stands in the cache, the index partly in the journal.
-//! `BCACHED_STARTS` sets the number of seeds.
+//! The kernel's devices are recorded while it serves random requests in User-Mode Linux (see
+//! `power_cut`). Its clients end with a flush. Then the power is cut, with dirty data in the cache
+//! and part of the index in the journal. `BCACHED_STARTS` sets the number of seeds.
 
 use bcached_sim::crashpoints::{Depth, sweep_on};
 use bcached_sim::disk::{Background, Device, Model};
@@ -24,32 +24,36 @@ use bcached_tests::uml::Uml;
 use std::fs;
 use std::rc::Rc;
 
-/// As much as a shape uses, and little more: the kernel has written in the same places.
+/// Size of the volume, in sectors: what a shape uses, and little more, so that the kernel has
+/// written in the same places.
 const VOLUME_SECTORS: u64 = (6 << 20) / 512;
 
 /// Where the tools let a volume begin on its device.
 const BEHIND_SUPERBLOCK: Background = Background::Zero { data_start: 16 };
 
-/// The kernel's requests.
+/// Number of the kernel's requests.
 const REQUESTS: u64 = 400;
 
-/// Steps of a workload that is run whole, and of one that is crashed at some of its points.
+/// Number of steps of a workload that runs to its end, and of one that is crashed at some of its
+/// points.
 const WHOLE_STEPS: usize = 150;
 const CRASHED_STEPS: usize = 30;
 
-/// Shapes with one volume that fit into it.
+/// Shapes with a single volume that fits.
 const SHAPES: [&str; 3] = ["hot", "points", "scarce"];
 
-/// Some of the points of that one.
+/// How densely the crash points of the latter are sampled.
 const DEPTH: Depth = Depth { novel: 1, recovery_one_in: 8, work: Some(20_000), ..Depth::SPARSE };
 
-/// In write-back: a kernel in another mode leaves clean copies that differ from the backing device, which the simulator holds
-/// against whoever does it (`docs/reliability.md`).
+/// In write-back mode: in another mode, a kernel leaves clean copies that differ from the backing
+/// device, which the simulator reports as an error of the system under test
+/// (`docs/reliability.md`).
 fn sizes() -> Geometry {
     Geometry { mode: CacheMode::Writeback, volume_sectors: VOLUME_SECTORS, ..Geometry::small(64 << 10, 512) }
 }
 
-/// The recorded devices at the end of the run, none of their unflushed writes or all of them surviving.
+/// Returns the recorded devices at the end of the run, with none or all of their unflushed writes
+/// surviving.
 fn start(run: &Run, survivors: Survivors) -> Outcome<Snapshot> {
     let end = run.recording.operations.len();
     let mut promises = Promises::new(&run.story);
@@ -76,7 +80,7 @@ fn start(run: &Run, survivors: Survivors) -> Outcome<Snapshot> {
     Ok(Snapshot { devices, note: NoteState::new(256), oracle: promises.after_power_cut() })
 }
 
-/// A workload of this shape and seed for the kernel's set.
+/// Returns a workload of this shape and seed for the kernel's set.
 fn workload(name: &str, steps: usize, seed: u64) -> Outcome<Workload> {
     let shape = Shape::named(name).context("a shape")?;
     let drawn = shape.with_steps(steps).draw(seed);

@@ -1,5 +1,6 @@
-//! Sets that a real kernel made, read without it: the offline checker finds nothing wrong, and every sector holds what was written. Then our
-//! daemon serves the same images, and the kernel reads them again: both must agree, also on what the crash had left open.
+//! Sets that a real kernel made, read without it: the offline checker finds nothing wrong, and
+//! every sector holds what was written. Then our daemon serves the same images, and the kernel
+//! reads them again. Both must agree, including on what the crash had left open.
 
 use bcached_check::{Options, Use};
 use bcached_tests::failure::{Context as _, Failure, Outcome};
@@ -9,10 +10,11 @@ use bcached_tests::set::{CacheMode, Geometry};
 use bcached_tests::side::{Ending, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
 
-/// How often a crash may leave nothing to replay.
+/// Number of crashes to try, as a crash may leave nothing to replay.
 const ATTEMPTS: usize = 3;
 
-/// Makes the image, judges it offline, serves it, lets the kernel judge the result. `None`: the test is skipped.
+/// Makes the image, checks it offline, serves it, and lets the kernel judge the result. Returns
+/// `None` if the test is skipped.
 fn judged(geometry: Geometry, scenario: Scenario) -> Outcome<Option<(KernelImage, Examined)>> {
     let Some(uml) = Uml::find() else { return Ok(None) };
     let image =
@@ -33,15 +35,16 @@ fn judged(geometry: Geometry, scenario: Scenario) -> Outcome<Option<(KernelImage
     Ok(Some((image, examined)))
 }
 
-/// Bucket and block size, clean stop and crash: what every set must survive.
+/// A clean stop and a crash with these bucket and block sizes: what every set must survive.
 fn cell(bucket_kib: u64, block_bytes: u64) -> Outcome {
     let geometry = Geometry::small(bucket_kib << 10, block_bytes);
     let Some((image, examined)) = judged(geometry, Scenario::CleanStop)? else { return Ok(()) };
     assert_eq!(image.report.line_after("state "), Some("dirty"));
     assert!(examined.report.volumes[0].dirty_sectors > 0);
 
-    // A kernel writes a leaf half a minute after its first key. On a slow machine that may come just before the crash, and nothing is left to
-    // replay: then the run says little, and there is another.
+    // A kernel writes a leaf half a minute after its first key. On a slow machine, that may happen
+    // just before the crash, and nothing is left to replay. The run then proves little, and is
+    // repeated.
     for _ in 0..ATTEMPTS {
         let Some((image, examined)) = judged(geometry, Scenario::Crash)? else { return Ok(()) };
         assert!(

@@ -1,7 +1,7 @@
 //! Tests at the level of processes, and against real kernels.
 //!
-//! One program has all of them, so that they are linked once; `cargo xtask test` starts it once for
-//! each module.
+//! A single program contains all of them, so that they are linked once; `cargo xtask test` runs it
+//! once for each module.
 
 mod coming_and_going;
 mod counted;

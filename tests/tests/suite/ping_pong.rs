@@ -1,7 +1,9 @@
-//! The same images to and fro between a real kernel and our daemon: verified writes and discards on each side, clean stop or crash by dice, the
-//! whole content compared at every turn, and the checker's word after it.
+//! The same images alternate between a real kernel and our daemon: verified writes and discards on
+//! each side, a clean stop or a crash at random. At every turn, the whole content is compared, and
+//! afterwards the offline checker examines the set.
 //!
-//! The seed is printed; `BCACHED_PING_PONG_SEED` repeats a run and `BCACHED_PING_PONG_LEGS` makes it longer.
+//! The seed is printed; `BCACHED_PING_PONG_SEED` repeats a run and `BCACHED_PING_PONG_LEGS` makes
+//! it longer.
 
 use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::offline::judge;
@@ -11,12 +13,13 @@ use bcached_tests::side::{Daemon, Ending, Kernel, Ours, Side};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::{Model, Random, Workload};
 
-/// Writes of one turn on one volume; short enough for a turn of two seconds.
+/// Number of writes to a volume in one turn; few enough for a turn of two seconds.
 const WRITES: u64 = 400;
-/// Length of a volume in the cache alone, in sectors.
+/// Size of a flash-only volume, in sectors.
 const SCRATCH: u64 = 8192;
 
-/// A turn's writes: a fresh place for each, sizes from a block to 64 KiB; in half of the turns some are discards.
+/// Returns a turn's writes: a random place for each, sizes from a block to 64 KiB. In half of the
+/// turns, some are discards.
 fn workload(set: &CacheSet, volume: usize, random: &mut Random) -> Workload {
     let model = &set.models[volume];
     Workload {
@@ -35,21 +38,21 @@ fn workload(set: &CacheSet, volume: usize, random: &mut Random) -> Workload {
     }
 }
 
-/// One turn: writes to every volume, an end by dice.
+/// Runs one turn: writes to every volume, and a random ending.
 fn turn(side: &dyn Side, set: &mut CacheSet, random: &mut Random) -> Outcome<Ending> {
     let mut workloads: Vec<Workload> = (0..set.models.len()).map(|n| workload(set, n, random)).collect();
     let last = workloads.last_mut().context("no volumes")?;
     let ending = if random.below(2) == 0 {
         Ending::CleanStop
     } else {
-        // Somewhere in the first half, so that the kill comes while writes go on.
+        // Somewhere in the first half, so that the kill comes while writes are in progress.
         Ending::CrashAfterFlush(1 + random.below(WRITES / last.flush_every / 2))
     };
     side.leg(set, &workloads, ending)?;
     Ok(ending)
 }
 
-/// Who plays, and with what.
+/// The two sides and the set with which they play.
 struct Game {
     uml: Uml,
     ours: Ours,
@@ -66,14 +69,15 @@ impl Game {
         Ok(Some(Self { uml, ours, set, maker_is_ours }))
     }
 
-    /// `turns`: who comes when, again and again; the first side is who did not make the set.
+    /// Plays the game. `turns` names the side of each leg, repeatedly; side 0 is the one that did
+    /// not make the set.
     fn play(mut self, turns: &[usize], seed: u64) -> Outcome {
         let seed = number_from("BCACHED_PING_PONG_SEED")?.unwrap_or(seed);
         let legs = count_from("BCACHED_PING_PONG_LEGS")?.unwrap_or(6.max(2 * turns.len() as u64));
         println!("BCACHED_PING_PONG_SEED={seed} {:?}", self.set.geometry);
         let mut random = Random::new(seed);
         let kernel = Kernel(&self.uml);
-        // Whoever made the set does not open it first.
+        // The maker of the set does not open it first.
         let sides: [&dyn Side; 2] =
             if self.maker_is_ours { [&kernel, &self.ours] } else { [&self.ours, &kernel] };
         for leg in 0..legs {
@@ -99,8 +103,9 @@ fn six_legs_with_two_backing_devices_made_by_us() -> Outcome {
     game.map_or(Ok(()), |game| game.play(&[0, 1], 102))
 }
 
-/// A cache so large that we keep a reserve in it for a start that does not wait for the walk. The kernel knows nothing of that, and
-/// uses those buckets; what it has used we must not take for free.
+/// A cache so large that we keep a reserve in it, for a start that does not wait for the walk. The
+/// kernel does not know the reserve and uses those buckets; we must not take the buckets it has
+/// used for free ones.
 #[test]
 fn eight_legs_on_a_cache_with_a_reserve() -> Outcome {
     let small = Geometry::small(16 << 10, 512);
@@ -109,8 +114,9 @@ fn eight_legs_on_a_cache_with_a_reserve() -> Outcome {
     game.map_or(Ok(()), |game| game.play(&[0, 0, 0, 1], 103))
 }
 
-/// Beside a backing device two volumes in the cache alone: one made by the kernel, one by us. The cache is large enough for all that is dirty:
-/// a kernel that has no bucket for such a volume waits for minutes, or for ever.
+/// Besides a backing device, there are two flash-only volumes: one made by the kernel, one by us.
+/// The cache is large enough for all dirty data: a kernel that has no bucket for such a volume
+/// waits for minutes, or forever.
 #[test]
 fn six_legs_with_volumes_in_the_cache_alone() -> Outcome {
     let Some(mut game) = Game::new(Geometry::small(512 << 10, 4096), 1, false)? else { return Ok(()) };

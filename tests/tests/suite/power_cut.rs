@@ -1,8 +1,15 @@
-//! Power cuts under the kernel's bcache and under our daemon, from recordings of both on the same devices, judged by the same oracle.
+//! Power cuts under the kernel's bcache and under our daemon, from recordings of both on the same
+//! devices, judged by the same oracle.
 //!
-//! What the kernel loses is printed, not asserted: `docs/reliability.md` has the figures. `BCACHED_CUTS` sets the number of places at which each
-//! run is cut (each in six ways), `BCACHED_CUT_SEED` the dice, `BCACHED_CUT_REQUESTS` the length of a run; `BCACHED_CUT_WRITER` (`kernel` or `bcached`) and
-//! `BCACHED_CUT_MODE` choose one of the runs. `BCACHED_CUT_AFTER_WRITE_BACK=1` cuts once, when the run is over and everything has been written back.
+//! The kernel's losses are printed, not asserted: `docs/reliability.md` has the figures.
+//! Environment variables:
+//!
+//! - `BCACHED_CUTS`: the number of places at which each run is cut (each in six ways).
+//! - `BCACHED_CUT_SEED`: the seed.
+//! - `BCACHED_CUT_REQUESTS`: the length of a run.
+//! - `BCACHED_CUT_WRITER` (`kernel` or `bcached`) and `BCACHED_CUT_MODE` select one of the runs.
+//! - `BCACHED_CUT_AFTER_WRITE_BACK=1`: cuts once, when the run is over and everything has been
+//!   written back.
 
 use bcached_tests::failure::{Context as _, Failure, Outcome};
 use bcached_tests::recording::client::Plan;
@@ -19,7 +26,8 @@ use bcached_tests::workload::Random;
 
 const VOLUME_SECTORS: u64 = (16 << 20) / 512;
 
-/// The smallest cache that a kernel takes with buckets of 64 KiB, larger than the volume; blocks of one sector.
+/// The smallest cache that a kernel accepts with buckets of 64 KiB, larger than the volume; blocks
+/// of one sector.
 fn geometry(mode: CacheMode) -> Geometry {
     Geometry { mode, volume_sectors: VOLUME_SECTORS, ..Geometry::small(64 << 10, 512) }
 }
@@ -28,7 +36,7 @@ fn plan(seed: u64, requests: u64) -> Plan {
     Plan { seed, requests, sectors: VOLUME_SECTORS, block_sectors: 1 }
 }
 
-/// A write to the cache device, not repeated anywhere, whose data some sector of the volume must be read as.
+/// Finds a write to the cache device that is the only copy of some sector of the volume's content.
 fn write_to_forget(run: &Run, content: &[u8]) -> Option<usize> {
     content.chunks_exact(512).filter(|sector| sector.iter().any(|byte| *byte != 0)).find_map(|sector| {
         let holds = |data: &[u8]| data.chunks_exact(512).any(|part| part == sector);
@@ -39,8 +47,9 @@ fn write_to_forget(run: &Run, content: &[u8]) -> Option<usize> {
     })
 }
 
-/// At the end of a run everything was flushed. If no unflushed write survives, everything must be there still; if the cache device has forgotten
-/// a write that it had flushed, that must be noticed. Dirty data stays in the cache, where the kernel keeps its promise.
+/// At the end of a run, everything was flushed. If no unflushed write survives, everything must
+/// still be there. If the cache device has forgotten a write that it had flushed, that must be
+/// detected. Dirty data stays in the cache, where the kernel keeps its promise.
 #[test]
 fn what_was_flushed_is_there_and_a_device_that_forgets_is_noticed() -> Outcome {
     let Some(uml) = Uml::find_recordable() else { return Ok(()) };
@@ -78,22 +87,23 @@ fn what_was_flushed_is_there_and_a_device_that_forgets_is_noticed() -> Outcome {
     Ok(())
 }
 
-/// What is read if nothing unflushed survives.
+/// Returns what is read if nothing unflushed survives.
 fn open_one(readers: Readers<'_>, reader: Writer, run: &Run, disks: &Disks<'_>) -> Outcome<Reading> {
     readers.open(reader, run, disks, &[Survivors::Nothing])?.pop().context("one reading of one set")
 }
 
-/// What the environment asks for.
+/// What the environment requests.
 struct Wanted {
-    /// The writer's name; `None`: all are run.
+    /// The writer's name; `None`: all run.
     writer: Option<&'static str>,
-    /// The mode's name; `None`: all are run.
+    /// The mode's name; `None`: all run.
     mode: Option<&'static str>,
-    /// Places in each run; `None`: this is a test, and one cut of one run is enough.
+    /// Number of places in each run; `None`: this is an ordinary test run, and one cut of one run
+    /// is enough.
     cuts: Option<u64>,
     seed: u64,
     requests: u64,
-    /// Cut once, when everything has been written back.
+    /// Cuts once, when everything has been written back.
     at_the_end: bool,
 }
 
@@ -109,14 +119,15 @@ impl Wanted {
         })
     }
 
-    /// Whether such a run is left in.
+    /// Returns whether such a run is selected.
     fn takes(&self, writer: Writer, mode: CacheMode) -> bool {
         self.writer.is_none_or(|name| name == writer.name())
             && self.mode.is_none_or(|name| name == mode.name())
     }
 }
 
-/// Cuts anywhere in runs of one writer; prints what came of them, and says whether nothing was wrong with any.
+/// Cuts runs of one writer anywhere and prints the results. Returns whether nothing was wrong with
+/// any.
 fn cut_runs(writer: Writer, readers: &[Writer], wanted: &Wanted) -> Outcome<bool> {
     let Some(uml) = Uml::find_recordable() else { return Ok(true) };
     let ours = Ours::find()?;
@@ -144,7 +155,7 @@ fn cut_runs(writer: Writer, readers: &[Writer], wanted: &Wanted) -> Outcome<bool
     Ok(clean)
 }
 
-/// The first is the one that `make test` takes: there both devices have something to lose.
+/// `make test` runs the first one, in which both devices have something to lose.
 const MODES: [CacheMode; 3] = [CacheMode::Writethrough, CacheMode::Writeback, CacheMode::Writearound];
 
 /// The kernel's losses are printed.
@@ -157,7 +168,7 @@ fn the_kernel_is_cut_anywhere() -> Outcome {
     Ok(())
 }
 
-/// Nothing is wrong with ours.
+/// Nothing may be wrong with ours: no loss, and no change without a write.
 #[test]
 fn we_are_cut_anywhere() -> Outcome {
     if cut_runs(Writer::Ours, &[Writer::Ours], &Wanted::from_environment()?)? {

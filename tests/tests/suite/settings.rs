@@ -1,5 +1,6 @@
-//! What superblocks keep, changed by one side and honoured by the other: cache mode and label of a backing device, replacement policy and
-//! `discard` of a cache. Each side finds what the other has left, works by it, and leaves something else.
+//! Settings kept in superblocks, changed by one side and honoured by the other: cache mode and
+//! label of a backing device, replacement policy and `discard` of a cache. Each side finds what the
+//! other has left, works by it, and leaves something else.
 
 use bcached_tests::failure::{Context as _, Failure, Outcome};
 use bcached_tests::offline::judge;
@@ -8,12 +9,12 @@ use bcached_tests::side::{Daemon, Ending, KEEP_DIRTY, Kernel, Ours, uuid_of};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::{Step, Workload};
 
-/// Writes of a workload; two in a turn.
+/// Number of writes of a workload; a turn has two workloads.
 const WRITES: u64 = 300;
 /// The flush after which a crash comes.
 const LAST_FLUSH: u64 = 5;
 
-/// What a superblock keeps, in the words of both sides.
+/// The settings that a superblock keeps, in the words of both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Settings {
     mode: CacheMode,
@@ -22,7 +23,8 @@ struct Settings {
     discard: bool,
 }
 
-/// Each side comes to each mode and each policy, and leaves them to the other.
+/// The settings of each leg. Each side finds each mode and each policy, and leaves them to the
+/// other.
 const LEGS: [Settings; 8] = [
     Settings { mode: CacheMode::Writethrough, label: "first", policy: "fifo", discard: true },
     Settings { mode: CacheMode::Writearound, label: "", policy: "random", discard: true },
@@ -48,29 +50,30 @@ struct Turn {
     seed: u64,
 }
 
-/// What a workload did, in bytes (the kernel says so in tenths of a unit).
+/// The effects of a workload, in bytes (the kernel prints them in tenths of a unit).
 #[derive(Clone, Copy, Debug)]
 struct Done {
-    /// More dirty data than before.
+    /// Increase of dirty data.
     dirty: i64,
     /// Data written to the cache.
     cached: i64,
-    /// Data asked to be written.
+    /// Data that the workload requested to be written.
     asked: i64,
 }
 
 impl Done {
-    /// Whether that was the mode: where data went.
+    /// Checks by where the data went that the mode was `mode`.
     fn expect(&self, mode: CacheMode) -> Outcome {
         let to_cache = matches!(mode, CacheMode::Writeback | CacheMode::Writethrough);
-        // A few requests may be bypassed, and what is overwritten was dirty before.
+        // A few requests may bypass the cache, and overwritten data may have been dirty before.
         let is_right = (self.dirty > self.asked / 2) == (mode == CacheMode::Writeback)
             && if to_cache { self.cached > self.asked * 3 / 4 } else { self.cached < self.asked / 8 };
         if is_right { Ok(()) } else { Err(Failure::new(format!("{self:?} is not {}", mode.name()))) }
     }
 }
 
-/// Writes that nothing but the cache mode sends somewhere, and no reads: those fill the cache.
+/// Returns a workload whose writes are directed by the cache mode alone. It has no reads, since
+/// those fill the cache.
 fn writes(set: &CacheSet, seed: u64) -> Workload {
     Workload { read_every: 0, ..set.further(0, seed, WRITES) }
 }
@@ -81,7 +84,7 @@ fn asked(workload: &Workload) -> i64 {
     i64::try_from(sectors.sum::<u64>() * 512).expect("small")
 }
 
-/// "29.7M" of a kernel.
+/// Parses a size that a kernel prints, such as "29.7M".
 fn bytes_of(said: &str) -> Outcome<i64> {
     let (number, unit) = said.split_at(said.len().saturating_sub(1));
     let power = "kMG".find(unit).context(format_args!("no unit: {said}"))?;
@@ -96,7 +99,8 @@ fn expect<T: PartialEq + std::fmt::Debug>(what: &str, found: T, wanted: T) -> Ou
     if found == wanted { Ok(()) } else { Err(Failure::new(format!("{what}: {found:?}, wanted {wanted:?}"))) }
 }
 
-/// A kernel's turn: it works by what it finds, and what it leaves has a second workload that may not come to its end.
+/// Runs a kernel's turn. It works by the settings it finds; under the settings it leaves, a second
+/// workload runs, which may not reach its end.
 fn kernel_turn(kernel: &Kernel<'_>, set: &mut CacheSet, turn: Turn) -> Outcome {
     let Turn { before, after, ending, seed } = turn;
     const VOLUME: &str = "/sys/block/bcache0/bcache";
@@ -141,7 +145,8 @@ fn kernel_turn(kernel: &Kernel<'_>, set: &mut CacheSet, turn: Turn) -> Outcome {
     Done { dirty: grown("dirty")?, cached: grown("cached")?, asked: asked(&first) }.expect(before.mode)
 }
 
-/// A turn of ours, likewise: what is there counts for a daemon that no configuration tells more.
+/// Runs a turn of ours in the same way. The superblocks' settings apply to a daemon without a
+/// configuration.
 fn our_turn(ours: &Ours, set: &mut CacheSet, turn: Turn) -> Outcome {
     let before = turn.before;
     let program = ours.program();
@@ -153,7 +158,7 @@ fn our_turn(ours: &Ours, set: &mut CacheSet, turn: Turn) -> Outcome {
     let patient = ["congested_read_threshold_us=0", "congested_write_threshold_us=0", "--runtime"];
     daemon.command(program, &[&["set", &cache], &patient[..]].concat())?;
     let mut client = daemon.prove(set, 0)?;
-    // Over dirty data we write to the cache in each mode.
+    // In every mode, we write over dirty data in the cache.
     daemon.command(program, &["flush", &volume])?;
     let status = daemon.status(program)?;
     let text = |of: &str, name: &str| status[of][0][name].as_str().unwrap_or_default().to_owned();
@@ -177,7 +182,7 @@ fn our_turn(ours: &Ours, set: &mut CacheSet, turn: Turn) -> Outcome {
     leave(ours, set, Turn { seed: turn.seed + 1000, ..turn })
 }
 
-/// By a configuration the daemon is told what is to stay.
+/// Changes the settings through a daemon with a configuration, so that they persist.
 fn leave(ours: &Ours, set: &mut CacheSet, turn: Turn) -> Outcome {
     let after = turn.after;
     let program = ours.program();
@@ -192,7 +197,7 @@ fn leave(ours: &Ours, set: &mut CacheSet, turn: Turn) -> Outcome {
     daemon.write(set, &second, &mut client, turn.ending)?;
     drop(client);
     daemon.end(set, turn.ending)?;
-    // What the files beside a configuration say would count more than the superblocks.
+    // The settings in files beside a configuration would override the superblocks.
     std::fs::remove_dir_all(set.directory().join("config.d"))?;
     Ok(())
 }

@@ -1,7 +1,10 @@
-//! The daemon dies by SIGKILL under load, again and again: several clients write at once, all is verified.
+//! The daemon dies by SIGKILL under load, again and again: several clients write at once, and
+//! everything is verified.
 //!
-//! With the machine up nothing acknowledged may be lost, flushed or not (the note holds what the journal does not). After each kill the images are
-//! sound by themselves, and the next daemon serves every answered write. `BCACHED_KILLS` sets the number of kills, `BCACHED_SEED` the dice.
+//! As long as the machine stays up, no acknowledged write may be lost, flushed or not (the note
+//! holds what the journal does not). After each kill, the images are consistent by themselves, and
+//! the next daemon serves every acknowledged write. `BCACHED_KILLS` sets the number of kills,
+//! `BCACHED_SEED` the seed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -13,12 +16,13 @@ use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Daemon, Ours};
 use bcached_tests::workload::{Fate, Random, Workload};
 
-/// Clients, each with a part of the volume for itself.
+/// Number of clients, each with its own part of the volume.
 const CLIENTS: u64 = 4;
-/// Requests of all clients before a kill, at most.
+/// Maximum number of requests of all clients before a kill.
 const REQUESTS_MAX: u64 = 1_000;
 
-/// What a client does until the kill: writes of 4k to 256k, a quarter as many reads, flushes now and then.
+/// What a client does until the kill: writes of 4k to 256k, a quarter as many reads, and occasional
+/// flushes.
 fn workload(set: &CacheSet, client: u64, random: &mut Random) -> Workload {
     let model = &set.models[0];
     let sectors = model.sectors() / CLIENTS;
@@ -38,12 +42,13 @@ fn workload(set: &CacheSet, client: u64, random: &mut Random) -> Workload {
     }
 }
 
-/// One life of the daemon: it proves what it found, serves all clients, and dies with one of their requests on its way.
+/// One life of the daemon: it must serve the right content, serves all clients, and dies with one
+/// of their requests in flight.
 fn live_and_die(ours: &Ours, set: &mut CacheSet, random: &mut Random) -> Outcome {
     let daemon = Daemon::start(ours.program(), set)?;
     drop(daemon.prove(set, 0)?);
     let workloads: Vec<Workload> = (0..CLIENTS).map(|client| workload(set, client, random)).collect();
-    // All are there before the first begins: the kill may come with the first request.
+    // All clients connect before the first begins: the kill may come with the first request.
     let mut clients = Vec::new();
     for workload in &workloads {
         clients.push((workload, daemon.connect(set, 0)?));

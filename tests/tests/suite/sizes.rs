@@ -1,5 +1,5 @@
-//! Volumes that have another size, and a cache that is another device, when the other side gets them: made smaller and larger here and
-//! there, with dirty data in the cache.
+//! Volumes whose size has changed, and a cache moved to another device, handed to the other side:
+//! volumes made smaller and larger on either side, with dirty data in the cache.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,13 +10,13 @@ use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Daemon, Ending, KEEP_DIRTY, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
 
-/// Writes of a turn.
+/// Number of writes in a turn.
 const WRITES: u64 = 400;
 const MIB: u64 = 2048;
-/// How a turn ends that a crash ends.
+/// How a turn that crashes ends.
 const CRASH: Ending = Ending::CrashAfterFlush(9);
 
-/// A set that a kernel has left dirty.
+/// Makes a set that a kernel has left dirty.
 fn left_dirty_by(kernel: &Kernel<'_>) -> Outcome<CacheSet> {
     let mut set = CacheSet::make(Geometry::small(64 << 10, 512), 1, Maker::Tools)?;
     let workload = set.further(0, 1, WRITES);
@@ -30,7 +30,8 @@ fn resize_device(set: &CacheSet, sectors: u64) -> Outcome {
     Ok(())
 }
 
-/// Writes to the volume that a daemon serves, which goes on after that or dies of it.
+/// Writes to the volume that a daemon serves. Depending on `ending`, the daemon continues after
+/// that or dies.
 fn write(daemon: &Daemon, set: &mut CacheSet, seed: u64, ending: Ending) -> Outcome {
     let workload = set.further(0, seed, WRITES);
     let mut client = daemon.prove(set, 0)?;
@@ -44,7 +45,8 @@ fn write_and_die(daemon: Daemon, set: &mut CacheSet, seed: u64) -> Outcome {
     Ok(())
 }
 
-/// As the engine says it now; one that is slow to answer has others tell what it said when the volume came.
+/// Returns the engine's current number of dirty bytes. While the engine is slow to answer, the
+/// status has an outdated value instead, so this asks up to a hundred times.
 fn dirty_bytes(daemon: &Daemon, program: &Path) -> Outcome<u64> {
     let answers = (0..100).map(|_| daemon.status(program));
     let is_now = |status: &Result<serde_json::Value, _>| {
@@ -55,8 +57,8 @@ fn dirty_bytes(daemon: &Daemon, program: &Path) -> Outcome<u64> {
     status["volumes"][0]["dirty_bytes"].as_u64().context("no number of dirty bytes")
 }
 
-/// We make a volume smaller and its device is cut; the kernel serves that. We make it larger; the kernel serves that, too. Then it grows
-/// under the kernel. What was cut off never comes back.
+/// We shrink a volume and its device is truncated; the kernel serves it. We grow it; the kernel
+/// serves that, too. Then it grows under the kernel. What was cut off must never come back.
 #[test]
 fn a_volume_that_shrinks_and_grows() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
@@ -64,7 +66,7 @@ fn a_volume_that_shrinks_and_grows() -> Outcome {
     let program = ours.program();
     let mut set = left_dirty_by(&kernel)?;
 
-    // The odd end is within a page.
+    // The odd end lies within a page.
     let small = 40 * MIB - 3;
     let daemon = Daemon::configured(program, &set, KEEP_DIRTY)?;
     write(&daemon, &mut set, 2, Ending::CleanStop)?;
@@ -89,7 +91,7 @@ fn a_volume_that_shrinks_and_grows() -> Outcome {
     kernel.leg(&mut set, &[workload], Ending::CleanStop).context("the kernel serves more")?;
     judge(&set).context("served by the kernel")?;
 
-    // A kernel takes a device as long as it finds it, and so do we.
+    // A kernel uses the size of the device as it finds it, and so do we.
     for (seed, sectors) in [(8, 64 * MIB), (9, 72 * MIB)] {
         resize_device(&set, sectors)?;
         set.models[0].resize(sectors);
@@ -101,7 +103,8 @@ fn a_volume_that_shrinks_and_grows() -> Outcome {
     kernel.take_over(&mut set, &[]).context("the backing device alone")
 }
 
-/// We move a set that a kernel left dirty to another cache device, and leave that dirty; the kernel serves it, and takes all of it.
+/// We move a set that a kernel left dirty to another cache device, and leave that dirty. The kernel
+/// serves it and takes it over completely.
 #[test]
 fn a_cache_that_we_have_replaced() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };

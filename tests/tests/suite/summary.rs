@@ -1,11 +1,11 @@
-//! The closing line of `make test` is what CI trusts, so the script that adds it up is tested like the rest.
+//! Tests the script that adds up the closing line of `make test`, because CI relies on that line.
 
 use std::error::Error;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What `tests/summary.awk` prints for a log.
+/// Returns what `tests/summary.awk` prints for a log.
 fn summary(log: &str) -> Result<String, Box<dyn Error>> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("summary.awk");
     let mut awk =

@@ -1,5 +1,5 @@
-//! `bcached import` and `release --register` beside a real kernel: in the guest runs the kernel's bcache, and our daemon takes the set from it
-//! with its dirty data and gives it back.
+//! `bcached import` and `release --register` beside a real kernel: the kernel's bcache runs in the
+//! guest, and our daemon takes the set from it with its dirty data and gives it back.
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::guest::{self, Job, Machine as _};

@@ -1,9 +1,12 @@
-//! Ten virtual machines on one cache, as processes: one daemon, ten backing devices of one set, write-back, nothing bypassed, ten NBD clients at
-//! once. The daemon dies by SIGKILL in the middle of that, again and again, and clients come back to the next one. Then it stops in order, the
-//! checker looks, and a kernel serves what is left. The simulator plays the same with power cuts (`sim machines`).
+//! Ten virtual machines on one cache, as processes: one daemon, ten backing devices in one set,
+//! write-back mode, no bypass, and ten NBD clients at once. The daemon dies by SIGKILL under this
+//! load, again and again, and the clients reconnect to the next one. Finally, the daemon stops
+//! cleanly, the offline checker examines the set, and a kernel serves the result. The simulator
+//! runs the same with power cuts (`sim machines`).
 //!
-//! `BCACHED_MACHINE_KILLS` sets the number of kills, `BCACHED_SEED` the dice; `BCACHED_MACHINES_CSV` names a file that gets how much of each
-//! volume was dirty and how many of its reads hit, over time.
+//! `BCACHED_MACHINE_KILLS` sets the number of kills, `BCACHED_SEED` the seed.
+//! `BCACHED_MACHINES_CSV` names a file for the amount of dirty data and the read hits of each
+//! volume over time.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -23,16 +26,16 @@ use bcached_tests::uml::Uml;
 use bcached_tests::workload::{Fate, Random, Workload};
 
 const MACHINES: usize = 10;
-/// Requests of all machines before a kill, at most.
+/// Maximum number of requests of all machines before a kill.
 const REQUESTS_MAX: u64 = 4_000;
-/// Writes of a machine before the orderly stop.
+/// Number of writes of a machine before the clean stop.
 const LAST_WRITES: u64 = 200;
-/// Between two looks at the status.
+/// Interval between two status queries.
 const PAUSE: Duration = Duration::from_millis(50);
-/// What the section of each volume says.
+/// Settings in the section of each volume.
 const CACHE_ALL: &str = "sequential_cutoff = 0";
 
-/// What a machine does all day.
+/// The load of a machine.
 #[derive(Clone, Copy)]
 struct Load {
     name: &'static str,
@@ -72,11 +75,11 @@ fn workloads(set: &CacheSet, random: &mut Random, writes: u64) -> Vec<Workload> 
     LOADS.iter().enumerate().map(|(machine, load)| load.workload(set, machine, random, writes)).collect()
 }
 
-/// What the status said over time.
+/// The status over time.
 struct Diary {
     began: Instant,
     csv: String,
-    /// Volumes with dirty data, and those with reads that hit, at some time.
+    /// Volumes that had dirty data, and those that had read hits, at some time.
     dirty: BTreeSet<usize>,
     hit: BTreeSet<usize>,
 }
@@ -115,7 +118,7 @@ fn volume(status: &serde_json::Value, machine: usize) -> Outcome<&serde_json::Va
     volumes.iter().find(|volume| volume["name"] == name.as_str()).context(name)
 }
 
-/// Looks at the status until `over`, or until there is none: the daemon may die at any moment.
+/// Queries the status until `over`, or until there is none: the daemon may die at any moment.
 fn watch(daemon: &Daemon, program: &Path, life: u64, over: &AtomicBool, diary: &Mutex<Diary>) -> Outcome {
     while !over.load(Ordering::Relaxed) {
         let Ok(status) = daemon.status(program) else { return Ok(()) };
@@ -125,7 +128,8 @@ fn watch(daemon: &Daemon, program: &Path, life: u64, over: &AtomicBool, diary: &
     Ok(())
 }
 
-/// What is to be done with each machine's client, at the same time, while somebody watches.
+/// Runs `work` with each machine's client, all at the same time, while another thread watches the
+/// status.
 fn at_once<T: Send>(
     (daemon, program, life): (&Daemon, &Path, u64),
     (set, workloads): (&CacheSet, &[Workload]),
@@ -157,7 +161,7 @@ fn prove_all(daemon: &Daemon, set: &mut CacheSet) -> Outcome {
     Ok(())
 }
 
-/// What the daemon's lives have in common.
+/// The state that the daemon's lives have in common.
 struct Hall<'a> {
     ours: &'a Ours,
     set: CacheSet,
@@ -165,7 +169,7 @@ struct Hall<'a> {
     diary: Mutex<Diary>,
 }
 
-/// A life of the daemon that ends with one of the machines' requests on its way.
+/// A life of the daemon that ends with one of the machines' requests in flight.
 fn live_and_die(hall: &mut Hall<'_>, life: u64) -> Outcome {
     let Hall { ours, set, random, diary } = hall;
     let daemon = Daemon::configured(ours.program(), set, CACHE_ALL)?;
@@ -186,8 +190,8 @@ fn live_and_die(hall: &mut Hall<'_>, life: u64) -> Outcome {
     Ok(())
 }
 
-/// The last life: all come to the end of their work, and the daemon stops in order. How much of each volume is dirty then it says as the
-/// checker counts it.
+/// The last life: all machines finish their work, and the daemon stops cleanly. Its last report of
+/// each volume's dirty data must equal the checker's count.
 fn live_and_stop(hall: &mut Hall<'_>, life: u64) -> Outcome {
     let Hall { ours, set, random, diary } = hall;
     let program = ours.program();
@@ -221,7 +225,7 @@ fn ten_machines_lose_nothing_and_a_kernel_finds_it_all() -> Outcome {
     let kills = count_from("BCACHED_MACHINE_KILLS")?.unwrap_or(5);
     let seed = number_from("BCACHED_SEED")?.unwrap_or(91);
     let small = Geometry::small(64 << 10, 4096);
-    // The cache holds a half of it.
+    // The cache holds half of the volumes' data.
     let geometry = Geometry { volume_sectors: (8 << 20) / 512, ..small };
     let set = CacheSet::make(geometry, MACHINES as u64, Maker::Ours(ours.program()))?;
     let diary = Mutex::new(Diary::new());
@@ -235,7 +239,7 @@ fn ten_machines_lose_nothing_and_a_kernel_finds_it_all() -> Outcome {
     diary.write()?;
     println!("{} looks at ten volumes", diary.csv.lines().count() / MACHINES);
     assert_eq!(diary.dirty.len(), MACHINES, "each volume was dirty at some time: {:?}", diary.dirty);
-    // The log hardly reads.
+    // The log machines hardly read.
     assert!(diary.hit.len() >= MACHINES - 1, "reads of the others hit: {:?}", diary.hit);
     let Some(uml) = Uml::find() else { return Ok(()) };
     Kernel(&uml).leg(&mut set, &[], Ending::CleanStop).context(format_args!("seed {seed}, the kernel"))

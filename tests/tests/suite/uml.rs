@@ -1,4 +1,4 @@
-//! The harness itself: a guest boots, runs a job, reports, and can be killed.
+//! Tests of the harness itself: a guest boots, runs a job, reports, and can be killed.
 
 use std::error::Error;
 use std::time::Duration;

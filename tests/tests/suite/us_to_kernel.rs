@@ -1,4 +1,5 @@
-//! Sets that our daemon wrote, opened by a real kernel: every geometry, clean stop and crash. And sets of several volumes there and back.
+//! Sets that our daemon wrote, opened by a real kernel: every geometry, after a clean stop and
+//! after a crash. Also sets with several volumes, there and back.
 
 use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::kernel_image::{Scenario, kernel_image};
@@ -6,10 +7,10 @@ use bcached_tests::set::{CacheSet, Geometry, Maker};
 use bcached_tests::side::{Ending, Kernel, Ours, Side as _};
 use bcached_tests::uml::Uml;
 
-/// Writes of a turn.
+/// Number of writes in a turn.
 const WRITES: u64 = 400;
 
-/// Two cells: after a clean stop and after a crash.
+/// Tests two cases: after a clean stop and after a crash.
 fn cells(bucket_kib: u64, block_bytes: u64) -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };
     let (ours, kernel) = (Ours::find()?, Kernel(&uml));
@@ -53,7 +54,8 @@ fn bucket_1m_block_4k() -> Outcome {
     cells(1024, 4096)
 }
 
-/// The kernel made and wrote a volume without a backing device; we serve it and write to it, and the kernel finds that.
+/// The kernel made and wrote a flash-only volume. We serve it and write to it, and the kernel finds
+/// the result.
 #[test]
 fn a_flash_only_volume_of_the_kernel_s() -> Outcome {
     let Some(uml) = Uml::find() else { return Ok(()) };

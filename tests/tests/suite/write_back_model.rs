@@ -1,4 +1,5 @@
-//! The simulator's model of a kernel's write-back (`bcached_sim::models::kernel`) against what a kernel asks of its disk.
+//! Compares the simulator's model of a kernel's write-back (`bcached_sim::models::kernel`) with the
+//! requests that a kernel sends to its disk.
 
 use bcached_sim::models::kernel::{Dirty, Seen, write_back};
 use bcached_sim::models::ssd::{Model, Ssd};
@@ -14,8 +15,9 @@ const VOLUME_SECTORS: u64 = (16 << 20) / 512;
 /// Where a volume's data begins on its backing device, in sectors.
 const DATA_START: u64 = 16;
 
-/// What the kernel did to the backing device after the last request of a client: the writes of data, as sector and length in sectors,
-/// and flushes between the first and the last of them.
+/// Returns what the kernel did to the backing device after the last request of a client: the writes
+/// of data, as sector and length in sectors, and the number of flushes between the first and the
+/// last of them.
 fn written_back(run: &Run) -> (Vec<(u64, u64)>, usize) {
     let (end, _) = run.story.last().expect("clients asked for something");
     let of_backing = |operation: &&Operation| operation.image == BACKING;
@@ -33,7 +35,8 @@ fn written_back(run: &Run) -> (Vec<(u64, u64)>, usize) {
     (between.iter().filter_map(data).collect(), flushes.count())
 }
 
-/// The kernel writes dirty keys in address order, each by a write of its own, and does not flush: as the model does with the same keys.
+/// The kernel writes dirty keys in address order, each in a write of its own, and does not flush.
+/// The model does the same with the same keys.
 #[test]
 fn a_kernel_writes_back_as_the_model_does() -> Outcome {
     let Some(uml) = Uml::find_recordable() else { return Ok(()) };

@@ -1,5 +1,6 @@
-//! The rate at which a kernel writes back, against our controller fed with the same numbers: target, terms and rate after each of its steps,
-//! equal but for what the kernel rounds. When a step was taken, and how fast anything really went, is not asked.
+//! Compares the rate at which a kernel writes back with our controller, fed with the same numbers:
+//! the target, terms and rate after each of its steps must be equal except for the kernel's
+//! rounding. The time of a step and the actual write-back rate are not tested.
 
 use std::time::Duration;
 
@@ -11,18 +12,19 @@ use bcached_tests::side::{Ending, Kernel};
 use bcached_tests::uml::Uml;
 use bcached_tests::workload::Workload;
 
-/// What a kernel says of the controller of `/dev/bcache0`, ten times a second, between the times before and after it was asked. Where the
-/// machine stands still for long no look may meet a step.
+/// Shell commands that print the kernel's state of the controller of `/dev/bcache0` ten times a
+/// second, with the times before and after each query. If the machine stalls for long, there may be
+/// no sample for a step.
 const LOOKS: &str = "for look in $(busybox seq 40); do\n\
     read asked rest < /proc/uptime\n\
     said=$(cat /sys/block/bcache0/bcache/writeback_rate_debug)\n\
     read answered rest < /proc/uptime\n\
     echo look $phase $asked $answered $said\n\
     sleep 0.1\ndone\n";
-/// Between two steps of a controller, in seconds.
+/// Interval between two steps of a controller, in seconds.
 const STEP: u64 = 1;
 
-/// A number between two ends, both possible.
+/// A number between two bounds, both inclusive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Span {
     least: f64,
@@ -34,7 +36,8 @@ impl Span {
         self.least <= other.most && other.least <= self.most
     }
 
-    /// What `-155.0k` stands for, in sectors: the kernel leaves out what is less than a tenth of the unit.
+    /// Parses a value such as `-155.0k` into its range in sectors: the kernel truncates to a tenth
+    /// of the unit.
     fn parse(said: &str) -> Outcome<Self> {
         let said = said.trim_end_matches("/sec");
         let (is_negative, said) = said.strip_prefix('-').map_or((false, said), |rest| (true, rest));
@@ -43,7 +46,7 @@ impl Span {
             "kMGT".find(unit).filter(|_| !unit.is_empty()).context(format_args!("no size: {said}"))?;
         let sectors = 2.0 * 1024_f64.powi(i32::try_from(power)?);
         let least = number.parse::<f64>()? * sectors;
-        // Numbers above 1000 of a unit would have had the next one's digits.
+        // For numbers above 1000, the kernel would have used the next unit.
         let most = least + sectors / 10.0;
         if is_negative {
             Ok(Self { least: -most, most: -least })
@@ -55,7 +58,7 @@ impl Span {
     }
 }
 
-/// Sectors are few enough to be exact.
+/// The number of sectors is small enough to be exact.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 const fn real(sectors: i64) -> f64 {
     sectors as f64
@@ -66,7 +69,7 @@ const fn whole(sectors: f64) -> u64 {
     sectors as u64
 }
 
-/// One look.
+/// A sample of the kernel's state.
 #[derive(Clone, Debug)]
 struct Look {
     phase: usize,
@@ -105,40 +108,44 @@ impl Look {
     }
 }
 
-/// What is turned in each phase, in the kernel's file and here.
+/// A setting that a phase changes: in the kernel's file, and in our options.
 type Turn = (&'static str, fn(&mut VolumeOptions));
 
 const PHASES: [&[Turn]; 5] = [
-    // The first step may come as late as that of a kernel nobody has told another time.
+    // Without a change. The kernel's first step may come as late as its default interval.
     &[],
     &[],
     &[
         ("writeback_rate_p_term_inverse 400", |options| options.writeback_rate_p_term_inverse = 400),
         ("writeback_rate_i_term_inverse 100", |options| options.writeback_rate_i_term_inverse = 100),
     ],
-    // The target is above what is dirty, and what has added up is taken back.
+    // The target is above the dirty data, so the accumulated integral decreases.
     &[("writeback_percent 40", |options| options.writeback_percent = 40)],
     &[("writeback_rate_minimum 300", |options| options.writeback_rate_minimum = 300)],
 ];
 
-/// In how many parts what may have been dirty at a step is cut. The ends alone would not do: an integral term is no longer taken back once it
-/// is below zero, so of the ends one may be far beyond that and the other just below, while what is between them is just below as well.
+/// Number of parts into which the range of possible dirty data at a step is divided. The two ends
+/// alone are not enough. The integral term no longer decreases once it is below zero. One end may
+/// then be far below zero and the other just below, while the values between them are just below as
+/// well.
 const PARTS: u32 = 64;
 
-/// The controller for each of what may have been dirty when it took its steps, from the least to the most.
+/// The controller, for each amount of dirty data that is possible at its steps, from the least to
+/// the most.
 #[derive(Clone, Debug)]
 struct Ours {
     rates: Vec<Rate>,
     now: Time,
-    /// Those of the last step.
+    /// The options at the last step.
     options: VolumeOptions,
 }
 
 impl Ours {
-    /// One step more. `keeps_up`: more is owed than was paid, so that the device is not what holds it up.
+    /// Returns the state after one more step. With `keeps_up`, more is owed than was paid, so the
+    /// device is not the bottleneck.
     fn step(&self, options: &VolumeOptions, dirty: Span, target: u64, keeps_up: bool) -> Self {
         let mut next = self.clone();
-        // After so long everything is paid.
+        // After that long, everything is paid.
         next.options = *options;
         next.now = self.now + Duration::from_secs(if keeps_up { STEP } else { 1_000_000 });
         let (least, most) = (dirty.least.floor(), dirty.most.ceil());
@@ -168,7 +175,7 @@ impl Ours {
         })
     }
 
-    /// Rate, proportional and integral term.
+    /// Returns the spans of the rate, the proportional term and the integral term.
     fn spans(&self) -> [Span; 3] {
         [
             self.span(|info| info.rate.map_or(0, u64::cast_signed)),
@@ -183,19 +190,21 @@ impl Ours {
     }
 }
 
-/// What may have gone on in the kernel until a look.
+/// A possible history of the kernel's controller up to a sample.
 #[derive(Clone)]
 struct Course {
     ours: Ours,
-    /// Its last step was not taken before that, in seconds.
+    /// The earliest time of its last step, in seconds.
     stepped: f64,
-    /// Steps of a device that kept up.
+    /// Number of steps at which the device kept up.
     grown: u32,
 }
 
 impl Course {
-    /// What may have gone on between two looks. A step that changes less than the kernel tells of is not seen, and where the machine stands
-    /// still for long there may be several. Whether the device kept up at that moment the kernel does not say; but its integral term does.
+    /// Returns the possible histories between two samples. A step that changes less than the
+    /// kernel's precision is not visible, and if the machine stalls for long, there may be several
+    /// steps. The kernel does not report whether the device kept up at a step, but its integral
+    /// term depends on it.
     fn until(&self, look: &Look, before: &Look, options: &[VolumeOptions], target: &Target<'_>) -> Vec<Self> {
         let dirty = Span { least: look.dirty.least, most: before.dirty.most };
         let (mut possible, mut last) = (vec![self.clone()], vec![self.clone()]);
@@ -208,7 +217,8 @@ impl Course {
                     options.iter().flat_map(move |options| {
                         [true, false].map(|up| Self {
                             ours: course.ours.step(options, dirty, target(options), up),
-                            // Several may have been late, and the next is counted from when it was due.
+                            // Several steps may have been late, and the next is counted from when
+                            // it was due.
                             stepped: before.asked_seconds.max(course.stepped + real(STEP.cast_signed())),
                             grown: course.grown + u32::from(up),
                         })
@@ -221,21 +231,22 @@ impl Course {
         possible
     }
 
-    /// Two that nothing more can tell from each other.
+    /// Returns whether nothing can distinguish the two any more.
     fn is_like(&self, other: &Self) -> bool {
         self.ours.spans() == other.ours.spans() && self.stepped.total_cmp(&other.stepped).is_eq()
     }
 }
 
-/// The target in sectors.
+/// Returns the target in sectors.
 type Target<'a> = dyn Fn(&VolumeOptions) -> u64 + 'a;
 
-/// Steps between two looks at most.
+/// Maximum number of steps between two samples.
 const STEPS_MAX: u32 = 3;
-/// Courses that are followed: those that have grown most.
+/// Maximum number of histories followed: those that have grown most.
 const COURSES_MAX: usize = 64;
 
-/// Half a cache of dirty data before one of two volumes of the same size, so far above its target; then the looks, phase by phase.
+/// Fills half a cache with dirty data of one of two volumes of the same size, which is far above
+/// its target. Then takes the samples, phase by phase.
 fn looks(uml: &Uml, geometry: Geometry) -> Outcome<Vec<Look>> {
     const VOLUME: &str = "/sys/block/bcache0/bcache";
     let mut set = CacheSet::make(geometry, 2, Maker::Tools)?;
@@ -257,7 +268,7 @@ fn looks(uml: &Uml, geometry: Geometry) -> Outcome<Vec<Look>> {
     lines.map(Look::parse).collect()
 }
 
-/// Each once.
+/// Removes duplicates, and keeps those that have grown most.
 fn told_apart(mut courses: Vec<Course>) -> Vec<Course> {
     courses.sort_by_key(|course| std::cmp::Reverse(course.grown));
     let mut kept: Vec<Course> = Vec::new();
@@ -284,13 +295,13 @@ fn a_kernel_s_rate_is_ours() -> Outcome {
     let ours = Ours { rates, now: Time::default(), options };
     let mut courses = vec![Course { ours, stepped: 0.0, grown: 0 }];
     let mut steps = [0; PHASES.len()];
-    // Before the first step there is no target.
+    // Before the first step, there is no target.
     let first = looks.iter().position(|look| look.target.least > 0.0).context("no target")?;
     for pair in looks[first.saturating_sub(1)..].windows(2) {
         let [before, look] = pair else { continue };
         let mut turned = vec![options];
         if look.phase != before.phase {
-            // Between two phases the last step of the former may come, or the first of the next.
+            // Between two phases, the last step of the former may come, or the first of the next.
             PHASES[look.phase].iter().for_each(|(_, turn)| turn(&mut options));
             turned.push(options);
         }
@@ -314,7 +325,7 @@ fn a_kernel_s_rate_is_ours() -> Outcome {
     }
     let grown = courses.iter().map(|course| course.grown).max().unwrap_or(0);
     println!("steps in each phase: {steps:?}; {grown} of them with a device that kept up");
-    // A step that changes nothing is none that can be seen: in the last phase there may be but one.
+    // A step that changes nothing is not visible: in the last phase, there may be only one.
     if steps[1..4].iter().any(|steps| *steps < 3) || steps[4] < 1 || grown < 6 {
         return Err(Failure::new(format!("too few steps: {steps:?}, {grown}")));
     }

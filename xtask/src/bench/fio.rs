@@ -1,4 +1,4 @@
-//! fio as the client of an NBD server.
+//! Runs fio as the client of an NBD server.
 
 use super::VOLUME_BYTES;
 use super::servers::Server;
@@ -6,18 +6,18 @@ use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use std::process::{Command, Stdio};
 
-/// A load, and what is promised of it.
+/// A load, and the performance promised for it.
 pub struct Load {
     pub name: &'static str,
-    /// As fio says it.
+    /// The kind of the load, in fio's terms.
     pub kind: &'static str,
     pub bytes: u32,
     pub depth: u32,
-    /// Of each connection, as a disk of a virtual machine has them.
+    /// Queues of each connection, as a disk of a virtual machine has them.
     pub queues: u16,
-    /// Servers, by name, and the least ratio to them.
+    /// Servers by name, and the minimum ratio to each.
     pub bounds: &'static [(&'static str, f64)],
-    /// What a request may cost of the server's CPU, at most, beside what it costs those.
+    /// Maximum CPU time of the server per request, as a ratio to that of those servers.
     pub cpu_most: Option<f64>,
 }
 
@@ -33,7 +33,7 @@ const fn load(
     Load { name, kind, bytes, depth, queues: 1, bounds, cpu_most: None }
 }
 
-/// Read hits and write-back writes, and streams of both.
+/// Read hits, write-back writes, and streams of both.
 pub const LOADS: [Load; 6] = [
     load(("4 KiB reads, depth 1", "randread"), (4096, 1), READS),
     load(("4 KiB reads, depth 32", "randread"), (4096, 32), READS),
@@ -44,18 +44,18 @@ pub const LOADS: [Load; 6] = [
 ];
 
 impl Load {
-    /// Large requests, one behind the other.
+    /// Returns true for large sequential requests.
     pub fn is_stream(&self) -> bool {
         self.bytes > 64 << 10
     }
 }
 
-/// What a server has done in one measurement.
+/// The result of one measurement of a server.
 #[derive(Clone, Copy)]
 pub struct Measured {
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// Microseconds of the server's CPU for each.
+    /// Microseconds of the server's CPU time per request.
     pub cpu: f64,
 }
 
@@ -77,7 +77,7 @@ struct Direction {
     total_ios: u64,
 }
 
-/// Measures for so many seconds.
+/// Measures for `seconds` seconds.
 pub fn run(server: &Server, load: &Load, seconds: u64) -> Result<Measured> {
     let mut fio = Command::new("fio");
     fio.args(["--name=bench", "--ioengine=nbd", "--thread", "--output-format=json", "--time_based"]);
@@ -89,7 +89,7 @@ pub fn run(server: &Server, load: &Load, seconds: u64) -> Result<Measured> {
     let output = fio.output().context("fio does not start")?;
     let cpu = server.cpu_micros()? - before;
     let text = String::from_utf8_lossy(&output.stdout);
-    // It tells of its connection first.
+    // fio first prints a line about its connection.
     let Some(json) = text.find('{').map(|start| &text[start..]) else {
         bail!("fio failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     };

@@ -1,8 +1,10 @@
-//! `cargo xtask bench`: this daemon beside servers that people use, on the same bytes, as ratios.
+//! `cargo xtask bench`: compares this daemon with other servers in common use, on the same bytes,
+//! as ratios.
 //!
-//! The machine may be busy: each round measures every server once, one after the other, and a ratio is that of two figures of one round.
-//! What is printed is the median of the ratios with their range, beside what `docs/performance.md` promises. CPU of the server is told
-//! too: it says what a figure of another machine would come from.
+//! The machine may be busy. So each round measures every server once, one after the other, and a
+//! ratio compares two figures of the same round. The output is the median of the ratios with their
+//! range, next to the promises of `docs/performance.md`. The CPU time of the servers is printed
+//! too: from it one can estimate the figures on another machine.
 
 mod fio;
 mod report;
@@ -20,24 +22,25 @@ pub struct Args {
     /// How often each server is measured at each load.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Seconds of each measurement.
+    /// Length of each measurement, in seconds.
     #[arg(long, default_value_t = 2)]
     seconds: u64,
-    /// Only loads whose name holds this.
+    /// Run only loads whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Where the images and sockets are; what is measured is the servers, so it should be memory.
+    /// Directory for the images and sockets. It should be in memory, because the servers are
+    /// measured and not the disks.
     #[arg(long, default_value = "/dev/shm")]
     place: PathBuf,
-    /// The daemon to measure, instead of building one.
+    /// Daemon to measure, instead of building one.
     #[arg(long, value_name = "PROGRAM")]
     bcached: Option<PathBuf>,
 }
 
-/// Bytes of each volume, and of what the others serve.
+/// Size in bytes of each volume, and of what the other servers serve.
 const VOLUME_BYTES: u64 = 512 << 20;
 
-/// Measures, and prints; false if a bound is not reached.
+/// Runs the measurements and prints the results. Returns false if a bound is not met.
 pub fn run(args: &Args) -> Result<bool> {
     if args.rounds == 0 || args.seconds == 0 {
         bail!("at least one round of one second");
@@ -68,7 +71,7 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(reached)
 }
 
-/// Every load by every server in every round.
+/// Measures every load on every server in every round.
 fn measure(
     args: &Args,
     servers: &Servers,
@@ -78,7 +81,8 @@ fn measure(
     let mut cells: Vec<Cell> = loads.iter().flat_map(|_| servers.all()).map(|_| Cell::default()).collect();
     for round in 0..args.rounds {
         for (load, row) in loads.iter().zip(cells.chunks_mut(servers.all().len())) {
-            // Whoever is first finds the caches of the processor as another load has left them.
+            // Rotate the order: the first server finds the processor's caches as another load has
+            // left them.
             let count = servers.all().len();
             for turn in 0..count {
                 let at = (turn + round) % count;

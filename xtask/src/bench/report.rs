@@ -1,13 +1,13 @@
-//! What was measured, as tables.
+//! Prints the measurements as tables.
 
 use super::fio::{Load, Measured};
 use super::servers::Servers;
 
-/// One server at one load, a figure a round.
+/// The measurements of one server at one load, one per round.
 #[derive(Default)]
 pub struct Cell(pub Vec<Measured>);
 
-/// Prints a table; false if a bound is not reached.
+/// Prints a table. Returns false if a bound is not met.
 pub fn print(what: &str, servers: &Servers, loads: &[Load], cells: &[Cell]) -> bool {
     println!("\n{what}\n");
     println!(

@@ -1,4 +1,5 @@
-//! The servers that are measured. All of them serve the same bytes; each is a child that goes with its handle.
+//! Starts the servers that are measured. All of them serve the same bytes. Each is a child process
+//! that is killed when its handle is dropped.
 
 use super::VOLUME_BYTES;
 use super::fio::Load;
@@ -10,24 +11,25 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to begin.
+/// Time limit for the start of a server.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// One of them.
+/// A running server.
 pub struct Server {
     pub name: &'static str,
-    /// Where its clients go: a URI, or a socket.
+    /// The address for its clients: a URI, or a socket.
     pub address: String,
-    /// Where streams go, if that is somewhere else: what small writes have left in many pieces is not read as a stream.
+    /// The address for streams, if it differs. Streams are not read from a volume that small writes
+    /// have left fragmented.
     streams: Option<String>,
     child: Child,
 }
 
-/// All of them, ours first.
+/// All servers, ours first.
 pub struct Servers(Vec<Server>);
 
 impl Server {
-    /// Starts `command`; it is there when `socket` is.
+    /// Starts `command`, and waits until `socket` exists.
     fn start(name: &'static str, mut command: Command, socket: &Path, address: String) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let program = command.get_program().to_owned();
@@ -46,19 +48,19 @@ impl Server {
         Ok(server)
     }
 
-    /// Where the clients of this load go.
+    /// Returns the address for the clients of this load.
     pub fn address_for(&self, load: &Load) -> &str {
         self.streams.as_deref().filter(|_| load.is_stream()).unwrap_or(&self.address)
     }
 
-    /// What it has used of the processors so far, in microseconds.
+    /// Returns the CPU time that the server has used so far, in microseconds.
     pub fn cpu_micros(&self) -> Result<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         let behind_name = stat.rsplit_once(')').context("a line of /proc")?.1;
         let mut fields = behind_name.split_ascii_whitespace().skip(11);
         let mut ticks =
             || fields.next().and_then(|field| field.parse::<u64>().ok()).context("a line of /proc");
-        // A hundred a second, whatever the machine (`USER_HZ`).
+        // A tick is a hundredth of a second on every machine (`USER_HZ`).
         Ok((ticks()? + ticks()?) * 10_000)
     }
 }
@@ -75,7 +77,7 @@ impl Servers {
         &self.0
     }
 
-    /// Everybody who speaks NBD, on unix sockets in `place`.
+    /// Starts all NBD servers, on unix sockets in `place`.
     pub fn start_nbd(place: &Path, bcached: &Path) -> Result<Self> {
         let image = image(place)?;
         let ours = ours(place, bcached, "nbd")?;
@@ -96,7 +98,7 @@ impl Servers {
         command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&at).arg("--filter=cache");
         command.arg("file").arg(&image).args(["cache=writeback", "cache-on-read=true"]).env("TMPDIR", place);
         servers.push(Server::start("nbdkit cache", command, &at, uri(&at))?);
-        // Its cache holds everything, as ours does.
+        // Fill the cache, so that it holds everything, as ours does.
         copy(&[uri(&at).as_ref(), "null:".as_ref()])?;
 
         let at = socket("qemu.sock");
@@ -114,7 +116,7 @@ impl Servers {
         Ok(Self(servers))
     }
 
-    /// Those that speak vhost-user-blk.
+    /// Starts the servers that speak vhost-user-blk.
     pub fn start_vhost(place: &Path, bcached: &Path) -> Result<Self> {
         let image = image(place)?;
         let ours = ours(place, bcached, "vhost-user")?;
@@ -133,14 +135,15 @@ impl Servers {
     }
 }
 
-/// A file whose space is there already, as a device's is, and whose memory has been touched, as that of the others' image.
+/// Creates a file whose space is allocated, as a device's is, and whose memory has been touched,
+/// like that of the other servers' image.
 fn zeroes(path: &Path, bytes: u64) -> Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
     std::io::copy(&mut std::io::repeat(0).take(bytes), &mut file)?;
     Ok(file.flush()?)
 }
 
-/// Bytes that do not compress, the same each time; made once.
+/// Creates the image once: bytes that do not compress, the same each time.
 fn image(place: &Path) -> Result<PathBuf> {
     let path = place.join("image");
     if path.exists() {
@@ -158,15 +161,16 @@ fn image(place: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Ours: the second is for streams.
+/// Our volumes: the second is for streams.
 const VOLUMES: [&str; 2] = ["tank", "stream"];
 
-/// Where a volume of ours is by NBD.
+/// Returns the NBD address of one of our volumes.
 fn ours_by_nbd(place: &Path, way: &str, volume: &str) -> String {
     format!("nbd+unix:///{volume}?socket={}", place.join(way).join("nbd.sock").display())
 }
 
-/// The daemon with two volumes in write-back mode whose cache can hold both four times.
+/// Starts the daemon with two volumes in write-back mode, and a cache that can hold both four
+/// times.
 fn ours(place: &Path, bcached: &Path, way: &str) -> Result<Server> {
     let at = place.join(way);
     std::fs::create_dir(&at)?;
@@ -180,10 +184,12 @@ fn ours(place: &Path, bcached: &Path, way: &str) -> Result<Server> {
     );
     for volume in VOLUMES {
         let backing = at.join(volume);
-        // A superblock's worth more, so that the volume is as large as what the others serve.
+        // Larger by the space for a superblock, so that the volume is as large as what the other
+        // servers serve.
         zeroes(&backing, VOLUME_BYTES + (1 << 20))?;
         make.arg("--backing").arg(&backing);
-        // A quarter of the cache is dirty at most: below the target, write-back goes at its least, as beside any load.
+        // At most a quarter of the cache is dirty. That is below the target, so write-back runs at
+        // its minimum rate, as it does next to any load.
         let _written = write!(
             text,
             "[volume.{volume}]\nbacking = {backing:?}\ncache = \"fast\"\nexport = [\"nbd\", \"vhost-user\"]\n\
@@ -209,7 +215,7 @@ fn ours(place: &Path, bcached: &Path, way: &str) -> Result<Server> {
     Ok(server)
 }
 
-/// Writes the image to a volume: all of it is in the cache then.
+/// Writes the image to a volume, so that all of it is in the cache.
 fn fill(image: &Path, uri: &str) -> Result<()> {
     copy(&[image.as_os_str(), uri.as_ref()])
 }
@@ -220,7 +226,7 @@ fn copy(words: &[&std::ffi::OsStr]) -> Result<()> {
     quietly(&mut copy)
 }
 
-/// Runs to the end; what it says is told only if it fails.
+/// Runs a command to its end, and shows its output only if it fails.
 fn quietly(command: &mut Command) -> Result<()> {
     let output = command.stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("{} does not start", command.get_program().display()))?;

@@ -1,4 +1,5 @@
-//! A small client of vhost-user-blk servers: the front end's own test client, built as a bench.
+//! Runs a small client of vhost-user-blk servers: the front end's own test client, built as a
+//! bench.
 
 use super::fio::{Load, Measured};
 use super::servers::Server;
@@ -12,7 +13,8 @@ const fn load(name: &'static str, kind: &'static str, (queues, depth): (u16, u32
     Load { name, kind, bytes: 4096, depth, queues, bounds: BOUND, cpu_most: Some(1.1) }
 }
 
-/// One queue, one request or 32 at a time, and as many in two. Its client sleeps while it waits, and has the event index.
+/// One queue with one or 32 requests at a time, and two queues with 16 each. The client sleeps
+/// while it waits, and uses the event index.
 pub const LOADS: [Load; 6] = [
     load("vhost 4 KiB reads, depth 1", "read", (1, 1)),
     load("vhost 4 KiB reads, depth 32", "read", (1, 32)),
@@ -22,7 +24,7 @@ pub const LOADS: [Load; 6] = [
     load("vhost 4 KiB writes, 2 queues of 16", "write", (2, 16)),
 ];
 
-/// Builds the client; where it is.
+/// Builds the client, and returns its path.
 pub fn client() -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(crate::origin()).args(["bench", "--quiet", "--package", "bcached-front-vhost"]);
@@ -34,7 +36,7 @@ pub fn client() -> Result<PathBuf> {
     program.with_context(|| format!("the client does not build: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// Measures for so many seconds.
+/// Measures for `seconds` seconds.
 pub fn run(client: &Path, server: &Server, load: &Load, seconds: u64) -> Result<Measured> {
     let mut command = Command::new(client);
     let figures = [load.depth.to_string(), seconds.to_string(), load.queues.to_string()];

@@ -1,9 +1,11 @@
-//! A bcached that belongs to somebody else, beside which all test programs run.
+//! Lays out a foreign bcached installation, next to which all test programs run.
 //!
-//! A test that looks at the machine's own places is green on the machine of its author and red on the one of an administrator. So each run
-//! has such a machine: a configuration, notes that a killed daemon has left, sockets on which a busy daemon listens. Environment variables
-//! name some of it. Where the run may have a mount namespace of its own, the rest lies in `/etc`, `/run` and `/dev/shm` of that namespace,
-//! and the machine itself has nothing of it. Whatever opens one of these files or sockets is told, and fails the run.
+//! A test that uses the machine's own places passes on its author's machine and fails on an
+//! administrator's. So each run provides such a machine: a configuration, notes that a killed
+//! daemon has left, and sockets on which a busy daemon listens. Environment variables point to some
+//! of it. If the run can have a mount namespace of its own, the rest lies in `/etc`, `/run` and
+//! `/dev/shm` of that namespace, so that the machine itself is not changed. Any access to one of
+//! these files or sockets is reported, and fails the run.
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
@@ -22,14 +24,16 @@ use std::thread;
 
 /// A UUID that no set of a test has.
 const SET: &str = "dec0dec0-5afe-4bad-9bad-dec0dec0dec0";
-/// A daemon by this configuration has a volume that never comes. The file beside it is no configuration at all.
+/// A configuration with a volume that never appears. The file beside it is not a valid
+/// configuration at all.
 const CONFIG: &str = "version = 1\n[cache.decoy]\ndevice = \"/nonexistent/decoy-ssd\"\n\
     [volume.decoy]\nbacking = \"/nonexistent/decoy-hdd\"\n";
-/// What a busy daemon answers.
+/// The reply of a busy daemon.
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy";
-/// The file whose making tells that all that came before has been read.
+/// The file whose creation marks the end: all earlier events have been read by then.
 const END: &str = "end";
-/// What happens to a file that a test has found. (Who makes it here, makes it before.)
+/// The events on a file that mean that a test has found it. (The decoy's own files are created
+/// before the watch begins.)
 const FOUND: WatchFlags = WatchFlags::OPEN
     .union(WatchFlags::CREATE)
     .union(WatchFlags::DELETE)
@@ -38,7 +42,8 @@ const FOUND: WatchFlags = WatchFlags::OPEN
     .union(WatchFlags::DELETE_SELF)
     .union(WatchFlags::ATTRIB);
 
-/// Starts this process again in a mount namespace of its own, with the option `--apart`, if it may have one; returns why not, else.
+/// Restarts this process in a mount namespace of its own, with the option `--apart`, if that is
+/// permitted; otherwise returns why not.
 pub fn move_apart() -> Result<String> {
     let temporary = fs::canonicalize(std::env::temp_dir()).context("TMPDIR")?;
     if ["/etc", "/run", "/dev/shm"].iter().any(|place| temporary.starts_with(place)) {
@@ -64,21 +69,23 @@ pub fn move_apart() -> Result<String> {
     Err(again.exec()).context("unshare")
 }
 
-/// It is there until it is dropped.
+/// The decoy, which exists until it is dropped.
 pub struct Decoy {
-    /// Before the folder, which has what is below it.
+    /// Declared before the folder, because it is mounted from what is in the folder, and must be
+    /// dropped first.
     overlaid: Option<Overlaid>,
-    /// What environment variables name.
+    /// The files to which environment variables point.
     folder: tempfile::TempDir,
     watched: Watched,
     sockets: Vec<PathBuf>,
     found: Receiver<String>,
-    /// What was mounted before any test ran.
+    /// The mounts before any test ran.
     mounts: Vec<String>,
 }
 
 impl Decoy {
-    /// Lays it out: with `is_apart` also in the places of the machine, which must be those of a namespace of this process alone.
+    /// Lays out the decoy. With `is_apart` it also uses the places of the machine, which must be
+    /// those of a namespace of this process alone.
     ///
     /// # Errors
     /// A mount or a file that cannot be made.
@@ -111,12 +118,12 @@ impl Decoy {
         Ok(Self { overlaid, folder, watched, sockets, found, mounts: mounts()? })
     }
 
-    /// The folder in which all of it is that is not mounted.
+    /// Returns the folder with everything that is not mounted.
     pub fn folder(&self) -> PathBuf {
         self.folder.path().to_owned()
     }
 
-    /// What an administrator may have exported, and what a login session has.
+    /// Returns variables that an administrator may have exported, and those of a login session.
     pub fn variables(&self) -> Vec<(&'static str, OsString)> {
         let at = |name: &str| self.folder.path().join(name).into_os_string();
         vec![
@@ -128,22 +135,23 @@ impl Decoy {
         ]
     }
 
-    /// What has been found of it since it was laid out, each once. What was left mounted is printed.
+    /// Returns each part of the decoy that a test has found, once. Prints what was left mounted.
     ///
     /// # Errors
-    /// The end of what there is to tell cannot be seen.
+    /// The end of the events cannot be marked.
     pub fn found(self) -> Result<Vec<String>> {
         self.watched.end()?;
         for socket in &self.sockets {
-            // Gone: that is told already.
+            // A socket that is gone has been reported already.
             let _answer = UnixStream::connect(socket).and_then(|mut asks| asks.read_to_end(&mut Vec::new()));
         }
         let mut all: Vec<String> = self.found.iter().take_while(|told| told != END).collect();
-        // Listeners answer after they have told.
+        // Listeners reply after they have reported.
         all.extend(self.found.try_iter());
         if self.overlaid.is_some() {
             let left = mounts()?.into_iter().filter(|mount| !self.mounts.contains(mount));
-            // Told and no more: it goes with this namespace, and the process that has it may still be ending.
+            // This is printed and nothing more: it disappears with this namespace, and the process
+            // that uses it may still be ending.
             left.for_each(|mount| println!("left mounted by a test: {mount}"));
         }
         all.sort_unstable();
@@ -152,16 +160,17 @@ impl Decoy {
     }
 }
 
-/// File systems of this namespace that lie over the machine's places. What is there stays to be seen.
+/// File systems of this namespace that are mounted over the machine's places. What is there remains
+/// visible.
 #[derive(Default)]
 struct Overlaid(Vec<PathBuf>);
 
 impl Overlaid {
-    /// With a configuration in them, and rules of udev.
+    /// Mounts them, with a configuration and udev rules in them.
     fn over_machine(folder: &Path) -> Result<Self> {
         let own = folder.join("over");
         fs::create_dir(&own)?;
-        // What is mounted when something fails is unmounted, too.
+        // If something fails, what has been mounted so far is unmounted.
         let mut all = Self::default();
         all.mount(&["-t", "tmpfs", "-o", "size=64m,mode=755"], &own)?;
         for place in ["etc", "run"] {
@@ -171,7 +180,7 @@ impl Overlaid {
             let layers = format!("lowerdir=/{place},upperdir={},workdir={}", upper.display(), work.display());
             all.mount(&["-t", "overlay", "-o", &layers], &Path::new("/").join(place))?;
         }
-        // Of a size of its own: what tests keep there cannot fill the machine's memory.
+        // With a size limit of its own: what tests keep there cannot fill the machine's memory.
         all.mount(&["-t", "tmpfs", "-o", "size=2g,mode=1777"], Path::new("/dev/shm"))?;
         for folder in ["/etc/bcached/config.d", "/etc/udev/rules.d"] {
             fs::create_dir_all(folder)?;
@@ -194,7 +203,7 @@ impl Overlaid {
     }
 }
 
-/// Unmounts what is mounted in `folder`, so that it can be removed.
+/// Unmounts everything that is mounted in `folder`, so that it can be removed.
 pub fn unmount(folder: &Path) {
     let all = mounts().unwrap_or_default();
     let places = all.iter().rev().filter_map(|mount| mount.split(' ').next());
@@ -211,7 +220,7 @@ impl Drop for Overlaid {
     }
 }
 
-/// What is mounted in this namespace: place and kind of each, as often as it is.
+/// Returns the mounts of this namespace: place and type of each, with repetitions.
 fn mounts() -> Result<Vec<String>> {
     let all = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
     let of = |line: &str| {
@@ -221,7 +230,7 @@ fn mounts() -> Result<Vec<String>> {
     Ok(all.lines().map(of).collect())
 }
 
-/// A socket that is busy, and tells of each process that asks there.
+/// Listens on a socket as a busy daemon, and reports each process that connects.
 fn listen(socket: &Path, tell: Sender<String>) -> Result<()> {
     let listener = UnixListener::bind(socket).with_context(|| socket.display().to_string())?;
     let name = socket.display().to_string();
@@ -240,14 +249,14 @@ fn listen(socket: &Path, tell: Sender<String>) -> Result<()> {
     Ok(())
 }
 
-/// How a process was called.
+/// Returns the command line of a process.
 fn named(pid: i32) -> String {
     let called = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words = String::from_utf8_lossy(&called).trim_end_matches('\0').replace('\0', " ");
     format!("process {pid} ({words})")
 }
 
-/// Folders of which each look at a file is told.
+/// Folders in which each access to a file is reported.
 struct Watched {
     first: PathBuf,
 }
@@ -265,7 +274,7 @@ impl Watched {
         Ok(Self { first })
     }
 
-    /// Has [`END`] told after all that came before.
+    /// Causes [`END`] to be reported after all earlier events.
     fn end(&self) -> Result<()> {
         fs::write(self.first.join(END), "").context("the end of the decoy")
     }

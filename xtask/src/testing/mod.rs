@@ -1,13 +1,18 @@
-//! `cargo xtask test`: every test program of the workspace, several at a time.
+//! `cargo xtask test`: runs every test program of the workspace, several at a time.
 //!
-//! `cargo test` runs them one after the other, and many of them mostly wait: for guests, sockets, limits of time. Here cargo still says which
-//! programs there are and how each is started (see `program`), and as many as there are processors run at once (see `pool`), the long ones
-//! first. What a program prints is kept and printed whole at its end, so the log reads as that of `cargo test` does, in another order, and
-//! `tests/summary.awk` adds it up. cargo-nextest, which does this too, starts a process for each test: those that share what one of them
-//! has made would make it again, and a bare machine would have to install it.
+//! `cargo test` runs them one after the other, and many of them mostly wait: for guests, sockets,
+//! time limits. Here cargo still determines which programs there are and how each is started (see
+//! `program`). As many as there are processors run at once (see `pool`), the long ones first. The
+//! output of a program is kept and printed as a whole at its end. So the log reads like that of
+//! `cargo test`, in another order, and `tests/summary.awk` adds it up.
 //!
-//! A program that ends without success, or leaves files in its `TMPDIR`, is named in a line `error: test failed: ..`. One that told no failure of its own, because it was
-//! killed, left early or ran into the limit of time, counts as one failed test; its line ends with [`UNTOLD`].
+//! cargo-nextest also does this, but starts a process for each test. Tests that share something
+//! expensive would make it again in each process, and a fresh machine would have to install
+//! nextest.
+//!
+//! A program that ends without success, or leaves files in its `TMPDIR`, is named in a line `error:
+//! test failed: ..`. A program that reported no failure of its own, because it was killed, exited
+//! early or reached the time limit, counts as one failed test; its line ends with [`UNTOLD`].
 
 mod decoy;
 mod pool;
@@ -25,14 +30,18 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use usage::{Bounds, Folders, Taken};
 
-/// More at a time would have more of memory and of each other's time than they win.
+/// Maximum number of programs at a time. More would cost more memory and slow each other down more
+/// than they gain.
 const AT_A_TIME_MAX: usize = 4;
-/// So much memory each of them may take at a time, as a guest with what serves it: where there is less, fewer run.
+/// Memory that each of them may take, which is a guest with what serves it. With less memory, fewer
+/// programs run.
 const EACH: u64 = 1536 << 20;
-/// The longest that a program may take: many times what the longest takes on a loaded machine, so what is stopped hangs.
+/// Time limit of a program: many times what the longest takes on a loaded machine, so a program
+/// that reaches it hangs.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
-/// What takes longest, and begins first: what is begun last then is short, and no processor waits for it. Names that there are not
-/// do nothing; the last line of each run says which belong here.
+/// The longest programs, which start first. Those that start last are then short, and no processor
+/// waits for them. Names that do not exist have no effect; the last line of each run shows which
+/// belong here.
 const LONG: [&str; 8] = [
     "guests of bcached-tests",
     "engine of bcached-engine",
@@ -43,49 +52,54 @@ const LONG: [&str; 8] = [
     "kernel_images of bcached-check",
     "take_over of bcached-cli",
 ];
-/// What a busy machine lets fail, so it runs when all others have ended, with nothing beside it.
+/// Programs that fail on a busy machine. They run when all others have ended, one at a time.
 const ALONE: [&str; 1] = [
-    // A kernel's controller is looked at ten times a second, between steps that it takes each second.
+    // A kernel's controller is sampled ten times a second, between the steps that it takes each
+    // second.
     "write_back_rate of bcached-tests",
 ];
-/// What each program may take, and what is left to the machine: several times what any takes (`docs/testing.md`).
+/// What each program may take, and what must be left to the machine: several times what any program
+/// takes (`docs/testing.md`).
 const BOUNDS: Bounds = Bounds { memory: 6 << 30, disk: 16 << 30, left: 512 << 20 };
-/// What must be free before the first one runs.
+/// What must be free before the first program runs.
 const NEEDED: Taken = Taken { memory: 2 << 30, disk: 8 << 30 };
-/// How the line ends of a program that failed and told of no failed test. `tests/summary.awk` counts these lines.
+/// End of the line of a program that failed without reporting a failed test. `tests/summary.awk`
+/// counts these lines.
 const UNTOLD: &str = "; it counts as one failed test";
 
-/// How they are run.
+/// Options of the run.
 #[derive(clap::Args)]
 pub struct Args {
-    /// How many programs run at a time; as many as there are processors and 1.5 GiB of memory, but at most four, if left out.
+    /// Number of programs at a time. Default: one per processor and per 1.5 GiB of memory, but at
+    /// most four.
     #[arg(long, value_name = "NUMBER")]
     at_a_time: Option<NonZeroUsize>,
-    /// Only tests of this package (may be repeated).
+    /// Run only tests of this package (may be repeated).
     #[arg(long, value_name = "NAME")]
     package: Vec<String>,
-    /// Only programs with this in their names, as the line that begins with `Running` has them (may be repeated).
+    /// Run only programs with this text in their names, as shown in the line that begins with
+    /// `Running` (may be repeated).
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
-    /// It has a mount namespace of its own already.
+    /// The process already has a mount namespace of its own.
     #[arg(long, hide = true)]
     apart: bool,
-    /// Passed to each program.
+    /// Options passed to each program.
     #[arg(last = true)]
     options: Vec<OsString>,
 }
 
-/// What cargo starts in the place of a test program.
+/// Arguments of the command that cargo starts instead of a test program.
 #[derive(clap::Args)]
 pub struct NoteArgs {
-    /// Where to write down how it was called.
+    /// Folder for the record of how it was called.
     folder: PathBuf,
     /// The program, and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     called: Vec<OsString>,
 }
 
-/// Runs `cargo xtask note-test`: writes down how a test program is to be started.
+/// Runs `cargo xtask note-test`: records how a test program is to be started.
 ///
 /// # Errors
 /// A file that cannot be written.
@@ -94,10 +108,10 @@ pub fn note(args: &NoteArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// Runs `cargo xtask test`; false if a test failed.
+/// Runs `cargo xtask test`. Returns false if a test failed.
 ///
 /// # Errors
-/// Tests that do not build, a result that cannot be printed.
+/// Tests that do not build, or a result that cannot be printed.
 pub fn run(args: &Args) -> Result<bool> {
     let began = Instant::now();
     let not_apart = if args.apart { None } else { Some(decoy::move_apart()?) };
@@ -111,13 +125,14 @@ pub fn run(args: &Args) -> Result<bool> {
     let decoy = Decoy::lay(args.apart).context("the decoy")?;
     let (alone, mut programs): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| ALONE.contains(&&*program.name));
-    // What is not named keeps its order: that of the packages.
+    // Programs that are not listed keep their order, which is that of the packages.
     programs.sort_by_key(|program| LONG.iter().position(|name| *name == program.name).unwrap_or(LONG.len()));
     let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let usual = at_a_time(processors, left.memory);
     let at_a_time = args.at_a_time.map_or(usual, NonZeroUsize::get);
     let mut variables = decoy.variables();
-    // As many tests at a time in each: what they take together does not rise with processors.
+    // The number of tests at a time in each program is bounded as well, so that what they take
+    // together does not rise with the number of processors.
     let threads = std::env::var_os("RUST_TEST_THREADS");
     variables.push(("RUST_TEST_THREADS", threads.unwrap_or_else(|| usual.to_string().into())));
     let limits = Limits { at_a_time, time: LIMIT, folders: &folders, variables: &variables };
@@ -128,7 +143,7 @@ pub fn run(args: &Args) -> Result<bool> {
         all_well &= report.is_well;
         times.push((ended.time, program.name.clone()));
         takers.push((ended.taken, program.name.clone()));
-        // Whole: what another one prints comes before it or after it.
+        // Printed as a whole, so that the output of programs does not mix.
         let mut out = io::stdout().lock();
         out.write_all(&report.text).and_then(|()| out.flush()).context("print")
     };
@@ -150,7 +165,7 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(all_well && is_unseen)
 }
 
-/// What is printed of a program.
+/// The printed result of a program.
 struct Report {
     is_well: bool,
     text: Vec<u8>,
@@ -166,7 +181,7 @@ fn report(program: &Program, ended: &Ended) -> Report {
     let told = |start: &str| {
         ended.printed.split(|byte| *byte == b'\n').any(|line| line.starts_with(start.as_bytes()))
     };
-    // A test that leaves the program with status 0 has kept the others from running.
+    // A test that exits the program with status 0 has kept the others from running.
     let has_ended_well = ended.is_success && told("test result: ");
     if !has_ended_well {
         let untold = if told("test result: FAILED.") { "" } else { UNTOLD };
@@ -174,20 +189,20 @@ fn report(program: &Program, ended: &Ended) -> Report {
     }
     if !ended.left.is_empty() {
         let left = ended.left.join(", ");
-        // One that has failed counts already, and may have had no time to clean up.
+        // A program that has failed counts already, and may have had no time to clean up.
         let (start, end) = if has_ended_well { ("error: test failed: ", UNTOLD) } else { ("", "") };
         text.extend_from_slice(format!("{start}{name}: files left in TMPDIR: {left}{end}\n").as_bytes());
     }
     Report { is_well: has_ended_well && ended.left.is_empty(), text }
 }
 
-/// How many programs, and tests in each, run at a time.
+/// Returns how many programs, and tests in each, run at a time.
 fn at_a_time(processors: usize, memory: u64) -> usize {
     let with_room = usize::try_from(memory / EACH).unwrap_or(usize::MAX);
     processors.min(AT_A_TIME_MAX).min(with_room).max(1)
 }
 
-/// Sees that there is room for tests.
+/// Checks that there is room for tests.
 fn has_room(left: Taken) -> Result<()> {
     let folder = std::env::temp_dir();
     let kinds = [
@@ -207,13 +222,14 @@ fn has_room(left: Taken) -> Result<()> {
     Ok(())
 }
 
-/// The decoy is a test as any: whether it has passed, and the lines that say so.
+/// Reports the decoy like any test: whether it passed, and the lines that say so.
 fn unseen(found: &[String], not_apart: Option<&str>) -> (bool, String) {
     let mut text = "     Running decoy of xtask\n".to_owned();
     for line in found {
         text += &format!("a test sees the machine: {line}\n");
     }
-    // What this run does not have is skipped, as a test is for which something is missing.
+    // Places that this run cannot use are reported as skipped, like a test with a missing
+    // requirement.
     if let Some(why) = not_apart {
         text += &format!("skipped: no decoy in /etc, /run and /dev/shm: {why}\n");
     }
@@ -225,7 +241,7 @@ fn unseen(found: &[String], not_apart: Option<&str>) -> (bool, String) {
     (found.is_empty(), text)
 }
 
-/// Two lines that say what the programs took, and which of them took most.
+/// Returns two lines that say what the programs took, and which of them took most.
 fn most(takers: &[(Taken, String)], all: Taken) -> String {
     let named = |of: fn(&Taken) -> u64| {
         let mut sorted: Vec<_> = takers.iter().map(|(taken, name)| (of(taken) >> 20, name)).collect();
@@ -242,7 +258,7 @@ fn most(takers: &[(Taken, String)], all: Taken) -> String {
     )
 }
 
-/// One line that says which programs took longest.
+/// Returns one line that says which programs took longest.
 fn longest(mut times: Vec<(Duration, String)>, at_a_time: usize, whole: Duration) -> String {
     const NAMED: usize = 12;
     times.sort_unstable_by(|one, other| other.cmp(one));
@@ -256,12 +272,12 @@ fn longest(mut times: Vec<(Duration, String)>, at_a_time: usize, whole: Duration
 mod tests {
     use super::*;
 
-    /// What is printed of a program that ended so.
+    /// Returns what is printed for a program that ended this way.
     fn printed(printed: &str, is_success: bool, how: &str) -> (bool, String) {
         printed_with(Vec::new(), printed, is_success, how)
     }
 
-    /// The same of one that has left these files.
+    /// Returns the same for a program that left these files.
     fn printed_with(left: Vec<String>, printed: &str, is_success: bool, how: &str) -> (bool, String) {
         let program = Program::called(&["deps/some_lane-0123abcd".into()]).unwrap();
         let (time, how) = (Duration::from_millis(1500), how.to_owned());
@@ -287,7 +303,8 @@ mod tests {
         let named = "error: test failed: some_lane of xtask: exit status: 101";
         let report = format!("{start}{failed}{named}\n");
         assert_eq!(printed(failed, false, "exit status: 101"), (false, report));
-        // No result, or one that is not the last word: of the documentation there are many.
+        // Either no result, or a result that is not the last word: the documentation tests print
+        // many.
         for told in ["running 3 tests\ntest one ... ", passed] {
             let line = if told == passed { told.to_owned() } else { format!("{told}\n") };
             let report = format!("{start}{line}{named}{UNTOLD}\n");

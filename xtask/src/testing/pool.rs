@@ -1,7 +1,7 @@
-//! Programs that run several at a time, what each prints kept until it ends.
+//! Runs programs, several at a time, and keeps the output of each until it ends.
 //!
-//! Each is the head of a process group of its own, so that what it has started can be ended with it: when it takes too long, when it has
-//! died itself, and when this program is told to stop.
+//! Each is the leader of a process group of its own, so that everything it has started can be ended
+//! with it: when it takes too long, when it has died itself, and when this program is told to stop.
 
 use super::program::Program;
 use super::usage::{self, Folders, Taken};
@@ -20,68 +20,69 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How often it is looked whether a program has ended: there are a hundred of them, most take longer than a second.
+/// Polling interval for the end of a program. There are a hundred programs, and most take longer
+/// than a second.
 const LOOK: Duration = Duration::from_millis(20);
-/// What a test says of a machine that has failed, and not what was tested on it.
+/// What a test prints if the machine has failed, rather than what was tested on it.
 const FROZEN: &str = "the guest stands still";
-/// The exit status of a program that Ctrl-C ended, as a shell has it.
+/// Exit status of a program that Ctrl-C ended, as in a shell.
 const INTERRUPTED: i32 = 130;
 
-/// What the pool keeps to.
+/// The limits of the pool.
 pub struct Limits<'a> {
-    /// How many programs run at a time.
+    /// Number of programs that run at a time.
     pub at_a_time: usize,
-    /// How long one may take.
+    /// Time limit of a program.
     pub time: Duration,
-    /// Each has one of them as its `TMPDIR`.
+    /// Folders, one of which is the `TMPDIR` of each program.
     pub folders: &'a Folders,
-    /// What each finds in its environment.
+    /// Variables for the environment of each program.
     pub variables: &'a [(&'static str, OsString)],
 }
 
 /// A program that has ended.
 pub struct Ended {
-    /// What it printed, errors among it.
+    /// Its output, including errors.
     pub printed: Vec<u8>,
     /// How long it took.
     pub time: Duration,
-    /// Whether its status is that of success.
+    /// Whether its exit status is success.
     pub is_success: bool,
-    /// In words: its status, or what came before there was one.
+    /// Its exit status in words, or what happened before there was one.
     pub how: String,
-    /// What it took at most at a time.
+    /// The most that it took at any time.
     pub taken: Taken,
-    /// What was in its `TMPDIR` at its end.
+    /// The files in its `TMPDIR` at its end.
     pub left: Vec<String>,
 }
 
-/// A program that runs.
+/// A running program.
 struct Running {
-    /// The head of its group.
+    /// The leader of its process group.
     group: Pid,
     name: String,
     /// Its `TMPDIR`.
     folder: PathBuf,
 }
 
-/// Whoever starts one holds the lock, so none is missed.
+/// The lock is held while a program starts, so that none is missed.
 static RUNNING: Mutex<Vec<Running>> = Mutex::new(Vec::new());
 
-/// Groups that run, and their folders.
+/// Returns the running groups and their folders.
 pub fn groups() -> Vec<(Pid, PathBuf)> {
     let running = RUNNING.lock().expect("no holder panics");
     running.iter().map(|one| (one.group, one.folder.clone())).collect()
 }
 
-/// The names of programs that run.
+/// Returns the names of the running programs.
 pub fn running() -> Vec<String> {
     RUNNING.lock().expect("no holder panics").iter().map(|one| one.name.clone()).collect()
 }
 
-/// Runs `programs` in their order and tells of each when it ends.
+/// Runs `programs` in their order, and calls `tell` for each when it ends.
 ///
 /// # Errors
-/// What `tell` cannot do. What becomes of a program is no error.
+/// An error of `tell`. A failed program is not an error.
 pub fn run(
     programs: &[Program],
     limits: &Limits<'_>,
@@ -102,12 +103,13 @@ pub fn run(
             });
         }
         drop(sender);
-        // Where that fails nobody listens any more, and the others are not begun.
+        // If `tell` fails, nothing receives the results any more, and the remaining programs are
+        // not started.
         ended.into_iter().try_for_each(|(program, ended)| tell(program, ended))
     })
 }
 
-/// Runs one of them; once more if a guest of it has stood still.
+/// Runs one program, and runs it again if one of its guests froze.
 fn one(program: &Program, limits: &Limits<'_>) -> Ended {
     let ended = attempt(program, limits);
     if ended.is_success || !has_frozen(&ended.printed) {
@@ -147,10 +149,11 @@ fn attempt(program: &Program, limits: &Limits<'_>) -> Ended {
     ended
 }
 
-/// Its status, if it had one before its time was over; `ended` gets what it printed and took.
+/// Returns the exit status, if the program had one before its time limit. Fills `ended` with its
+/// output and what it took.
 fn kept(program: &Program, limits: &Limits<'_>, ended: &mut Ended) -> Result<Option<ExitStatus>> {
     static STARTED: AtomicUsize = AtomicUsize::new(0);
-    // No pipe: what a program leaves running would hold it open.
+    // Not a pipe: whatever a program leaves running would hold it open.
     let mut output = tempfile::tempfile().context("a file for what it prints")?;
     let folder = limits.folders.of(&STARTED.fetch_add(1, Ordering::Relaxed).to_string());
     let folder = folder.context("a folder for its files")?;
@@ -164,7 +167,7 @@ fn kept(program: &Program, limits: &Limits<'_>, ended: &mut Ended) -> Result<Opt
     drop(running);
     let status = waited_for(&mut child, limits.time)?;
     if !status.is_some_and(|status| status.success()) {
-        // Most often nothing is left.
+        // Usually nothing is left.
         let _nobody_is_there = kill_process_group(group, Signal::KILL);
         child.wait()?;
     }
@@ -174,7 +177,8 @@ fn kept(program: &Program, limits: &Limits<'_>, ended: &mut Ended) -> Result<Opt
     ended.how = stopped.map_or_else(String::new, |why| format!("stopped: {why}"));
     let left = std::fs::read_dir(&folder).into_iter().flatten().flatten();
     ended.left = left.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    // What cannot be removed, as something is mounted there, goes with the folder that all are in, or is told of at the end.
+    // If the folder cannot be removed because something is mounted there, it is removed with the
+    // parent folder, or is reported at the end.
     let _is_still_used = std::fs::remove_dir_all(&folder);
     output.rewind()?;
     output.read_to_end(&mut ended.printed)?;
@@ -192,7 +196,8 @@ fn waited_for(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> 
     }
 }
 
-/// Has what runs end when this program is told to: the terminal's Ctrl-C does not reach other groups. Then `ends` is called.
+/// Ends the running programs when this program is told to stop, because the terminal's Ctrl-C does
+/// not reach other groups. Then calls `ends`.
 ///
 /// # Errors
 /// Signals that cannot be waited for.
@@ -207,7 +212,7 @@ pub fn end_with_this_one(ends: impl FnOnce() + Send + 'static) -> Result<()> {
             let is_told = signals.iter_mut().any(|signal| signal.poll_recv(context).is_ready());
             if is_told { Poll::Ready(()) } else { Poll::Pending }
         }));
-        // Held to the end: nothing is started any more.
+        // The lock is held until the end, so that nothing more is started.
         let running = RUNNING.lock().expect("no holder panics");
         for one in running.iter() {
             let _it_has_just_gone = kill_process_group(one.group, Signal::KILL);
@@ -223,7 +228,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// How each of these shell scripts ended, by its text.
+    /// Runs these shell scripts, and returns how each ended, by its text.
     fn ended(scripts: &[&str], limit: Duration) -> BTreeMap<String, Ended> {
         let program = |script: &&str| {
             let mut program = Program::called(&["sh".into(), "-c".into(), script.into()]).unwrap();
@@ -265,7 +270,7 @@ mod tests {
 
     #[test]
     fn what_hangs_is_stopped_with_all_that_it_has_started() {
-        // It says who waits with it, and that one would go on alone.
+        // It prints the process that it waits for, which would otherwise continue alone.
         let script = "sleep 600 & echo $!; wait";
         let all = ended(&[script], Duration::from_secs(1));
         let hung = &all[script];
@@ -273,13 +278,14 @@ mod tests {
         assert_eq!(hung.how, "stopped after 1 s");
         let other = String::from_utf8_lossy(&hung.printed).trim().to_owned();
         let state = || std::fs::read_to_string(format!("/proc/{other}/stat"));
-        // It may be a while until the system has taken it away.
+        // It may take a while until the system has removed it.
         while state().is_ok_and(|state| !state.contains(") Z ")) {
             thread::sleep(LOOK);
         }
     }
 
-    /// A machine that stands still says nothing of what is tested on it: it is tried once more, and only then has it failed.
+    /// Proves that a program is run again if its machine froze, since that says nothing about what
+    /// is tested on it. Only a second failure counts.
     #[test]
     fn who_had_a_guest_that_stood_still_is_run_once_more() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
-//! A test program and how cargo would start it.
+//! A test program, and how cargo would start it.
 //!
-//! What a test may count on (the folder it runs in, the variables that name its package and its programs) is cargo's to say, so cargo is
-//! let to say it: it runs all tests, and in the place of each program it starts this one, which writes down the arguments, the folder and
-//! the environment it was given. The pool starts the programs just so.
+//! Cargo determines what a test may rely on: the folder it runs in, and the variables that name its
+//! package and its programs. So cargo runs all tests, but instead of each program it starts this
+//! one, which records the arguments, the folder and the environment. The pool starts the programs
+//! in exactly the same way.
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -12,19 +13,19 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The program that has all integration tests of its package.
+/// The program that contains all integration tests of its package.
 const SUITE: &str = "suite";
 
-/// Options of test programs that change nothing of which tests run.
+/// Options of test programs that do not affect which tests run.
 const OF_OUTPUT: [&str; 3] = ["--show-output", "--nocapture", "--quiet"];
 
-/// The name of the tests in documentation, which cargo runs by itself.
+/// Name of the tests in documentation, which cargo runs itself.
 const DOCUMENTATION: &str = "documentation";
 
-/// One of them. Paths are strings here: one that is no UTF-8 is kept too.
+/// One test program. Paths are strings here, so that one that is not UTF-8 is kept too.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Program {
-    /// The file without what cargo appends, and the package that it tests.
+    /// The file name without cargo's suffix, and the package that it tests.
     pub name: String,
     file: OsString,
     arguments: Vec<OsString>,
@@ -33,10 +34,11 @@ pub struct Program {
 }
 
 impl Program {
-    /// What `called` would start (a file and its arguments) in the folder and environment of this process.
+    /// Returns the program that `called` (a file and its arguments) would start, in the folder and
+    /// environment of this process.
     ///
     /// # Errors
-    /// Nothing is called, or in no folder.
+    /// `called` is empty, or there is no working directory.
     pub fn called(called: &[OsString]) -> Result<Self> {
         let (file, arguments) = called.split_first().context("no program is named")?;
         let stem = Path::new(file).file_stem().unwrap_or_default().to_string_lossy();
@@ -51,7 +53,7 @@ impl Program {
         })
     }
 
-    /// Tests in the documentation: cargo makes programs of them, and keeps none.
+    /// Returns the tests in the documentation: cargo builds programs for them, and keeps none.
     fn documentation(options: &[OsString]) -> Result<Self> {
         let cargo = crate::cargo().get_program().to_owned();
         let words = ["test", "--workspace", "--doc", "--no-fail-fast", "--"].map(OsString::from);
@@ -63,18 +65,19 @@ impl Program {
         Ok(program)
     }
 
-    /// Writes it down in `folder`, in a file that comes after those of earlier ones.
+    /// Records the program in `folder`, in a file that sorts after the earlier ones.
     ///
     /// # Errors
     /// A file that cannot be written.
     pub fn keep(&self, folder: &Path) -> Result<()> {
-        // cargo starts one after the other.
+        // cargo starts one program after the other.
         let count = fs::read_dir(folder).with_context(|| folder.display().to_string())?.count();
         let file = folder.join(format!("{count:05}"));
         fs::write(&file, serde_json::to_vec(self)?).with_context(|| file.display().to_string())
     }
 
-    /// The modules of a suite, each as a program of its own; another program as it is, and a suite too of which only some tests are to run.
+    /// Splits a suite into its modules, each as a program of its own. Any other program stays as it
+    /// is, and so does a suite of which only some tests are to run.
     fn modules(self) -> Result<Vec<Self>> {
         let prefix = format!("{SUITE} of ");
         let is_whole = self.arguments.iter().all(|one| OF_OUTPUT.iter().any(|option| one == option));
@@ -99,7 +102,7 @@ impl Program {
         Ok(by_module(&listed).into_iter().map(module).collect())
     }
 
-    /// How it is started.
+    /// Returns the command that starts it.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.file);
         command.args(&self.arguments).current_dir(&self.folder).env_clear();
@@ -108,7 +111,7 @@ impl Program {
     }
 }
 
-/// The tests of a terse list, by their outermost module.
+/// Returns the tests of a terse list, by their outermost module.
 fn by_module(listed: &str) -> BTreeMap<String, Vec<String>> {
     let mut modules: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for test in listed.lines().filter_map(|line| line.strip_suffix(": test")) {
@@ -118,7 +121,7 @@ fn by_module(listed: &str) -> BTreeMap<String, Vec<String>> {
     modules
 }
 
-/// How cargo is told of packages.
+/// Returns cargo's arguments for these packages.
 fn of(packages: &[String]) -> Vec<String> {
     match packages {
         [] => vec!["--workspace".to_owned()],
@@ -126,14 +129,15 @@ fn of(packages: &[String]) -> Vec<String> {
     }
 }
 
-/// Builds the tests of these packages, or of the workspace if none is named; all programs, in cargo's order, each to be given `options`.
+/// Builds the tests of these packages, or of the workspace if none is named. Returns all programs
+/// in cargo's order, each with `options`.
 ///
 /// # Errors
 /// What does not build.
 pub fn all(packages: &[String], options: &[OsString]) -> Result<Vec<Program>> {
     let notes = tempfile::tempdir().context("a folder for notes")?;
     let own = std::env::current_exe().context("this program")?;
-    // A list of JSON strings is one of TOML strings too.
+    // A list of JSON strings is also a list of TOML strings.
     let runner = serde_json::to_string(&[own.as_path(), Path::new("note-test"), notes.path()])?;
     let mut cargo = crate::cargo();
     cargo.current_dir(crate::origin()).args(["test", "--quiet", "--tests", "--no-fail-fast"]);
@@ -146,7 +150,7 @@ pub fn all(packages: &[String], options: &[OsString]) -> Result<Vec<Program>> {
     files.sort_unstable_by_key(fs::DirEntry::file_name);
     let read = |file: &fs::DirEntry| -> Result<Vec<Program>> {
         let mut program: Program = serde_json::from_slice(&fs::read(file.path())?)?;
-        // That cargo is to be quiet here it passes on.
+        // cargo passes its own `--quiet` on to the programs.
         options.clone_into(&mut program.arguments);
         program.modules()
     };
@@ -173,14 +177,16 @@ mod tests {
         assert_eq!(by_module(listed), wanted.map(|(module, tests)| (module.to_owned(), tests)).into());
     }
 
-    /// A script stands for the program: it prints such a list, or what it was told to run.
+    /// Proves that a suite is split into its modules. A script takes the place of the program: it
+    /// prints such a list, or what it was told to run.
     #[test]
     fn a_suite_is_started_once_for_each_module() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("suite-0123abcd");
         let script =
             "#!/bin/sh\ncase $* in *--list*) printf 'one::a: test\\ntwo::b: test\\n';; *) echo $*;; esac\n";
-        // By a process of its own: a child that another thread starts meanwhile would have the file open for writing.
+        // Written by another process: a child that another thread starts at the same time would
+        // hold the file open for writing.
         let mut writer = Command::new("sh");
         writer.args(["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\""]).arg(&file).arg(script);
         assert!(writer.status().unwrap().success());

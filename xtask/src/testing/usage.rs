@@ -1,8 +1,10 @@
-//! What test programs take of memory and of the disk: measured while they run, with a bound for each, and one for all of them.
+//! Measures how much memory and disk space test programs take while they run. There is a bound for
+//! each program, and one for all of them.
 //!
-//! Several times a second all processes are looked through once. Memory is what processes of the program's group have for themselves, and
-//! what they share with others, which counts in each of them; the page cache does not count, as the kernel takes that back. The disk is
-//! what blocks files in the program's `TMPDIR` have: a sparse file counts as what it holds.
+//! All processes are scanned several times a second. Memory is the private memory of the processes
+//! in the program's group, plus their shared memory, which counts for each of them. The page cache
+//! does not count, because the kernel can reclaim it. Disk space is the blocks of files in the
+//! program's `TMPDIR`: a sparse file counts as what it holds.
 
 use super::pool;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statvfs, statx};
@@ -14,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How often it is looked. A program may take more than it may until then.
+/// Interval of the scans. A program may exceed its bound until the next one.
 const LOOK: Duration = Duration::from_millis(250);
 const MIB: u64 = 1 << 20;
 
@@ -29,12 +31,12 @@ pub struct Bounds {
     pub left: u64,
 }
 
-/// Bytes that somebody has.
+/// Bytes in use.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Taken {
-    /// Of memory.
+    /// Bytes of memory.
     pub memory: u64,
-    /// Of the disk.
+    /// Bytes of disk space.
     pub disk: u64,
 }
 
@@ -48,7 +50,7 @@ impl Taken {
     }
 }
 
-/// The most that each program had at a time, by the head of its group, and that all of them had together.
+/// The peak of each program, by the leader of its group, and the peak of all of them together.
 #[derive(Default)]
 struct Peaks {
     each: BTreeMap<i32, Taken>,
@@ -63,18 +65,18 @@ fn with<T>(act: impl FnOnce(&mut Peaks) -> T) -> T {
     act(PEAKS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
-/// What a program that has ended had at most, and why it was stopped, if it was.
+/// Returns the peak of a program that has ended, and why it was stopped, if it was.
 pub fn of(group: Pid) -> (Taken, Option<String>) {
     let group = group.as_raw_nonzero().get();
     with(|peaks| (peaks.each.remove(&group).unwrap_or_default(), peaks.stopped.remove(&group)))
 }
 
-/// What all programs had together at most.
+/// Returns the peak of all programs together.
 pub fn of_all() -> Taken {
     with(|peaks| peaks.all)
 }
 
-/// Looks from now on.
+/// Starts scanning.
 pub fn watch(bounds: Bounds) {
     thread::spawn(move || {
         loop {
@@ -103,7 +105,7 @@ fn look(bounds: Bounds) {
     });
     let folder = running.first().map_or_else(std::env::temp_dir, |(_, folder)| folder.clone());
     if let Some((group, why)) = too_much(&taken, left(&folder), bounds) {
-        // One that has just ended has given it back.
+        // A program that has just ended has released it.
         if pool::groups().iter().any(|(running, _)| *running == group) {
             with(|peaks| peaks.stopped.insert(group.as_raw_nonzero().get(), why));
             let _it_has_just_gone = kill_process_group(group, Signal::KILL);
@@ -111,7 +113,8 @@ fn look(bounds: Bounds) {
     }
 }
 
-/// Who is to be stopped, and why, if somebody is. `left` is what the machine has left.
+/// Returns the program to be stopped, and why, if there is one. `left` is what the machine has
+/// left.
 fn too_much(taken: &[(Pid, Taken)], left: Taken, bounds: Bounds) -> Option<(Pid, String)> {
     let memory: fn(&Taken) -> u64 = |taken| taken.memory;
     let disk: fn(&Taken) -> u64 = |taken| taken.disk;
@@ -130,7 +133,8 @@ fn too_much(taken: &[(Pid, Taken)], left: Taken, bounds: Bounds) -> Option<(Pid,
     })
 }
 
-/// What the machine has left, or the control group of this process may have; as much as can be where that cannot be told.
+/// Returns what is left on the machine, or what the control group of this process may use. The
+/// value is unlimited if it cannot be determined.
 pub fn left(folder: &Path) -> Taken {
     let said = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let disk = statvfs(folder).map_or(u64::MAX, |found| found.f_bavail.saturating_mul(found.f_frsize));
@@ -139,7 +143,8 @@ pub fn left(folder: &Path) -> Taken {
     Taken { memory: memory.min(group_bound(&groups, Path::new("/sys/fs/cgroup"))), disk }
 }
 
-/// The bytes that the control group of a process may have, by what it is told of its groups: of version 2, or of version 1.
+/// Returns the memory limit of the control group of a process in bytes, given the process's list of
+/// groups, which may be of version 2 or version 1.
 fn group_bound(groups: &str, root: &Path) -> u64 {
     let bound = |line: &str| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -154,7 +159,7 @@ fn group_bound(groups: &str, root: &Path) -> u64 {
     groups.lines().filter_map(bound).min().unwrap_or(u64::MAX)
 }
 
-/// Bytes of a field that is told in kB.
+/// Returns the bytes of a field that is given in kB.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -164,11 +169,11 @@ fn memory_by_group() -> BTreeMap<i32, u64> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let is_process = entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit());
-        // A process that ends meanwhile has nothing.
+        // A process that has ended in the meantime has nothing.
         let read = |name: &str| fs::read_to_string(entry.path().join(name)).ok();
         let of = || {
             let stat = read("stat")?;
-            // Behind the name, which may have anything in it: state, parent, group.
+            // After the name, which may contain anything: state, parent, group.
             let group = stat.rsplit_once(')')?.1.split_whitespace().nth(2)?.parse().ok()?;
             let status = read("status")?;
             let parts = ["RssAnon:", "RssShmem:"].map(|name| field(&status, name).unwrap_or_default());
@@ -181,13 +186,14 @@ fn memory_by_group() -> BTreeMap<i32, u64> {
     all
 }
 
-/// Bytes of the files in `folder`. A file system that is mounted below it is left alone: its server may be one that never answers.
+/// Returns the bytes of the files in `folder`. File systems mounted below it are skipped: their
+/// servers may never answer.
 pub fn disk(folder: &Path) -> u64 {
     let mut all = 0;
     let mut folders = vec![folder.to_owned()];
     let mut device = None;
     while let Some(folder) = folders.pop() {
-        // What is asked of the system alone, and not of a server, is answered.
+        // With this flag the kernel answers from its cache, and does not ask a server.
         let seen = |path: &Path| {
             let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
             let seen = statx(CWD, path, flags, StatxFlags::BLOCKS).ok()?;
@@ -211,16 +217,18 @@ pub fn disk(folder: &Path) -> u64 {
     all
 }
 
-/// A folder for each program, in one that goes away at the end.
+/// A folder for each program, inside one that is removed at the end.
 pub struct Folders(tempfile::TempDir);
 
 impl Folders {
+    /// Creates the parent folder.
+    ///
     /// # Errors
-    /// It cannot be made.
+    /// It cannot be created.
     pub fn new() -> anyhow::Result<Self> {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::Builder::new().prefix("bt-").tempdir()?;
-        // Tests become other users, who go through it.
+        // Tests become other users, which must be able to pass through it.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
         Ok(Self(folder))
     }
@@ -229,10 +237,10 @@ impl Folders {
         self.0.path()
     }
 
-    /// One that is called so, for all users, as `/tmp` is.
+    /// Creates a folder of this name, for all users, as `/tmp` is.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// It cannot be created.
     pub fn of(&self, name: &str) -> std::io::Result<PathBuf> {
         use std::os::unix::fs::PermissionsExt as _;
         let path = self.0.path().join(name);

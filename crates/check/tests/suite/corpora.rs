@@ -1,4 +1,4 @@
-//! Replays the fuzzers' corpora: what a target was fed once, good or bad, it must still survive.
+//! Replays the fuzzers' corpora: a target must survive every input it was ever given, good or bad.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails where it cannot go on")]
 #![allow(clippy::cast_possible_truncation, reason = "the targets run on 64 bits")]
 

@@ -1,4 +1,5 @@
-//! Images built by hand: what a good one contains, and each broken invariant with the finding that names it.
+//! Tests with images built by hand: the content of a good one, and each broken invariant with the
+//! finding that names it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails where it cannot go on")]
 
 use crate::common::{self, Image, backing, clean, dirty, node_key, pointer};
@@ -8,7 +9,7 @@ use bcached_check::{
 use bcached_format::error::{BsetError, KeyError, NodeError, PrioError};
 use bcached_format::{BackingState, Inode, Key, Pointer, Pointers, Position, Uuid, UuidSlot, prio};
 
-/// The findings of an image without backing devices.
+/// Returns the findings of an image without backing devices.
 #[track_caller]
 fn kinds(image: Image) -> Vec<Kind> {
     let bytes = image.finish();
@@ -89,7 +90,8 @@ fn a_volume_without_backing_device_reads_as_zero_where_it_has_no_data() {
 
 #[test]
 fn a_freeing_key_makes_the_child_it_frees_void() {
-    // The left leaf was rewritten from bucket 41 to 43: its old key stands below, the freeing key and the new one above.
+    // The left leaf was rewritten from bucket 41 to 43: its old key is below, the freeing key and
+    // the new key above.
     let mut image = Image::with_tree(&[&[]], &[&[dirty(2000, 2008, 100)]]);
     let position = Position::new(Inode(0), 1000);
     let old = [node_key(41, position), node_key(42, Position::MAX)];
@@ -199,7 +201,7 @@ fn a_dead_child_whose_bucket_was_reused_too_often_is_named() {
 #[test]
 fn a_pointer_ahead_of_its_bucket_pulls_the_generation_forward() {
     let ahead = Key { pointers: Pointers::one(pointer(100, 0, 1)), ..dirty(16, 24, 0) };
-    // Another leaf still points to the bucket's older contents: those are void now, and were clean.
+    // Another leaf still points to the bucket's older content, which was clean and is now void.
     let image = Image::with_tree(&[&[ahead]], &[&[clean(2000, 2008, 100)]]);
     let bytes = image.finish();
     let checked = check(&bytes, &[], Options::default());
@@ -222,7 +224,7 @@ fn extents_belong_to_volumes() {
     let key = Key { inode: Inode(1), ..clean(16, 24, 100) };
     only(Image::with_leaf(&[&[key]]), Kind::CleanFlashOnly { key });
 
-    // A kernel makes a flash-only volume smaller by its size alone.
+    // A kernel shrinks a flash-only volume by changing only its size.
     let key = Key { inode: Inode(1), ..dirty(4092, 4100, 100) };
     only(Image::with_leaf(&[&[key]]), Kind::BehindEnd { key, end: 4096 });
     let bytes = Image::with_leaf(&[&[key]]).finish();
@@ -391,7 +393,8 @@ fn journal_entries_that_are_needed_must_be_there() {
 
 #[test]
 fn a_journal_that_a_kernel_would_not_find_is_reported() {
-    // The bisection ends below the newest entry, and the walk down from there meets an empty bucket first.
+    // The bisection ends below the newest entry, and the walk down from there reaches an empty
+    // bucket first.
     let mut image = Image::with_leaf(&[&[]]);
     image.journal = vec![image.entries(0, &[(9, 9, &[])]), image.entries(5, &[(10, 10, &[])])];
     only(image, Kind::JournalSearch { wanted: 10, found: Some(9) });
@@ -425,7 +428,8 @@ fn a_torn_newest_entry_is_a_warning_only() {
 
 #[test]
 fn the_newest_entry_is_missed_though_its_number_or_magic_is_damaged() {
-    // Byte 8 is the magic's first, byte 16 the number's: 11 becomes 3, as if the entry were of an older lap.
+    // Byte 8 is the first byte of the magic, byte 16 that of the sequence number: 11 becomes 3, as
+    // if the entry were of an older lap.
     for at in [8, 16] {
         let mut image = Image::with_leaf(&[&[]]);
         image.journal = vec![image.entries(1, &[(10, 10, &[]), (11, 10, &[dirty(16, 24, 100)])])];
@@ -456,8 +460,9 @@ fn slots_that_were_given_up_all_look_alike() {
 
 #[test]
 fn a_void_journal_key_is_a_hole() {
-    // Written to bucket 101 and then to bucket 100, which was written back, turned clean and used again. Before the leaf
-    // was written the process died: what the leaf says is older than what the backing device has.
+    // The data was written to bucket 101 and then to bucket 100, which was written back, became
+    // clean and was reused. The process died before the leaf was written: the leaf's data is older
+    // than that of the backing device.
     let later = dirty(16, 24, 100);
     let mut image = Image::with_leaf(&[&[dirty(16, 24, 101)]]);
     image.generations[100] = 1;
@@ -468,7 +473,8 @@ fn a_void_journal_key_is_a_hole() {
     let pieces = checked.view.unwrap().content(Inode(0), 16, 8);
     assert_eq!(pieces, [below(16, 8)]);
 
-    // The same, but the leaf's older key is void as well: nothing is lost that the journal does not know of.
+    // The same, but the leaf's older key is void as well: nothing is lost that the journal does not
+    // account for.
     let mut image = Image::with_leaf(&[&[dirty(16, 24, 101)]]);
     (image.generations[100], image.generations[101]) = (1, 1);
     image.journal = vec![image.entries(1, &[(10, 10, &[later])])];
@@ -530,7 +536,8 @@ fn findings_are_bounded() {
     assert!(!checked.report.is_clean(), "what was left out may have been an error");
 }
 
-/// bcached's journal entries say what the table of volumes is to be: one that is lost, or has a slot that is another one, is told.
+/// Proves that a uuid table that is lost, or has a foreign slot, is detected: bcached's journal
+/// entries record what the table must be.
 #[test]
 fn a_table_that_is_not_what_was_written_is_told() {
     let sealed = |change: fn(&mut Vec<UuidSlot>)| {

@@ -1,5 +1,6 @@
-//! Sets that a real kernel left behind: nothing is found on them, what we say they contain is what the kernel served,
-//! and each flipped bit in a summed structure is found and laid to that structure.
+//! Tests with sets written by a real kernel. The check finds nothing on them, it reports the same
+//! content as the kernel served, and it detects each flipped bit in a checksummed structure and
+//! attributes it to that structure.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails where it cannot go on")]
 
 use crate::kernel::{self, End, Images};
@@ -8,7 +9,8 @@ use bcached_format::{BackingState, DeviceFacts, Inode, RawSuperblock, Superblock
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Small buckets, stopped cleanly: a tree of two levels, made once for all tests.
+/// Creates a set with small buckets that was stopped cleanly: a tree of two levels, made once for
+/// all tests.
 fn small() -> Option<&'static Images> {
     static IMAGES: OnceLock<Images> = OnceLock::new();
     if let Some(reason) = kernel::missing() {
@@ -20,7 +22,8 @@ fn small() -> Option<&'static Images> {
 
 fn judge(images: &Images, end: End, root_level: u16) {
     let backings: [&dyn ReadAt; 1] = [&images.backing];
-    // After a crash a clean copy may be older than the backing device; everything here was flushed before.
+    // After a crash a clean copy may be older than the backing device. Everything here was flushed
+    // before.
     let options = Options { compare_clean: end == End::Clean, ..Options::default() };
     let checked = check(&images.cache, &backings, options);
     let errors: Vec<String> = checked.report.findings.iter().map(ToString::to_string).collect();
@@ -66,7 +69,7 @@ fn sets_after_a_crash() {
     judge(&kernel::make("64k", "4k", 64, End::Crash), End::Crash, 0);
 }
 
-/// The summed bytes of every live structure, with the structure they belong to.
+/// Returns the checksummed bytes of every live structure, with the structure they belong to.
 fn summed(images: &Images) -> Vec<(Structure, Range<usize>)> {
     let mut ranges: Vec<(Structure, Range<u64>)> = Vec::new();
     let mut newest = (0, 0);
@@ -103,7 +106,7 @@ fn summed(images: &Images) -> Vec<(Structure, Range<usize>)> {
     ranges.into_iter().map(|(kind, range)| (kind, index(range.start)..index(range.end))).collect()
 }
 
-/// Numbers that are the same in every run.
+/// A random number generator that gives the same numbers in every run.
 struct Dice(u64);
 
 impl Dice {
@@ -120,7 +123,7 @@ fn every_flipped_bit_of_a_summed_structure_is_found_and_laid_to_it() {
     let mut cache = images.cache.clone();
     let mut dice = Dice(1);
     for round in 0..1000 {
-        // Structures in turn, so that the small ones get their share.
+        // Take the structures in turn, so that the small ones get their share.
         let kinds = [Structure::Superblock, Structure::Journal, Structure::Priorities, Structure::Node];
         let kind = kinds[round % 4];
         let of_kind: Vec<_> = ranges.iter().filter(|(structure, _)| *structure == kind).collect();

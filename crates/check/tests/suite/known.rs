@@ -1,4 +1,5 @@
-//! What a damaged structure hides is not known, and no number says that it is: each structure of a set, damaged.
+//! Proves that what a damaged structure hides is reported as unknown, and never as a number. Each
+//! structure of a set is damaged in turn.
 #![allow(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
 
 use crate::common::{
@@ -7,8 +8,8 @@ use crate::common::{
 use bcached_check::{Claim, Dirty, Hidden, Known, Options, Report, check};
 use bcached_format::{Attachment, BackingState, Inode, Key, Position, Uuid, UuidSlot};
 
-/// Three levels, with 8 dirty sectors of the volume with a backing device on either side of sector 1000, and 8 of the other one
-/// behind them.
+/// Creates a tree of three levels. The backed volume has 8 dirty sectors on either side of sector
+/// 1000; the flash-only volume has 8 after them.
 fn image() -> Image {
     let alone = Key { inode: Inode(1), ..dirty(0, 8, 102) };
     let mut image = Image::with_tree(&[&[dirty(16, 24, 100)]], &[&[dirty(2000, 2008, 101), alone]]);
@@ -20,7 +21,7 @@ fn image() -> Image {
     image
 }
 
-/// The report on that set after `buckets` were overwritten with `byte`.
+/// Returns the report on that set after `buckets` were overwritten with `byte`.
 fn damaged(buckets: std::ops::Range<u64>, byte: u8) -> Report {
     let mut bytes = image().finish();
     let bucket = usize::try_from(common::BUCKET_SECTORS * 512).unwrap();
@@ -33,7 +34,7 @@ fn one(bucket: u64) -> std::ops::Range<u64> {
     bucket..bucket + 1
 }
 
-/// How far the numbers of both volumes are known; none: the table does not have them.
+/// Returns how far the numbers of each volume in the table are known.
 fn states(report: &Report) -> Vec<Known> {
     report.volumes.iter().map(|volume| volume.dirty_state).collect()
 }
@@ -54,7 +55,8 @@ fn a_sound_set_knows_all_of_its_numbers() {
     assert_eq!((states(&report), report.hidden), (vec![Known::Known; 2], Vec::new()));
 }
 
-/// Each said "0 B dirty", or the sum of what could be read.
+/// Proves that numbers are unknown if a structure cannot be read. Each of these was once reported
+/// as "0 B dirty", or as the sum of what could be read.
 #[test]
 fn what_cannot_be_read_is_no_number() {
     use Known::{AtLeast, Unknown};
@@ -70,7 +72,7 @@ fn what_cannot_be_read_is_no_number() {
         let report = damaged(one(0), byte);
         assert_eq!((report.dirty, report.volumes.len()), (Dirty::UNKNOWN, 0), "superblock");
 
-        // The leaf, or the node above it: the same stretch.
+        // The leaf, or the node above it: both hide the same range.
         for bucket in [41, 43] {
             let report = damaged(one(bucket), byte);
             assert_eq!(report.dirty, numbers(AtLeast, 8, 8, 0), "{bucket}");
@@ -91,13 +93,13 @@ fn dirty_data_of_a_damaged_table_is_nobodys() {
     // Zeroes are a table without volumes.
     let report = damaged(one(UUID_BUCKET), 0);
     assert_eq!((report.dirty, states(&report)), (numbers(Known::Unknown, 0, 0, 24), Vec::new()));
-    // As if there were many, and all one.
+    // The table seems to have many slots, all with the same uuid.
     let report = damaged(one(UUID_BUCKET), 0x5a);
     assert_eq!(report.dirty, numbers(Known::Unknown, 0, 0, 24));
     assert!(states(&report).iter().all(|state| *state == Known::Unknown));
 }
 
-/// The seal of a slot says that this is what was written, whatever has become of the others.
+/// Proves that a slot's seal confirms the slot, whatever happened to the others.
 #[test]
 fn a_sealed_slot_names_its_volume_though_the_table_is_another() {
     use Known::{AtLeast, Known as Sound};
@@ -113,7 +115,8 @@ fn a_sealed_slot_names_its_volume_though_the_table_is_another() {
     let report = changed(|slots| slots[1] = UuidSlot::FREE);
     assert!(report.counts.iter().any(|one| one.kind == "uuid-table-sum"), "{:?}", report.counts);
     assert_eq!((report.dirty, states(&report)), (numbers(AtLeast, 16, 0, 8), vec![Sound]));
-    // It may be another one: no device says that the number is its own, so its keys are nobody's, as for the engine.
+    // The slot may belong to another volume. No device claims the inode, so its keys belong to no
+    // volume, as in the engine.
     let report = changed(|slots| slots[1].uuid = Uuid([9; 16]));
     assert!(report.counts.iter().any(|one| one.kind == "doubted-slot"), "{:?}", report.counts);
     assert_eq!((report.dirty, states(&report)), (numbers(AtLeast, 16, 0, 8), vec![Sound]));
@@ -121,12 +124,12 @@ fn a_sealed_slot_names_its_volume_though_the_table_is_another() {
     assert_eq!((doubts(0), doubts(1)), (false, true));
 }
 
-/// What is missing from the table may be in the part of the index that is damaged.
+/// Proves that a volume missing from the table may be in the damaged part of the index.
 #[test]
 fn a_table_that_lost_volumes_does_not_say_that_damage_hides_nothing() {
     let alone = Key { inode: Inode(1), ..dirty(0, 8, 102) };
     let mut image = Image::with_tree(&[&[dirty(16, 24, 100)]], &[&[alone]]);
-    // Behind the end of the first volume.
+    // After the end of the first volume.
     let end = Position::new(Inode(0), 5000);
     image.node(ROOT_BUCKET, &[&[node_key(41, end), node_key(42, Position::MAX)]]);
     image.seal_table();
@@ -138,7 +141,8 @@ fn a_table_that_lost_volumes_does_not_say_that_damage_hides_nothing() {
     assert_eq!((report.dirty, states(&report)), (numbers(Known::AtLeast, 8, 0, 0), vec![Known::Known]));
 }
 
-/// A later state of the cache may have had more that is dirty, or less.
+/// Proves that an older copy has no known numbers: a later state of the cache may have had more
+/// dirty data, or less.
 #[test]
 fn an_older_copy_of_a_cache_has_no_numbers() {
     let used_at = |entry| {
@@ -152,7 +156,8 @@ fn an_older_copy_of_a_cache_has_no_numbers() {
     assert_eq!(report.dirty.state, Known::Unknown);
 }
 
-/// A missing entry may have said of anything that it is dirty, or is not any more.
+/// Proves that nothing is known if journal entries are missing: any of them may have made data
+/// dirty or clean.
 #[test]
 fn missing_journal_entries_leave_nothing_known() {
     let mut image = image();
@@ -164,7 +169,8 @@ fn missing_journal_entries_leave_nothing_known() {
     assert_eq!(report.dirty.state, Known::Unknown);
 }
 
-/// A cut-off set of a node may have held any of its keys; so may a key that makes no sense.
+/// Proves that a key that makes no sense, like a cut-off set of a node, puts all keys of the node
+/// in doubt.
 #[test]
 fn a_node_that_lost_keys_is_not_counted_as_whole() {
     let outside = dirty(600, 608, 103);
@@ -191,13 +197,14 @@ fn backing_superblocks_are_quoted_whatever_the_cache_has_become() {
     assert_eq!(none.claims, [], "it belongs to no set");
 }
 
-/// One kind filled the list, and another one that came later was only counted.
+/// Proves that a finding is kept if it is the first of its kind, even if another kind has filled
+/// the list.
 #[test]
 fn each_kind_is_counted_and_the_first_of_it_kept() {
     let keys: Vec<Key> =
         (2..40).map(|at| Key { inode: Inode(5), ..dirty(at * 8, at * 8 + 8, 100 + at) }).collect();
     let mut image = Image::with_leaf(&[&keys]);
-    // Twice the same data: found after all of these.
+    // Two extents with the same data: found after all of these.
     image.node(ROOT_BUCKET, &[&keys, &[Key { inode: Inode(6), ..dirty(0, 8, 102) }]]);
     let options = Options { findings_max: 3, ..Options::default() };
     let report = check(&image.finish(), &[], options).report;

@@ -1,7 +1,8 @@
-//! The offline checker over images that are built by hand, by a kernel, and of any bytes.
+//! Tests of the offline checker, with images built by hand, images written by a kernel, and
+//! arbitrary bytes.
 //!
-//! One program has all of them, so that they are linked once; `cargo xtask test` starts it once for
-//! each module.
+//! One program contains all of them, so that they are linked once; `cargo xtask test` starts it
+//! once for each module.
 
 mod common;
 mod corpora;

@@ -1,8 +1,9 @@
-//! Rewrites of leaves beside those who write into them.
+//! Rewrites leaves in background tasks, so that writers do not wait for a whole rewrite.
 //!
-//! A rewrite takes as long as a flush and several writes. It is a task of its own, so that who found the leaf full, or nearly so, goes on
-//! as soon as keys may enter it again: when it has been closed and keeps them for its successors (`late`), not when these are there.
-//! The task waits neither for buckets nor for requests.
+//! A rewrite takes as long as a flush and several writes, so it runs in a task of its own. A writer
+//! that finds the leaf full, or nearly full, continues as soon as keys may enter the leaf again.
+//! That is when the leaf has been closed and keeps new keys for its successors (`pending_keys`),
+//! not when the successors exist. The task waits neither for buckets nor for requests.
 
 use crate::btree::Need;
 use crate::btree::budget::REWRITE_NODES;
@@ -15,23 +16,25 @@ use alloc::rc::Rc;
 use bcached_format::Position;
 use core::cell::Cell;
 
-/// Has the leaf for the extent start `at` rewritten, which is nearly full. If it cannot be now, or would take of what is kept for those who need it,
-/// that is left to who finds it full.
+/// Starts a rewrite of the nearly full leaf for the extent start `at`. If the rewrite is not
+/// possible now, or would use buckets of the reserve, it is left to the writer that finds the leaf
+/// full.
 pub fn begin(set: &CacheSet, at: Position) {
-    // A replay has the tree for itself: it writes all of it when the journal is nearly full, also what would be on its way.
+    // A replay has the tree to itself. When the journal is nearly full it writes the whole tree,
+    // including anything that would be in flight.
     if set.with(|s| s.journal.is_replaying()) {
         return;
     }
     set.spawn(Duty::Rewriting, move |set| async move {
-        // A full parent comes first.
+        // A full parent is rewritten first.
         while let Ok(Step::Parent) = split::step(&set, at, split::leaf_nearly_full).await {}
         set.signals().node_progress.notify_all();
     });
 }
 
-/// Sees to it that the leaf for the extent start `at` takes `words` more.
+/// Makes room for `words` more words in the leaf for the extent start `at`.
 pub async fn make_room(set: &CacheSet, at: Position, words: usize) -> Result<(), Error> {
-    // A replay has the tree for itself, and takes no more of the journal than it must.
+    // A replay has the tree to itself, and uses no more of the journal than it must.
     if set.with(|s| s.journal.is_replaying()) {
         return split::split(set, at, words).await;
     }
@@ -44,7 +47,8 @@ pub async fn make_room(set: &CacheSet, at: Position, words: usize) -> Result<(),
     }
 }
 
-/// What a step towards room for `words` more at `at` came to; `None` as soon as there is room.
+/// Takes one step towards room for `words` more words at `at` and returns its outcome; `None` as
+/// soon as there is room.
 pub async fn step(set: &CacheSet, at: Position, words: usize) -> Result<Option<Step>, Error> {
     let outcome = Rc::new(Cell::new(None));
     let told = Rc::clone(&outcome);
@@ -64,7 +68,8 @@ pub async fn step(set: &CacheSet, at: Position, words: usize) -> Result<Option<S
 }
 
 impl State {
-    /// The leaf for `at` has room for `words` more, or its rewrite has begun. One that is not in memory may be full as ever.
+    /// Returns whether the leaf for `at` has room for `words` more words, or its rewrite has begun.
+    /// A leaf that is not in memory may still be full.
     fn is_rewritten(&mut self, at: Position, words: usize) -> bool {
         matches!(self.leaf_to_change(at, words), Ok(_) | Err(Need::Gate))
     }

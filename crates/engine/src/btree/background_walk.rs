@@ -1,10 +1,16 @@
-//! The walk of the whole tree beside requests, in a set that is served before it has been walked: counts what is in the buckets,
-//! and at its end says of each bucket what it is. Only then are buckets taken from what they hold.
+//! Walks the whole tree in the background, in a cache set that is served before it has been walked.
+//! The walk counts what the buckets hold and, at its end, determines the usage of each bucket. Only
+//! then are buckets that hold data reclaimed.
 //!
-//! It needs nothing that others wait for: it takes no buckets, makes no nodes, and changes no leaf. So those who want a
-//! bucket before its end may wait for it, as long as it goes on. A node that cannot be read is tried again until it can be, and who
-//! cannot do without a bucket, or must know what is dirty, does not wait for that for ever. One that is damaged is tried a few times, and then
-//! passed by, with what follows from that (`btree::frozen`). What contradicts itself fails the set, as it would have refused the start.
+//! The walk needs nothing that other tasks wait for: it takes no buckets, makes no nodes and
+//! changes no leaf. So a task that needs a bucket may wait for the end of the walk, as long as the
+//! walk makes progress.
+//!
+//! - A node that cannot be read is retried until it can be. A caller that cannot do without a
+//!   bucket, or must know what is dirty, does not wait for that forever.
+//! - A damaged node is tried a few times and then skipped, with the consequences described in
+//!   `btree::frozen_ranges`.
+//! - A contradiction fails the set, just as it would have refused the start.
 
 use crate::btree::{load, walk_frontier::Step};
 use crate::cpu_cost::VISIT_MAX;
@@ -22,12 +28,13 @@ use core::time::Duration;
 
 /// How long to wait after a node that could not be read.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How often a node is read that is damaged: a fault of the way from the device passes.
+/// How often a damaged node is read: a fault on the path from the device may be transient.
 const DAMAGED_TRIES: u32 = 3;
-/// Summaries that are read at once.
+/// Summaries read at once.
 const DEPTH: usize = 64;
 
-/// The task. It ends when all has been counted, or nobody can want it any more.
+/// Runs the task. It ends when everything has been counted, or when no caller can need the result
+/// any more.
 pub async fn run(set: CacheSet) {
     let _walk = set.begin(Phase::Walk);
     while !is_over(&set) {
@@ -41,7 +48,7 @@ pub async fn run(set: CacheSet) {
     }
 }
 
-/// The next node cannot be read, or makes no sense.
+/// Handles a next node that cannot be read or is damaged.
 async fn meets(set: &CacheSet, error: Error) {
     let passes_by = set.with(|s| {
         s.frontier.meets(error.clone());
@@ -64,14 +71,15 @@ async fn meets(set: &CacheSet, error: Error) {
     }
 }
 
-/// A stop does not end it before all requests have ended: they may wait for buckets.
+/// Returns whether the walk ends early. A stop does not end it before all requests have completed,
+/// because they may wait for buckets.
 fn is_over(set: &CacheSet) -> bool {
     set.with(|s| s.settled || s.failed.is_some())
 }
 
 async fn count(set: &CacheSet) -> Result<(), Error> {
     while !is_over(set) {
-        // Bytes that came in good order and contradict each other are more than a damaged node.
+        // Nodes that pass their checks but contradict each other are worse than a damaged node.
         let counted = set.attempt(State::count_piece).await?.map_err(|error| set.fail(error))?;
         match counted {
             Step::Leaf => {}
@@ -88,7 +96,7 @@ async fn count(set: &CacheSet) -> Result<(), Error> {
     Ok(())
 }
 
-/// All keys have been counted: what holds no metadata holds data, or nothing.
+/// Ends the walk. All keys have been counted, so a bucket without metadata holds data or nothing.
 async fn finish(set: &CacheSet) {
     let by_age = by_age(set).await;
     for some in by_age.values().flat_map(|indices| indices.chunks(VISIT_MAX)) {
@@ -107,7 +115,8 @@ async fn finish(set: &CacheSet) {
     all_is_known(set).await;
 }
 
-/// The walk has ended, or what a replay puts beside requests: if both have, it is known what is dirty.
+/// Called when the walk has ended, or when the replay that runs beside requests has. Once both
+/// have, it is known what is dirty.
 pub async fn all_is_known(set: &CacheSet) {
     if !set.with(|s| s.is_counted()) {
         return;
@@ -116,8 +125,9 @@ pub async fn all_is_known(set: &CacheSet) {
         if set.with(|s| is_outdated(s, id)) {
             continue;
         }
-        // A kernel may have died between the first dirty key and saying so. What cannot be written now is tried at the next start.
-        // Meanwhile its device is not exchanged.
+        // A kernel may have crashed between the first dirty key and marking the superblock. If the
+        // superblock cannot be written now, the next start retries. Until then the backing device
+        // is not replaced.
         set.with(|s| s.begin_background(id));
         let _ = record::update(set, id, |s, superblock| {
             if unmarked(s).contains(&id) {
@@ -129,7 +139,8 @@ pub async fn all_is_known(set: &CacheSet) {
     }
 }
 
-/// The same of those buckets of which their summaries prove that they hold nothing that a damaged node may name.
+/// Does the same for those buckets whose summaries prove that they hold nothing a damaged node may
+/// name.
 async fn hold_data_if_apart(set: &CacheSet, indices: &[u32]) {
     for some in indices.chunks(DEPTH) {
         let ids: Vec<BucketId> =
@@ -148,16 +159,16 @@ async fn hold_data_if_apart(set: &CacheSet, indices: &[u32]) {
 }
 
 impl State {
-    /// A bucket of which nothing is known holds no metadata.
+    /// Marks a bucket of unknown usage as a data bucket: it holds no metadata.
     fn holds_data(&mut self, id: BucketId) {
-        // It may have become free of its node meanwhile.
+        // Its node may have been freed meanwhile.
         if self.buckets.get(id).usage == Usage::Unknown {
             self.buckets.set_usage(id, Usage::Data);
         }
     }
 }
 
-/// The buckets of which nothing is known, by their stored priority.
+/// Returns the buckets of unknown usage, by their stored priority.
 async fn by_age(set: &CacheSet) -> BTreeMap<u64, Vec<u32>> {
     let mut by_age: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     set.each_bucket(|s, id, bucket| {
@@ -171,8 +182,9 @@ async fn by_age(set: &CacheSet) -> BTreeMap<u64, Vec<u32>> {
     by_age
 }
 
-/// What the backing device of the volume says could be believed, and is not so: it is an older copy of itself. It is left as it is, nothing
-/// is written back to it, and whoever looks is told.
+/// Returns whether the volume's backing device is an older copy of itself: its state could have
+/// been believed, but is wrong. Such a device is left as it is, nothing is written back to it, and
+/// the status reports it.
 fn is_outdated(s: &mut State, id: VolumeId) -> bool {
     let Some(volume) = s.volumes.get_mut(id).filter(|volume| volume.must_be_clean) else { return false };
     let (sectors, error) = (volume.sectors, Error::OlderBacking);
@@ -181,7 +193,7 @@ fn is_outdated(s: &mut State, id: VolumeId) -> bool {
     true
 }
 
-/// Volumes with dirty data whose superblocks say that there is none.
+/// Returns the volumes with dirty data whose superblocks say that there is none.
 fn unmarked(s: &State) -> Vec<VolumeId> {
     let is_unmarked = |volume: &Volume| {
         volume.state() == Some(BackingState::Clean) && volume.inode.is_some_and(|inode| s.dirty.of(inode) > 0)

@@ -1,15 +1,17 @@
-//! How the memory for nodes is shared, so that a hard limit can never lock up.
+//! Shares out the memory for nodes, so that a hard limit can never cause a deadlock.
 //!
-//! The limit is [`crate::Options::node_budget_bytes`]; what counts is the memory that nodes really take, and what has
-//! been set aside for one that is on its way. Nobody keeps a node in memory across a wait without a **ticket** for it.
-//! A ticket stands for the most that a node may take ([`bcached_node::memory_bytes_limit`]; a node that would grow
-//! beyond is rewritten), and there are only as many as the limit has room for, one for the pinned root taken off. So
-//! whoever holds tickets gets the memory for them as soon as what nobody holds has been written and evicted, which
-//! needs neither memory nor a ticket.
+//! The limit is [`crate::Options::node_budget_bytes`]. It covers the memory that nodes really take,
+//! and the memory reserved for nodes in flight. No task keeps a node in memory across a wait
+//! without a **ticket** for it. A ticket stands for the most that a node may take
+//! ([`bcached_node::memory_bytes_limit`]; a node that would outgrow it is rewritten). There are
+//! only as many tickets as the limit has room for, less one for the pinned root. So a task with
+//! tickets gets its memory as soon as the nodes that no task holds have been written and evicted,
+//! which needs neither memory nor a ticket.
 //!
-//! An attempt takes tickets for one path, a rewrite for a path and the nodes that it makes, each all at once and never
-//! while holding others. A coalesce takes as many as a rewrite, and one of them is left over. A rewrite may wait, holding
-//! them, for buckets that only other attempts can free: there are tickets for both.
+//! An attempt takes tickets for one path; a rewrite takes them for a path and the nodes that it
+//! makes. Each takes all of them at once, and never while holding others. A coalesce takes as many
+//! as a rewrite and does not need one of them. A rewrite may hold its tickets while it waits for
+//! buckets that only other attempts can free, so there are tickets for both.
 
 use crate::btree::cache::NODE_OVERHEAD_BYTES;
 use crate::error::Error;
@@ -17,32 +19,35 @@ use crate::error::Error;
 /// Nodes that one rewrite makes: two, and a new root.
 pub const REWRITE_NODES: usize = 3;
 
-/// Nodes that a coalesce holds beside the path to the left one: the right one, and what it makes of both.
+/// Nodes that a coalesce holds besides the path to the left node: the right node, and the node made
+/// of both.
 const COALESCE_NODES: usize = 2;
 
 const _: () = assert!(COALESCE_NODES <= REWRITE_NODES, "a coalesce takes the tickets of a rewrite");
 
-/// A tree that is opened may grow to so many levels above its leaves, or by one if it has more already.
+/// Levels above the leaves to which an opened tree may grow. A tree that already has more may grow
+/// by one.
 const LEVELS_AHEAD: u8 = 4;
 
-/// The shares of a budget.
+/// How a budget is shared out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shares {
     /// The most memory that a node takes, in bytes.
     pub node_bytes: usize,
-    /// Nodes that may be held across waits.
+    /// Number of nodes that may be held across waits.
     pub tickets: usize,
-    /// The whole, in bytes.
+    /// The whole budget, in bytes.
     pub budget: usize,
-    /// The longest node that this is for, in sectors.
+    /// Size of the largest node that this supports, in sectors.
     pub node_sectors: u64,
 }
 
 impl Shares {
-    /// Shares out `budget` bytes for a tree whose root is at `level` and whose nodes have at most `node_sectors`.
+    /// Shares out `budget` bytes for a tree whose root is at `level` and whose nodes have at most
+    /// `node_sectors` sectors.
     ///
     /// # Errors
-    /// [`Error::NodeBudget`] if they do not suffice for that tree and the levels it may get.
+    /// [`Error::NodeBudget`] if the budget is too small for that tree and the levels it may gain.
     pub fn new(budget: usize, node_sectors: u64, level: u8) -> Result<Self, Error> {
         let node_bytes = node_bytes(node_sectors);
         let tickets = (budget / node_bytes).saturating_sub(1);
@@ -51,15 +56,15 @@ impl Shares {
         Ok(shares)
     }
 
-    /// The same of another budget.
+    /// Shares out another budget for the same node size.
     ///
     /// # Errors
-    /// As [`Shares::new`].
+    /// As for [`Shares::new`].
     pub fn with_budget(&self, budget: usize, level: u8) -> Result<Self, Error> {
         Self::new(budget, self.node_sectors, level)
     }
 
-    /// Whether the tree may have its root at `level`.
+    /// Checks whether the tree may have its root at `level`.
     ///
     /// # Errors
     /// [`Error::NodeBudget`] if not.
@@ -72,20 +77,20 @@ impl Shares {
     }
 }
 
-/// Tickets of an attempt on a tree whose root is at `level`.
+/// Returns the tickets that an attempt takes on a tree whose root is at `level`.
 #[must_use]
 pub const fn attempt_tickets(level: u8) -> usize {
     level as usize + 1
 }
 
-/// Tickets of a rewrite on a tree whose root is at `level`.
+/// Returns the tickets that a rewrite takes on a tree whose root is at `level`.
 #[must_use]
 pub const fn rewrite_tickets(level: u8) -> usize {
     level as usize + 1 + REWRITE_NODES
 }
 
-/// The least memory for nodes with which a set can be opened, in bytes: for nodes of `node_sectors` and a root at
-/// `level`. Opening with less is refused.
+/// Returns the smallest node memory with which a set can be opened, in bytes, for nodes of
+/// `node_sectors` sectors and a root at `level`. Opening with less is refused.
 #[must_use]
 pub fn node_budget_min(node_sectors: u64, level: u8) -> usize {
     bytes_needed(node_bytes(node_sectors), level_ahead(level))
@@ -95,7 +100,7 @@ const fn tickets_needed(level: u8) -> usize {
     attempt_tickets(level) + rewrite_tickets(level)
 }
 
-/// One node more than there are tickets: the root, which stays.
+/// One node more than there are tickets: the pinned root.
 const fn bytes_needed(node_bytes: usize, level: u8) -> usize {
     (tickets_needed(level) + 1) * node_bytes
 }
@@ -104,7 +109,7 @@ fn level_ahead(level: u8) -> u8 {
     level.saturating_add(1).max(LEVELS_AHEAD)
 }
 
-/// The most memory of one node in the cache, its place there included.
+/// Returns the most memory that one node takes in the cache, including its cache entry.
 fn node_bytes(node_sectors: u64) -> usize {
     let sectors = u16::try_from(node_sectors).expect("node sizes fit a key");
     bcached_node::memory_bytes_limit(sectors) + NODE_OVERHEAD_BYTES

@@ -1,9 +1,10 @@
-//! Which nodes are in memory, who pins them, who is evicted: a hard byte budget, shared out by `budget`.
+//! Caches nodes in memory within a hard byte budget, which `budget` shares out; tracks which nodes
+//! are pinned, and evicts.
 //!
-//! What counts is what nodes really take ([`Node::memory_bytes`] and what the cache keeps beside them), after every
-//! change, and what has been set aside for nodes on their way. A node can be changed only through
-//! [`NodeCache::change`], for which room was made before; it is evicted only when nobody pins it and it has nothing
-//! unwritten, and was not used for a while.
+//! The budget covers what nodes really take after every change ([`Node::memory_bytes`] and the
+//! cache's overhead for each), and what has been reserved for nodes in flight. A node is changed
+//! only through [`NodeCache::change`], after room has been made for it. A node is evicted only if
+//! it is not pinned, has nothing unwritten, and has not been used for a while.
 
 use crate::btree::dirty_leaves::Unwritten;
 use crate::btree::pointer_index::ByPointer;
@@ -18,7 +19,7 @@ use bcached_node::{Node, Place};
 use core::cell::Cell;
 use slab::Slab;
 
-/// Keeps a node in memory. Dropping it needs no access to the state.
+/// Keeps a node in memory. Dropping a pin needs no access to the state.
 pub struct Pin {
     slot: usize,
     count: Rc<Cell<u32>>,
@@ -26,7 +27,7 @@ pub struct Pin {
 }
 
 impl Pin {
-    /// The node's place in the cache, valid while the pin is held.
+    /// Returns the node's slot in the cache, valid while the pin is held.
     #[must_use]
     pub const fn slot(&self) -> usize {
         self.slot
@@ -42,7 +43,7 @@ impl Drop for Pin {
     }
 }
 
-/// Memory set aside for a node that is on its way. Dropping it gives the memory back.
+/// Memory reserved for a node in flight. Dropping it gives the memory back.
 #[must_use = "dropping it gives the memory back"]
 pub struct Reserved {
     bytes: usize,
@@ -57,73 +58,74 @@ impl Drop for Reserved {
     }
 }
 
-/// Whether a node is written, and what becomes of who wants to change it. Readers go on in any case.
+/// Whether a node is written, and how changes to it are handled. Readers are never blocked.
 pub enum Gate {
-    /// It takes keys, and is written when that is due.
+    /// The node takes keys, and is written when that is due.
     Open,
-    /// Fresh nodes take its place, and it is not written any more: the keys that it takes are kept for them.
+    /// Fresh nodes are about to replace it, and it is not written any more. The keys that it takes
+    /// are kept for them.
     Closing(Box<Late>),
-    /// It has taken the place of others, which a crash would bring back: it takes keys, which only the journal
-    /// has, and is not written.
+    /// The node has replaced others, which a crash would bring back. It takes keys, which only the
+    /// journal holds, and is not written.
     Unlinked,
 }
 
 impl Gate {
-    /// Nothing is taking its place, and it is not taking that of another.
+    /// Returns true if the node is neither being replaced nor replacing another.
     #[must_use]
     pub const fn is_open(&self) -> bool {
         matches!(self, Self::Open)
     }
 }
 
-/// Keys for the nodes that take a leaf's place.
+/// Keys for the nodes that replace a leaf.
 pub struct Late {
-    /// In the order in which they came.
+    /// The keys, in order of arrival.
     pub keys: Vec<Key>,
-    /// So many of them these nodes have.
+    /// How many of them the new nodes already have.
     pub handed_over: usize,
-    /// There may be so many.
+    /// The most keys that this may hold.
     pub most: usize,
-    /// The journal entry of the oldest one that is in the journal.
+    /// The journal entry of the oldest journalled key.
     pub since: Option<u64>,
 }
 
 /// A node in memory.
 pub struct CachedNode {
     node: Node,
-    /// Whether it is written, and what becomes of who wants to change it.
+    /// Whether the node is written, and how changes to it are handled.
     pub gate: Gate,
-    /// A set of it is on its way to the device.
+    /// A bset of the node is in flight to the device.
     pub writing: bool,
-    /// The journal entry of its oldest key that is not on its way to the device.
+    /// The journal entry of its oldest key that is not yet in flight to the device.
     pending_since: Option<u64>,
-    /// The journal entry of the oldest key in the set that is being written.
+    /// The journal entry of the oldest key in the bset that is being written.
     pub writing_since: Option<u64>,
-    /// When its oldest unwritten key came.
+    /// When its oldest unwritten key arrived.
     dirty_since: Option<Time>,
-    /// A rewrite has been asked for, before it is full.
+    /// A rewrite has been requested before the node is full.
     pub is_asked_for: bool,
     pins: Rc<Cell<u32>>,
-    /// Asked for since the hand last passed it.
+    /// Used since the clock hand last passed it.
     used: bool,
-    /// What is counted for it.
+    /// The bytes accounted for it.
     charge: usize,
 }
 
 impl CachedNode {
-    /// The node.
+    /// Returns the node.
     #[must_use]
     pub const fn node(&self) -> &Node {
         &self.node
     }
 
-    /// The journal entry of its oldest key that is not on its way to the device.
+    /// Returns the journal entry of its oldest key that is not yet in flight to the device.
     #[must_use]
     pub const fn pending_since(&self) -> Option<u64> {
         self.pending_since
     }
 
-    /// A leaf with keys to write that nobody is writing or replacing.
+    /// Returns true for a leaf with pending keys that is neither being written nor being replaced.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.node.is_leaf() && self.node.has_pending() && !self.writing && self.gate.is_open()
@@ -138,29 +140,30 @@ impl CachedNode {
     }
 }
 
-/// What a request for a node finds.
+/// The outcome of a request for a node.
 pub enum Found {
-    /// It is here.
+    /// The node is in memory.
     Here(Pin),
-    /// Somebody is loading it: wait for the cache's notification.
+    /// Another task is loading it: wait for the cache's notification.
     Loading,
-    /// Load it; the memory is set aside.
+    /// The caller loads it; the memory is reserved.
     Load(Reserved),
     /// No memory until a node is unpinned or written.
     Full,
 }
 
-/// A leaf that was found for a place. It is the leaf for that place as long as the tree has the same shape and all its nodes are in memory.
+/// A leaf that was found for a position. It is the leaf for that position as long as the tree keeps
+/// its shape and all its nodes stay in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Leaf {
     slot: usize,
     shape: u64,
-    /// The place in it, as it was.
+    /// The place in the leaf when it was found.
     place: Place,
 }
 
 impl Leaf {
-    /// Where the place was in the leaf; others may have changed that since.
+    /// Returns where the position was in the leaf; it may have moved since.
     #[must_use]
     pub const fn place(self) -> Place {
         self.place
@@ -170,18 +173,18 @@ impl Leaf {
 /// The nodes in memory.
 pub struct NodeCache {
     nodes: Slab<CachedNode>,
-    /// Counts what comes, goes, or names other children than before.
+    /// Counts nodes that are added or removed, and changes of a node's children.
     shape: u64,
     by_pointer: ByPointer,
     loading: BTreeSet<u64>,
     unwritten: Unwritten,
-    /// A leaf has many keys to write when they take more bytes than this.
+    /// A leaf with more pending bytes than this is due to be written.
     pending_bytes_max: usize,
-    /// Where the search for a node to give up goes on. It goes round and round, and spares each node once that was
-    /// used since: a use costs nothing but a mark.
+    /// The clock hand of eviction. It goes round and spares each node once that was used since it
+    /// last passed, so a use costs only a mark.
     hand: usize,
     budget: usize,
-    /// The most that one node may take.
+    /// The most that one node may take, in bytes.
     node_bytes: usize,
     bytes: usize,
     reserved: Rc<Cell<usize>>,
@@ -189,16 +192,17 @@ pub struct NodeCache {
     freed: Rc<Notify>,
 }
 
-/// What the cache keeps for a node beside the node, in bytes: its entry, twice (the table doubles), its places in
-/// two trees and in a table of pointers, and the count of its pins.
+/// The cache's overhead for a node, in bytes: its entry, twice (the table doubles), its places in
+/// two trees and in a table of pointers, and its pin count.
 pub const NODE_OVERHEAD_BYTES: usize = 1024;
 
 const _: () =
     assert!(2 * size_of::<CachedNode>() + 256 <= NODE_OVERHEAD_BYTES, "the overhead covers an entry");
 
 impl NodeCache {
-    /// An empty cache of at most `budget` bytes, for nodes of at most `node_bytes` each. A leaf is due to be written when it has more than
-    /// `pending_bytes_max` bytes for that. `freed` is told when memory may be had.
+    /// Creates an empty cache of at most `budget` bytes, for nodes of at most `node_bytes` each. A
+    /// leaf is due to be written when it has more than `pending_bytes_max` pending bytes. `freed`
+    /// is notified when memory may be available.
     #[must_use]
     pub fn new(budget: usize, node_bytes: usize, pending_bytes_max: usize, freed: Rc<Notify>) -> Self {
         Self {
@@ -218,25 +222,25 @@ impl NodeCache {
         }
     }
 
-    /// Bytes in use or set aside.
+    /// Returns the bytes in use or reserved.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes + self.reserved.get()
     }
 
-    /// The most that was ever in use or set aside, since the limit has been what it is.
+    /// Returns the peak of [`NodeCache::bytes`] since the limit was last changed.
     #[must_use]
     pub const fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
-    /// The hard limit of [`NodeCache::bytes`].
+    /// Returns the hard limit of [`NodeCache::bytes`].
     #[must_use]
     pub const fn budget(&self) -> usize {
         self.budget
     }
 
-    /// Changes that. What is more must not be in use.
+    /// Changes the hard limit. No more than the new limit may be in use.
     pub fn set_budget(&mut self, budget: usize) {
         self.bytes_max = self.bytes_max.min(budget);
         self.budget = budget;
@@ -244,13 +248,13 @@ impl NodeCache {
         self.freed.notify_all();
     }
 
-    /// Nodes in memory.
+    /// Returns the number of nodes in memory.
     #[must_use]
     pub fn count(&self) -> usize {
         self.nodes.len()
     }
 
-    /// The node that `pointer` names, if it is in memory. Counts as use.
+    /// Finds the node that `pointer` names, if it is in memory. Counts as a use.
     #[inline]
     pub fn find(&mut self, pointer: Pointer) -> Option<usize> {
         let slot = self.by_pointer.get(pointer.word())?;
@@ -258,13 +262,14 @@ impl NodeCache {
         Some(slot)
     }
 
-    /// The leaf in `slot`, and `place` in it, which somebody comes back to.
+    /// Remembers the leaf in `slot`, and `place` in it, for a caller that comes back to it.
     #[must_use]
     pub const fn remember(&self, slot: usize, place: Place) -> Leaf {
         Leaf { slot, shape: self.shape, place }
     }
 
-    /// Where a leaf is that somebody comes back to, if it is sure to be the one for its place. Counts as use.
+    /// Returns the slot of a remembered leaf if it is certain to be still the leaf for its
+    /// position. Counts as a use.
     #[inline]
     pub fn again(&mut self, leaf: Leaf) -> Option<usize> {
         if leaf.shape != self.shape {
@@ -274,24 +279,25 @@ impl NodeCache {
         Some(leaf.slot)
     }
 
-    /// The node in `slot`.
+    /// Returns the node in `slot`.
     #[inline]
     #[must_use]
     pub fn get(&self, slot: usize) -> &CachedNode {
         &self.nodes[slot]
     }
 
-    /// The node in `slot`, to change what is noted of it.
+    /// Returns the node in `slot`, to change what the cache records about it.
     pub fn get_mut(&mut self, slot: usize) -> &mut CachedNode {
         &mut self.nodes[slot]
     }
 
-    /// The same, if there is one.
+    /// Like [`NodeCache::get_mut`], but returns `None` if the slot is empty.
     pub fn try_get_mut(&mut self, slot: usize) -> Option<&mut CachedNode> {
         self.nodes.get_mut(slot)
     }
 
-    /// Changes the node in `slot`. If it may grow, [`NodeCache::room_to_grow`] has been asked, or the memory set aside.
+    /// Changes the node in `slot`. If the node may grow, the caller has called
+    /// [`NodeCache::room_to_grow`] first, or has reserved the memory.
     pub fn change<R>(&mut self, slot: usize, change: impl FnOnce(&mut Node) -> R) -> R {
         let cached = &mut self.nodes[slot];
         self.shape += u64::from(!cached.node.is_leaf());
@@ -305,19 +311,20 @@ impl NodeCache {
         result
     }
 
-    /// Whether a node may grow by `growth` bytes at most, or has to be rewritten instead.
+    /// Returns whether a node may grow by up to `growth` bytes; otherwise it has to be rewritten.
     #[must_use]
     pub fn may_grow(&self, slot: usize, growth: usize) -> bool {
         self.nodes[slot].charge + growth <= self.node_bytes
     }
 
-    /// So many bytes are left, without giving up a node.
+    /// Returns whether this many bytes are available without evicting a node.
     #[must_use]
     pub fn has_room(&self, bytes: usize) -> bool {
         self.bytes() + bytes <= self.budget
     }
 
-    /// Makes room for the node in `slot` to grow by `growth` bytes at most; false if there is none now.
+    /// Makes room for the node in `slot` to grow by up to `growth` bytes; returns false if there is
+    /// none now.
     #[must_use]
     pub fn room_to_grow(&mut self, slot: usize, growth: usize) -> bool {
         self.make_room(growth, Some(slot))
@@ -331,7 +338,7 @@ impl NodeCache {
         Pin { slot, count, freed: Rc::clone(&self.freed) }
     }
 
-    /// The leaf in `slot` has been given a key that is to be written. True: it had none.
+    /// Records that the leaf in `slot` has been given a key to write. Returns true if it had none.
     pub fn has_to_write(&mut self, slot: usize, now: Time) -> bool {
         let cached = &mut self.nodes[slot];
         let is_first = cached.dirty_since.is_none();
@@ -342,14 +349,16 @@ impl NodeCache {
         is_first
     }
 
-    /// Journal entry `sequence` holds the oldest key of the leaf in `slot` that is to be written; which one did before.
+    /// Records that journal entry `sequence` holds the oldest pending key of the leaf in `slot`;
+    /// returns the entry that did before.
     pub fn waits_for(&mut self, slot: usize, sequence: u64) -> Option<u64> {
         let before = self.nodes[slot].pending_since.replace(sequence);
         self.unwritten.waits(slot, before, Some(sequence));
         before
     }
 
-    /// What the leaf in `slot` has to write is on its way to the device, or in another leaf. The journal entry of the oldest key.
+    /// Records that the pending keys of the leaf in `slot` are in flight to the device, or in
+    /// another leaf. Returns the journal entry of the oldest one.
     pub fn wrote(&mut self, slot: usize) -> Option<u64> {
         let cached = &mut self.nodes[slot];
         let (age, entry) = (cached.dirty_since.take(), cached.pending_since.take());
@@ -358,18 +367,19 @@ impl NodeCache {
         entry
     }
 
-    /// The leaves that have something to write.
+    /// Returns the leaves that have something to write.
     #[must_use]
     pub const fn unwritten(&self) -> &Unwritten {
         &self.unwritten
     }
 
-    /// Every node in memory.
+    /// Iterates over every node in memory.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &CachedNode)> {
         self.nodes.iter()
     }
 
-    /// Looks for the node at `pointer`; sets memory aside and marks it as being loaded if it is not here.
+    /// Looks for the node at `pointer`. If it is not in memory, reserves memory and marks it as
+    /// loading.
     pub fn request(&mut self, pointer: Pointer) -> Found {
         if let Some(slot) = self.find(pointer) {
             return Found::Here(self.pin(slot));
@@ -382,19 +392,19 @@ impl NodeCache {
         Found::Load(reserved)
     }
 
-    /// Somebody is reading the node.
+    /// Returns whether a task is reading the node.
     #[must_use]
     pub fn is_loading(&self, pointer: Pointer) -> bool {
         self.loading.contains(&pointer.word())
     }
 
-    /// The end of a load that failed.
+    /// Ends a load that failed.
     pub fn abandon(&mut self, pointer: Pointer) {
         self.loading.remove(&pointer.word());
         self.freed.notify_all();
     }
 
-    /// The end of a load: the node is here, pinned.
+    /// Ends a load: enters the node and pins it.
     pub fn loaded(&mut self, node: Node, pointer: Pointer, reserved: Reserved) -> Pin {
         let was_loading = self.loading.remove(&pointer.word());
         assert!(was_loading, "a load was announced");
@@ -402,7 +412,7 @@ impl NodeCache {
         self.pin(slot)
     }
 
-    /// Sets `bytes` aside; `None` if they cannot be had now.
+    /// Reserves `bytes`; returns `None` if they are not available now.
     #[must_use]
     pub fn reserve(&mut self, bytes: usize) -> Option<Reserved> {
         if !self.make_room(bytes, None) {
@@ -413,7 +423,7 @@ impl NodeCache {
         Some(Reserved { bytes, all: Rc::clone(&self.reserved), freed: Rc::clone(&self.freed) })
     }
 
-    /// Enters a node for which memory was set aside.
+    /// Enters a node for which memory was reserved.
     pub fn enter(&mut self, node: Node, pointer: Pointer, reserved: Reserved) -> usize {
         let cached = CachedNode {
             node,
@@ -430,7 +440,7 @@ impl NodeCache {
         let slot = self.nodes.insert(cached);
         self.shape += 1;
         self.by_pointer.insert(pointer.word(), slot);
-        // What was set aside is at least what it takes.
+        // The reservation is at least what the node takes.
         drop(reserved);
         self.change(slot, |_| ());
         slot
@@ -449,7 +459,8 @@ impl NodeCache {
         self.freed.notify_all();
     }
 
-    /// Nodes that could be evicted if only their pending keys were written, in the order in which they would be.
+    /// Returns the nodes that could be evicted if their pending keys were written, in eviction
+    /// order.
     pub fn unwritten_unpinned(&self) -> impl Iterator<Item = usize> + '_ {
         let wanted = |cached: &CachedNode| {
             cached.pins.get() == 0 && cached.node.has_pending() && !cached.writing && cached.gate.is_open()
@@ -459,7 +470,7 @@ impl NodeCache {
         round.filter(move |slot| self.nodes.get(*slot).is_some_and(wanted))
     }
 
-    /// Asserts that what is counted is what is there.
+    /// Asserts that the accounting matches the nodes in memory.
     pub fn check_invariants(&self) {
         let mut bytes = 0;
         for (slot, cached) in &self.nodes {
@@ -487,7 +498,8 @@ impl NodeCache {
         assert!(bytes <= self.budget, "the node budget is hard: {bytes} of {}", self.budget);
     }
 
-    /// Evicts until `bytes` more fit, but never the node in `keep`; false if that is not possible now.
+    /// Evicts until `bytes` more fit, but never the node in `keep`; returns false if that is not
+    /// possible now.
     fn make_room(&mut self, bytes: usize, keep: Option<usize>) -> bool {
         while self.bytes() + bytes > self.budget {
             let Some(slot) = self.victim(keep) else { return false };
@@ -496,10 +508,10 @@ impl NodeCache {
         true
     }
 
-    /// The next node to give up, but for `keep`.
+    /// Returns the next node to evict, other than `keep`.
     fn victim(&mut self, keep: Option<usize>) -> Option<usize> {
         let places = self.nodes.capacity();
-        // In the first round all may turn out to have been used.
+        // In the first round all nodes may turn out to have been used.
         for _ in 0..2 * places {
             let slot = self.hand;
             self.hand = (slot + 1) % places;

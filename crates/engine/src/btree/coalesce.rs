@@ -1,20 +1,23 @@
-//! Makes one node of two neighbours that have become sparse, so that a tree whose keys have died costs no more buckets
-//! and reads than what is left of it (format 12.3).
+//! Merges two sparse neighbours into one node, so that a tree whose keys have died costs no more
+//! buckets and reads than its live keys need (format 12.3).
 //!
-//! Nobody needs it: it never waits for buckets, leaves the reserve to those who do, and is left out where anything is in
-//! its way. Only GC does it, and not in a replay, which may need every bucket there is. When it is worth doing, and why it
-//! does not alternate with splits, is said at [`belong_together`].
+//! Coalescing is optional. It never waits for buckets, does not touch the reserve, and is skipped
+//! if anything is in its way. Only GC does it, and not during a replay, which may need every bucket
+//! there is. [`belong_together`] says when it is worth doing, and why it does not alternate with
+//! splits.
 //!
-//! - *Parent*: both have the same, so that one set names the new node and frees the old ones. It may be left with one
-//!   child: the tree keeps its height, as in a kernel.
-//! - *Range*: the new node's begins where the left one's did and ends where the right one's does, as its key says. Where the
-//!   left one ended no living child ends any more.
-//! - *Keys*: none of the right node begins before the left one ends. That was checked when the set was opened; it is once
-//!   more, because the node may have been read since, and the new one would hold keys out of order.
-//! - *Readers* go on in the old nodes, which nobody changes, until the parent in memory names the new one, which says the
-//!   same. An attempt does not wait between the parent and the leaf.
-//! - *Crashes*: the order of writes is that of a split (`replace`). Until the parent set is whole both old nodes are in
-//!   force, with their journal entries; from then on neither is, and its freeing keys tell so.
+//! - *Parent*: both nodes have the same parent, so that one bset names the new node and frees the
+//!   old ones. The parent may be left with one child: the tree keeps its height, as in the kernel.
+//! - *Range*: the new node's range begins where the left one's did and ends where the right one's
+//!   does, as its key says. No live child ends any more where the left one ended.
+//! - *Keys*: no key of the right node begins before the left one ends. That was checked when the
+//!   cache set was opened. It is checked again, because the node may have been read since, and the
+//!   new node would hold keys out of order.
+//! - *Readers* continue in the old nodes, which do not change, until the parent in memory names the
+//!   new one, which has the same content. An attempt does not wait between the parent and the leaf.
+//! - *Crashes*: the order of writes is that of a split (`replace`). Until the parent's bset is
+//!   complete, both old nodes are valid, together with their journal entries. From then on neither
+//!   is, as its freeing keys record.
 
 use crate::btree::cache::{Pin, Reserved};
 use crate::btree::replace::{self, Fresh, FreshNode};
@@ -28,8 +31,8 @@ use crate::state::{BTREE_RESERVE, State};
 use bcached_format::{BucketId, Position};
 use bcached_node::{Living, belong_together};
 
-/// Makes one of the node at `level` for `at` and its right neighbour, if they are sparse enough. True: the tree has changed,
-/// and there may be more to do at the same place.
+/// Coalesces the node at `level` for `at` with its right neighbour, if both are sparse enough.
+/// Returns true if the tree has changed; there may then be more to do at the same place.
 pub async fn coalesce(set: &CacheSet, (at, level): (Position, u8)) -> Result<bool, Error> {
     let _structure = set.inner.structure.acquire(1).await;
     // The root has no neighbour.
@@ -40,7 +43,7 @@ pub async fn coalesce(set: &CacheSet, (at, level): (Position, u8)) -> Result<boo
     let path = split::load_path(set, at, level).await?;
     let (left, parent) = (path[path.len() - 1].slot(), path[path.len() - 2].slot());
     let left_words = live_words(set, left).await;
-    // Most nodes are full: their neighbours are not read for this.
+    // Most nodes are full, so their neighbours need not be read.
     if !set.with(|s| s.is_one_node(left_words)) {
         return Ok(false);
     }
@@ -56,13 +59,14 @@ pub async fn coalesce(set: &CacheSet, (at, level): (Position, u8)) -> Result<boo
     merge(set, parent, [left, right.slot()]).await
 }
 
-/// The right neighbour of the last node of `path`, which is not the root, in memory; `None` if they have not the same
-/// parent. One that cannot be read is left alone; that it cannot is known from then on.
+/// Loads the right neighbour of the last node of `path`, which is not the root. Returns `None` if
+/// they have different parents. A neighbour that cannot be read is left alone, and is recorded as
+/// unreadable.
 async fn load_neighbour(set: &CacheSet, path: &[Pin]) -> Result<Option<Pin>, Error> {
     let neighbour = set.with(|s| {
         let left = s.nodes.get(path[path.len() - 1].slot()).node();
         let parent = s.nodes.get(path[path.len() - 2].slot()).node();
-        // A node's range ends with its position; what starts there is the neighbour's.
+        // A node's range ends at its position; what starts there belongs to the neighbour.
         parent.child_for(left.position()).map(|key| Child { key: *key, level: left.level() })
     });
     let Some(child) = neighbour else { return Ok(None) };
@@ -72,8 +76,8 @@ async fn load_neighbour(set: &CacheSet, path: &[Pin]) -> Result<Option<Pin>, Err
     }
 }
 
-/// Words of what is alive in the node in `slot`, which is pinned. Others run between the pieces, and may write to a leaf: it is
-/// asked once more when it is closed.
+/// Counts the words of the live keys in the node in `slot`, which is pinned. Other tasks run
+/// between the pieces and may write to a leaf, so the count is repeated once the leaf is closed.
 async fn live_words(set: &CacheSet, slot: usize) -> usize {
     let mut words = 0;
     replace::in_pieces(set, slot, |node, from, is_live| {
@@ -86,13 +90,13 @@ async fn live_words(set: &CacheSet, slot: usize) -> usize {
 }
 
 impl State {
-    /// Whether keys of so many words, of two neighbours, become one node.
+    /// Returns whether two neighbours with this many words of keys become one node.
     pub(crate) fn is_one_node(&self, words: usize) -> bool {
         belong_together(words, replace::node_blocks(&self.geometry), &self.geometry)
     }
 }
 
-/// The right one begins where the left one ends.
+/// Checks that the right node begins where the left one ends.
 fn has_border(s: &mut State, left: usize, right: usize) -> bool {
     let border = s.nodes.get(left).node().position();
     let node = s.nodes.get(right).node();
@@ -102,7 +106,8 @@ fn has_border(s: &mut State, left: usize, right: usize) -> bool {
     checked.map_err(|error| s.meets_unreadable(child, &load::damaged(child, error))).is_ok()
 }
 
-/// Puts one node in the place of the two in the slots `old`, from left to right, if they are as sparse as they were.
+/// Replaces the two nodes in the slots `old`, from left to right, by one, if they are still as
+/// sparse.
 async fn merge(set: &CacheSet, parent: usize, old: [usize; 2]) -> Result<bool, Error> {
     let memory = load::set_aside(set, set.inner.shares.get().node_bytes).await?;
     let growth = set.with(|s| s.nodes.get(parent).node().replace_growth_bytes_max(2, 1));
@@ -114,7 +119,7 @@ async fn merge(set: &CacheSet, parent: usize, old: [usize; 2]) -> Result<bool, E
         replace::gather(set, slot, &mut living).await;
     }
     if !set.with(|s| s.is_one_node(living.words())) {
-        // Others have written to them meanwhile.
+        // Other tasks have written to them meanwhile.
         set.with(|s| s.buckets.put_back(bucket));
         replace::ungate(set, &old);
         return Ok(false);
@@ -126,7 +131,8 @@ async fn merge(set: &CacheSet, parent: usize, old: [usize; 2]) -> Result<bool, E
     Ok(true)
 }
 
-/// The node in `bucket` that will hold `living`, in a range that ends where that of the node in `right` does.
+/// Makes the node in `bucket` that will hold `living`. Its range ends where that of the node in
+/// `right` does.
 async fn build(
     set: &CacheSet,
     right: usize,

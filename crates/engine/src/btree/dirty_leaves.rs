@@ -1,34 +1,36 @@
-//! Which leaves have keys that the device has not, by what makes it due to write them. So who writes leaves looks at those that are
-//! due, however many nodes are in memory.
+//! Indexes the leaves with unwritten keys by what makes them due to be written. So the writer of
+//! leaves looks only at those that are due, however many nodes are in memory.
 //!
-//! Those that are being written, or replaced, may be among them: there are few, and they are passed by.
+//! Leaves that are being written or replaced may be among them. They are few, and are skipped.
 
 use alloc::collections::BTreeSet;
 use bcached_env::Time;
 
-/// The leaves, by their slots.
+/// The leaves, by slot.
 #[derive(Default)]
 pub struct Unwritten {
-    /// When the oldest such key came.
+    /// By the arrival of the oldest unwritten key.
     by_age: BTreeSet<(Time, usize)>,
-    /// The journal entry that holds the oldest that is in the journal.
+    /// By the journal entry of the oldest unwritten journalled key.
     by_entry: BTreeSet<(u64, usize)>,
-    /// Those that have many.
+    /// Leaves with many unwritten keys.
     large: BTreeSet<usize>,
 }
 
 impl Unwritten {
-    /// The oldest key of the leaf in `slot` came at `now` instead of `before`; `None`: there is none.
+    /// Moves the leaf in `slot` from age `before` to `now`: the arrival of its oldest unwritten
+    /// key, or `None` if it has none.
     pub fn ages(&mut self, slot: usize, before: Option<Time>, now: Option<Time>) {
         exchange(&mut self.by_age, slot, before, now);
     }
 
-    /// Entry `now` instead of `before` holds the oldest key of the leaf in `slot`; `None`: there is none.
+    /// Moves the leaf in `slot` from journal entry `before` to `now`: the entry of its oldest
+    /// unwritten key, or `None` if it has none.
     pub fn waits(&mut self, slot: usize, before: Option<u64>, now: Option<u64>) {
         exchange(&mut self.by_entry, slot, before, now);
     }
 
-    /// Whether the leaf in `slot` has many.
+    /// Records whether the leaf in `slot` has many unwritten keys.
     pub fn weighs(&mut self, slot: usize, is_large: bool) {
         if is_large {
             self.large.insert(slot);
@@ -37,19 +39,20 @@ impl Unwritten {
         }
     }
 
-    /// All of them, the oldest first, and since when.
+    /// Iterates over all leaves, the oldest first, with the arrival of their oldest key.
     pub fn by_age(&self) -> impl Iterator<Item = (Time, usize)> + '_ {
         self.by_age.iter().copied()
     }
 
-    /// Those that are due: by the journal for its entries up to `entry`, because the oldest key `is_old`, and for having many.
+    /// Iterates over the leaves that are due: those that hold back journal entries up to `entry`,
+    /// those whose oldest key `is_old`, and those with many keys.
     pub fn due(&self, entry: u64, is_old: impl Fn(Time) -> bool) -> impl Iterator<Item = usize> {
         let needed = self.by_entry.range(..=(entry, usize::MAX)).map(|(_, slot)| *slot);
         let aged = self.by_age().take_while(move |(since, _)| is_old(*since)).map(|(_, slot)| slot);
         needed.chain(aged).chain(self.large.iter().copied())
     }
 
-    /// Asserts that the leaf in `slot` stands where it should.
+    /// Asserts that the leaf in `slot` is indexed correctly.
     pub fn check(&self, slot: usize, (age, entry): (Option<Time>, Option<u64>), is_large: bool) {
         assert!(age.is_none_or(|age| self.by_age.contains(&(age, slot))), "slot {slot} is not found by age");
         assert!(
@@ -59,7 +62,7 @@ impl Unwritten {
         assert_eq!(self.large.contains(&slot), is_large, "how much slot {slot} has to write");
     }
 
-    /// How many leaves have something to write, by age and by journal entry.
+    /// Returns how many leaves are indexed by age and by journal entry.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         (self.by_age.len(), self.by_entry.len())

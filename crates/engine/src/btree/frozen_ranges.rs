@@ -1,13 +1,17 @@
-//! Ranges of the index that nobody comes to any more: their nodes are damaged (bytes came, and they make no sense), and were met by the
-//! walk of a set that is served before it has been walked.
+//! Keeps the ranges of the index that are frozen: their nodes are damaged (the read succeeded, but
+//! its bytes make no sense). They were found by the walk of a cache set that is served before it
+//! has been walked.
 //!
-//! What such a node names is not known, and may be the newest data. So, as long as the set is open:
+//! What such a node names is unknown, and may be the newest data. So as long as the set is open:
 //!
-//! - it is never read as if it named nothing: who comes to it is told what is the matter, and nobody else is kept from anything;
-//! - it is not read again, though its bytes may be sound the next time: what it names has not been counted. The next start asks again;
-//! - a volume with a part in it counts as clean only if its superblock says so ([`State::is_clean`]);
-//! - no bucket is taken from what it holds that may hold something of it. Its buckets are known only from their summaries, so those without
-//!   one stay as they are (`Usage::Unknown`).
+//! - The node is never treated as empty. A request that needs it gets the error; no other request
+//!   is affected.
+//! - The node is not read again, though the next read might succeed: what it names has not been
+//!   counted. The next start tries again.
+//! - A volume with a part in the range counts as clean only if its superblock says so
+//!   ([`State::is_clean`]).
+//! - No bucket that may hold data of the range is reclaimed. Its buckets are known only from their
+//!   summaries, so buckets without a summary stay as they are (`Usage::Unknown`).
 
 use crate::btree::Need;
 use crate::btree::unreadable::Kept;
@@ -18,40 +22,40 @@ use alloc::vec::Vec;
 use bcached_format::summary::Extent;
 use bcached_format::{Inode, Key, Pointer, Position};
 
-/// Most ranges that are kept. Who meets more of them has a device that forgets what it was given.
+/// Most ranges that are kept. A device with more damage than this loses what was written to it.
 const RANGES_MAX: usize = 32;
 
-/// The ranges.
+/// The frozen ranges.
 #[derive(Default)]
 pub struct Frozen {
     ranges: Vec<Kept>,
 }
 
 impl Frozen {
-    /// There are none.
+    /// Returns true if no range is frozen.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Why the first of them is.
+    /// Returns the error of the first range.
     #[must_use]
     pub fn first(&self) -> Option<Error> {
         self.ranges.first().map(|range| range.error.clone())
     }
 
-    /// Each of them.
+    /// Iterates over the ranges.
     pub fn iter(&self) -> impl Iterator<Item = &Kept> {
         self.ranges.iter()
     }
 
-    /// Why the node at `pointer` is not to be read, if so.
+    /// Returns the error of the node at `pointer`, if it is not to be read.
     #[must_use]
     pub fn error_of(&self, pointer: Pointer) -> Option<Error> {
         self.ranges.iter().find(|range| range.child.pointer() == pointer).map(|range| range.error.clone())
     }
 
-    /// Why nobody knows all that is there of volume `inode`, if so.
+    /// Returns an error if a frozen range may hide data of volume `inode`.
     #[must_use]
     pub fn hides(&self, inode: Inode) -> Option<Error> {
         let may_hold = |range: &&Kept| {
@@ -61,22 +65,22 @@ impl Frozen {
         self.ranges.iter().find(may_hold).map(|range| range.error.clone())
     }
 
-    /// Nothing of the ranges was written to a bucket all of which were `extents`.
+    /// Returns true if no frozen range had data in a bucket to which only `extents` were written.
     #[must_use]
     pub fn is_apart(&self, extents: &[Extent]) -> bool {
         !extents.iter().any(|extent| self.ranges.iter().any(|range| meets(range, extent)))
     }
 
-    /// Some of a key lies in one of the ranges.
+    /// Returns whether a key overlaps a frozen range.
     #[must_use]
     pub fn holds(&self, key: &Key) -> bool {
         self.ranges.iter().any(|range| overlap(range, key.start_position(), key.position()))
     }
 
-    /// One more.
+    /// Adds a range.
     ///
     /// # Errors
-    /// Its own, if there are too many.
+    /// The error of the range itself, if there are too many.
     pub fn add(&mut self, range: Kept) -> Result<(), Error> {
         if self.ranges.len() == RANGES_MAX {
             return Err(range.error);
@@ -90,14 +94,15 @@ fn meets(range: &Kept, extent: &Extent) -> bool {
     overlap(range, extent.position(), Position { offset: extent.end(), ..extent.position() })
 }
 
-/// What ends behind where a range begins, and begins before its end, is of that.
+/// An extent belongs to a range if it ends after the range's start and begins before its end.
 fn overlap(range: &Kept, start: Position, end: Position) -> bool {
     range.low.unwrap_or(Position::ZERO) < end && start < range.child.key.position()
 }
 
 impl State {
-    /// The node that the walk cannot come to is damaged: the walk goes on behind it. False: it is here by now, or another is in its place. An
-    /// error: there are too many, or it contradicts what is known.
+    /// Freezes the damaged node at which the walk has stopped, and moves the walk past it. Returns
+    /// false if the node is in memory by now, or another has replaced it. An error means that there
+    /// are too many, or that the node contradicts what is known.
     pub(crate) fn freeze(&mut self, error: &Error) -> Result<bool, Error> {
         let low = self.frontier.at();
         let Err(Need::Node(child)) = self.descend(low, 0) else { return Ok(false) };
@@ -106,9 +111,10 @@ impl State {
         }
         self.pass_by(child)?;
         self.frozen.add(Kept { child, low: Some(low), error: error.clone() })?;
-        // Its keys in the journal stay there; what else keeps some is met again.
+        // Its keys in the journal stay there. Any other obstacle for journalled keys is found
+        // again.
         self.overlay.tried(None);
-        // The next start finds the same, and can be served like this one.
+        // The next start finds the same damage, and can then be served like this one.
         self.reserve_wanted = self.reserve_wanted.max(reserve::enough(&self.geometry));
         Ok(true)
     }

@@ -1,4 +1,5 @@
-//! Brings a node in: once for all who wait, within the budget, verified.
+//! Loads a node into memory within the budget and verifies it. All tasks that wait for the same
+//! node share one read.
 
 use crate::btree::cache::{Found, Pin, Reserved};
 use crate::btree::{Child, write};
@@ -15,11 +16,12 @@ use bcached_node::{Node, NodeReader};
 
 /// Most leaves that are read together.
 const TOGETHER_MAX: usize = 16;
-/// Of the nodes that may be held, one in so many is one of those.
+/// Read-ahead may use one ticket in this many.
 const TICKET_SHARE: usize = 4;
 
-/// Reads the leaves together that somebody is about to come to: `choose` says which, at most so many as it is given, and something
-/// else for the caller. What fails is met again by who comes to it.
+/// Reads leaves together that a caller is about to visit. `choose` selects them, at most as many as
+/// it is told, and also returns a result for the caller. An error is ignored here; the caller sees
+/// it again when it visits the leaf.
 pub async fn together<T>(set: &CacheSet, choose: impl FnOnce(&mut State, usize) -> (Vec<Child>, T)) -> T {
     let most = (set.inner.shares.get().tickets / TICKET_SHARE).clamp(1, TOGETHER_MAX);
     let (leaves, other) = set.with(|s| choose(s, most));
@@ -30,7 +32,8 @@ pub async fn together<T>(set: &CacheSet, choose: impl FnOnce(&mut State, usize) 
     other
 }
 
-/// The node of `child`, in memory and pinned. Works in a set that has failed too, as long as memory need not be made.
+/// Loads the node of `child` and pins it. This also works in a set that has failed, as long as no
+/// memory need be freed.
 pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
     let pointer = child.pointer();
     let reserved = loop {
@@ -57,7 +60,7 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
         Err(error) => {
             set.with(|s| {
                 s.nodes.abandon(pointer);
-                // What has been replaced while its turn came is nobody's loss.
+                // A node that was replaced before its read completed is no loss.
                 if !s.buckets.is_stale(pointer) {
                     s.meets_unreadable(child, &error);
                 }
@@ -67,7 +70,7 @@ pub async fn load(set: &CacheSet, child: Child) -> Result<Pin, Error> {
     }
 }
 
-/// Reads and verifies a node; it is not entered in the cache.
+/// Reads and verifies a node, without entering it in the cache.
 pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
     let geometry = set.with(|s| s.geometry);
     if child.key.sectors() > set.inner.shares.get().node_sectors {
@@ -81,7 +84,7 @@ pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
     });
     if !node.is_leaf() {
         learn(set, &node).await?;
-        // What is dead stays so, and nobody changes what the node says while it is read.
+        // A dead pointer stays dead, and the node does not change while it is being read.
         let named: Vec<Pointer> = node.children().flat_map(|key| key.pointers.as_slice()).copied().collect();
         let mut dead = BTreeSet::new();
         for named in named.chunks(VISIT_MAX) {
@@ -100,8 +103,8 @@ pub async fn read(set: &CacheSet, child: Child) -> Result<Node, Error> {
     Ok(node)
 }
 
-/// Takes from an interior node what it says of generations, in a set that has not been walked: a walk at the start would have
-/// done that before anybody read the node.
+/// Learns generations from an interior node in a set that has not been walked. A walk at the start
+/// would have learned them before any other task read the node.
 async fn learn(set: &CacheSet, node: &Node) -> Result<(), Error> {
     if set.with(|s| s.frontier.is_complete()) {
         return Ok(());
@@ -128,12 +131,13 @@ async fn learn(set: &CacheSet, node: &Node) -> Result<(), Error> {
     Ok(())
 }
 
-/// How many blocks of a node are durable, at the least.
+/// Returns a lower bound of how many blocks of a node are durable.
 pub fn durable_blocks(set: &CacheSet, child: Child) -> u32 {
     set.with(|s| s.buckets.durable_blocks(child.pointer()))
 }
 
-/// Reads a node and checks its sets, of whose blocks so many are `durable`; dead children are still in it. Others run between the steps of it.
+/// Reads a node and checks its bsets, of which `durable` blocks are known to be durable. Dead
+/// children are still in it. Other tasks run between the steps.
 pub async fn read_from(
     (env, disk): (&Env, &Disk),
     child: Child,
@@ -157,12 +161,12 @@ pub async fn read_from(
     }
 }
 
-/// What is said of a node whose bytes make no sense.
+/// Returns the error for a node whose bytes make no sense.
 pub fn damaged(child: Child, source: bcached_node::NodeError) -> Error {
     Error::Node { sector: child.pointer().sector(), source: Box::new(source) }
 }
 
-/// Waits until so many `bytes` can be had, and sets them aside. There is a ticket for them.
+/// Waits until `bytes` bytes are available, and reserves them. The caller holds a ticket for them.
 pub async fn set_aside(set: &CacheSet, bytes: usize) -> Result<Reserved, Error> {
     loop {
         set.check_alive()?;

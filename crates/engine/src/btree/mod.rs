@@ -1,8 +1,9 @@
-//! The tree as synchronous attempts: each completes, or names what is missing and has changed nothing.
+//! Implements the tree as synchronous attempts: each completes, or names what is missing and has
+//! changed nothing.
 //!
-//! An attempt touches one leaf; longer ranges go leaf by leaf. Only here do keys of a leaf change, and
-//! in the same transition the live and dirty counts of their buckets, the volume's dirty count, the journal entry and
-//! the note change with them.
+//! An attempt touches one leaf; longer ranges are handled leaf by leaf. Only this module changes
+//! the keys of a leaf. The live and dirty counts of their buckets, the volume's dirty count, the
+//! journal entry and the note change in the same transition.
 
 pub mod background_rewrite;
 pub mod background_walk;
@@ -32,17 +33,17 @@ use bcached_env::NoteRecord;
 use bcached_format::{Inode, Key, Pointer, Pointers, Position};
 use bcached_node::Place;
 
-/// What an attempt came to.
+/// The outcome of an attempt.
 #[derive(Debug)]
 pub enum Attempt<T> {
     /// It completed.
     Done(T),
-    /// It changed nothing; see to this and try again.
+    /// It changed nothing; provide what is missing and try again.
     Needs(Need),
 }
 
 impl<T> Attempt<T> {
-    /// The same with what `make` makes of the result.
+    /// Maps the result with `make`.
     pub fn map<R>(self, make: impl FnOnce(T) -> R) -> Attempt<R> {
         match self {
             Self::Done(result) => Attempt::Done(make(result)),
@@ -56,7 +57,8 @@ impl<T> Attempt<T> {
 pub enum Need {
     /// A node must be in memory.
     Node(Child),
-    /// The leaf for the start `at` has no room for `words` more: it must be compacted or split.
+    /// The leaf for the start `at` has no room for `words` more words: it must be compacted or
+    /// split.
     Split {
         /// Start of an extent in the leaf.
         at: Position,
@@ -69,7 +71,8 @@ pub enum Need {
     Memory,
     /// The journal or the note has no room.
     Journal,
-    /// The journal says more of the range than the leaf: the key that ends there must be put first (`journal::overlay`).
+    /// The journal has newer keys for the range than the leaf. The key that ends at this position
+    /// must be put into the leaf first (`journal::overlay`).
     Replay(Position),
 }
 
@@ -83,20 +86,20 @@ pub struct Child {
 }
 
 impl Child {
-    /// Where the node is. The one place that chooses among a node's copies.
+    /// Returns where the node is. This is the only place that chooses among a node's copies.
     #[must_use]
     pub fn pointer(&self) -> Pointer {
         pointer_to_read(&self.key.pointers).expect("child keys are checked to have a pointer")
     }
 }
 
-/// Which copy of an extent to read: the only place that picks one.
+/// Returns which copy of an extent to read. This is the only place that chooses one.
 #[must_use]
 pub fn pointer_to_read(pointers: &Pointers) -> Option<Pointer> {
     pointers.as_slice().first().copied()
 }
 
-/// The copies that are still there; `None` without any.
+/// Returns the copies that are still valid; `None` if there are none.
 #[inline]
 pub(crate) fn live_pointers(buckets: &Buckets, pointers: &Pointers) -> Option<Pointers> {
     let stale = |pointer: &Pointer| buckets.is_stale(*pointer);
@@ -109,7 +112,7 @@ pub(crate) fn live_pointers(buckets: &Buckets, pointers: &Pointers) -> Option<Po
     }
 }
 
-/// What a part of a range is.
+/// The content of a part of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
     /// Nothing cached.
@@ -137,21 +140,21 @@ pub struct Piece {
 /// How an insert is recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Record {
-    /// In the journal and, if the data above has been or will be acknowledged, in the note.
+    /// In the journal and, if the write has been or will be acknowledged, in the note.
     Journal,
-    /// It comes from this journal entry.
+    /// The key comes from this journal entry.
     Replay(u64),
-    /// Not at all: a fill, whose loss loses nothing.
+    /// Not at all: a fill, whose loss loses no data.
     Fill,
 }
 
 impl State {
-    /// The leaf whose range holds the extent start `start`.
+    /// Returns the leaf whose range holds the extent start `start`.
     fn leaf_for(&mut self, start: Position) -> Result<usize, Need> {
         self.descend(start, 0)
     }
 
-    /// The same, for who may have seen it.
+    /// Like [`State::leaf_for`], for a caller that may have a remembered leaf.
     fn leaf_again(&mut self, leaf: Option<Leaf>, start: Position) -> Result<usize, Need> {
         match leaf.and_then(|leaf| self.nodes.again(leaf)) {
             Some(slot) => {
@@ -162,13 +165,13 @@ impl State {
         }
     }
 
-    /// The same, for who has seen the `leaf` of a place that is not behind this one.
+    /// Like [`State::leaf_again`], but `leaf` may be that of an earlier position.
     fn leaf_behind(&mut self, leaf: Option<Leaf>, start: Position) -> Result<usize, Need> {
         let slot = self.leaf_again(leaf, start)?;
         if self.nodes.get(slot).node().position() > start { Ok(slot) } else { self.leaf_for(start) }
     }
 
-    /// The node at `level` on the way to `start`.
+    /// Returns the node at `level` on the way to `start`.
     pub(crate) fn descend(&mut self, start: Position, level: u8) -> Result<usize, Need> {
         let mut child = self.root;
         loop {
@@ -183,8 +186,8 @@ impl State {
         }
     }
 
-    /// What is known of `[start, end)` of volume `inode`, as far as one leaf says and an attempt goes: the pieces in
-    /// order, and where they end (at most `end`).
+    /// Looks up `[start, end)` of volume `inode`, as far as one leaf and one attempt reach. Passes
+    /// the pieces in order, and returns where they end (at most `end`).
     pub(crate) fn lookup(
         &mut self,
         inode: Inode,
@@ -200,7 +203,7 @@ impl State {
                 pieces(piece);
                 return Attempt::Done(piece.end);
             }
-            // Up to there the leaf has the word.
+            // Up to there the leaf is authoritative.
             end = key.start();
         }
         let slot = match self.leaf_for(Position::new(inode, start)) {
@@ -213,8 +216,8 @@ impl State {
         for key in node.overlapping(inode, start, upto) {
             seen += 1;
             if seen > VISIT_MAX {
-                // Where this key starts, not where the last piece ended: what was passed may have been stale, and the
-                // next attempt must begin behind it.
+                // Stop where this key starts, not where the last piece ended. The keys just passed
+                // may have been stale, and the next attempt must begin after them.
                 upto = key.start();
                 seen -= 1;
                 break;
@@ -235,8 +238,8 @@ impl State {
         Attempt::Done(upto)
     }
 
-    /// The keys of one leaf that overlap `[start, end)`, uncut and stale ones included, as far as an attempt goes; returns
-    /// where that is: at most where the leaf or the range ends.
+    /// Visits the keys of one leaf that overlap `[start, end)`, uncut and including stale ones, as
+    /// far as one attempt reaches. Returns where that is: at most where the leaf or the range ends.
     pub(crate) fn keys_in_leaf(
         &mut self,
         inode: Inode,
@@ -247,7 +250,8 @@ impl State {
         self.keys_in_leaf_from(&mut None, inode, (start, end), visit)
     }
 
-    /// The same for who goes on from place to place, in their order: `leaf` is that of the place before, and then of this one.
+    /// Like [`State::keys_in_leaf`], for a caller that visits positions in ascending order. `leaf`
+    /// holds the leaf of the previous position, and then that of this one.
     pub(crate) fn keys_in_leaf_from(
         &mut self,
         leaf: &mut Option<Leaf>,
@@ -279,12 +283,13 @@ impl State {
         Attempt::Done(upto)
     }
 
-    /// Inserts as much of `key` as its first leaf takes, over whatever is there. Returns where that ends.
+    /// Inserts as much of `key` as its first leaf takes, over whatever is there. Returns where that
+    /// ends.
     pub(crate) fn insert(&mut self, key: &Key, record: Record) -> Attempt<u64> {
         self.insert_in(None, key, record)
     }
 
-    /// The same for who has seen the `leaf` for its start.
+    /// Like [`State::insert`], for a caller that has remembered the `leaf` for its start.
     pub(crate) fn insert_in(&mut self, leaf: Option<Leaf>, key: &Key, record: Record) -> Attempt<u64> {
         let found = self.leaf_again(leaf, key.start_position());
         let slot = match found.and_then(|slot| self.open_to_change(slot, key.start_position(), key.words())) {
@@ -302,7 +307,7 @@ impl State {
         if !self.has_memory(slot) {
             return Attempt::Needs(Need::Memory);
         }
-        // What takes the place of very many keys does so piece by piece.
+        // A key that replaces very many others does so piece by piece.
         let node = self.nodes.get(slot).node();
         if part.sectors() > REMOVE_MAX as u64
             && let Some(next) = node.overlapping(part.inode, part.start(), part.end).nth(REMOVE_MAX)
@@ -311,16 +316,17 @@ impl State {
         }
         let sequence = self.record(slot, &part, record);
         let died = self.put((slot, leaf.map(Leaf::place)), &part, sequence);
-        // A replay puts most keys over themselves.
+        // A replay mostly overwrites keys with themselves.
         if !is_replay && !self.journal.is_replaying() {
             self.buckets.count_dead(died);
         }
         Attempt::Done(part.end)
     }
 
-    /// Replaces the first part of what still equals `expected` in `[expected.start(), upto)` by the same part of `new`, within
-    /// the first leaf; returns how far it has looked and how many sectors were replaced. Seldom are there more parts, and they
-    /// are no other case than one.
+    /// Replaces the first part of `[expected.start(), upto)` that still equals `expected` by the
+    /// same part of `new`, within the first leaf. Returns how far it has looked and how many
+    /// sectors were replaced. There is rarely more than one such part; the caller's loop handles
+    /// the others alike.
     pub(crate) fn replace(&mut self, expected: &Key, new: &Key) -> Attempt<(u64, u64)> {
         let slot = match self.leaf_to_change(expected.start_position(), new.words()) {
             Ok(slot) => slot,
@@ -348,13 +354,13 @@ impl State {
         Attempt::Done((upto, end - start))
     }
 
-    /// The leaf for `start`, in memory, with room for a key more, of `words`.
+    /// Returns the leaf for `start`, in memory, with room for one more key of `words` words.
     fn leaf_to_change(&mut self, start: Position, words: usize) -> Result<usize, Need> {
         let slot = self.leaf_for(start)?;
         self.open_to_change(slot, start, words)
     }
 
-    /// The leaf in `slot`, for `start`, if it has that room.
+    /// Returns the leaf in `slot`, for `start`, if it has that room.
     fn open_to_change(&self, slot: usize, start: Position, words: usize) -> Result<usize, Need> {
         let is_full = match &self.nodes.get(slot).gate {
             Gate::Closing(late) => late.room() == 0 || !self.may_take(slot),
@@ -367,19 +373,20 @@ impl State {
         }
     }
 
-    /// The leaf in `slot` cannot take a key of `words`: on the device, or in the memory that a node may take.
+    /// Returns whether the leaf in `slot` cannot take a key of `words` words, either on the device
+    /// or within a node's memory limit.
     fn is_full(&self, slot: usize, words: usize) -> bool {
         let node = self.nodes.get(slot).node();
         !node.fits(words) || !self.may_take(slot)
     }
 
-    /// A key more is within the memory that a node may take.
+    /// Returns whether one more key is within a node's memory limit.
     fn may_take(&self, slot: usize) -> bool {
         let bound = self.nodes.get(slot).node().insert_growth_bytes_bound(1);
         self.nodes.may_grow(slot, bound) || self.nodes.may_grow(slot, self.growth_bytes_max(slot))
     }
 
-    /// The most that a key can add to the memory of the leaf in `slot`.
+    /// Returns the most that a key can add to the memory of the leaf in `slot`.
     fn growth_bytes_max(&self, slot: usize) -> usize {
         let cached = self.nodes.get(slot);
         match cached.gate {
@@ -388,18 +395,19 @@ impl State {
         }
     }
 
-    /// Sees to it that the leaf in `slot` has the memory for an insert; false if there is none now.
+    /// Makes sure that there is memory for an insert into the leaf in `slot`; returns false if
+    /// there is none now.
     fn has_memory(&mut self, slot: usize) -> bool {
         let bound = self.nodes.get(slot).node().insert_growth_bytes_bound(1);
         self.nodes.has_room(bound) || self.nodes.room_to_grow(slot, self.growth_bytes_max(slot))
     }
 
-    /// Journal and note have room for a key of so many words.
+    /// Returns whether the journal and the note have room for a key of this many words.
     fn can_record(&self, words: usize) -> bool {
         self.journal.has_room(words) && (self.note_held || self.note.room() > 0)
     }
 
-    /// Writes down that `part` enters the leaf in `slot`; returns the journal entry it belongs to.
+    /// Records that `part` enters the leaf in `slot`; returns the journal entry that it belongs to.
     fn record(&mut self, slot: usize, part: &Key, record: Record) -> u64 {
         let sequence = match record {
             Record::Journal => {
@@ -425,7 +433,8 @@ impl State {
         sequence
     }
 
-    /// Has the leaf in `slot`, in which something starts at `at`, rewritten before it is full.
+    /// Requests a rewrite of the leaf in `slot`, in which an extent starts at `at`, before it is
+    /// full.
     fn ask_ahead(&mut self, slot: usize, at: Position) {
         let cached = self.nodes.get_mut(slot);
         if cached.gate.is_open() && !cached.is_asked_for && cached.node().is_nearly_full() {
@@ -434,7 +443,8 @@ impl State {
         }
     }
 
-    /// Changes the leaf, about there, and every count that depends on it. How many live sectors gave way.
+    /// Changes the leaf, near `guess`, and every count that depends on it. Returns how many live
+    /// sectors were replaced.
     fn put(&mut self, (slot, guess): (usize, Option<Place>), part: &Key, sequence: u64) -> u64 {
         let now = self.now;
         let Self { nodes, buckets, dirty, frontier, untold, .. } = self;
@@ -472,8 +482,9 @@ impl State {
         let counted = frontier.counted(part);
         for pointer in part.pointers.as_slice() {
             if !buckets.add(*pointer, counted, part.dirty) {
-                // While the set is being opened, or what its journal says is put beside requests, that may contradict the tree; and
-                // what the walk found in a bucket of the reserve is more than was known when that was handed out.
+                // While the set is being opened, or its journal is replayed beside requests, a key
+                // may contradict the tree. And the walk may find more in a bucket of the reserve
+                // than was known when that was allocated.
                 let is_known = !*note_held && !frontier.was_behind() && !overlay.was_there();
                 assert!(!is_known, "{part:?}: its bucket has more live sectors than it has");
                 failed.get_or_insert(Error::Inconsistent("two extents share sectors of a cache bucket"));
@@ -486,13 +497,13 @@ impl State {
     }
 }
 
-/// What of `key` lies in the leaf for its start, whose range ends at `position`.
+/// Returns the part of `key` that lies in the leaf for its start, whose range ends at `position`.
 fn part_within(key: &Key, position: Position) -> Key {
     let part = if position.inode > key.inode { Some(*key) } else { key.cut(0, position.offset) };
     part.expect("the leaf for a start reaches beyond it")
 }
 
-/// A key as the note keeps it.
+/// Converts a key to the form that the note keeps.
 fn note_record(sequence: u64, key: &Key) -> NoteRecord {
     let mut words = [key.header_word(), key.end, 0, 0];
     for (word, pointer) in words[2..].iter_mut().zip(key.pointers.as_slice()) {

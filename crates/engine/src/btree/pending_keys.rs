@@ -1,8 +1,10 @@
-//! Who writes into a leaf does not wait for the nodes that take its place: those keys are kept until these do.
+//! Keeps the keys written to a leaf while fresh nodes are replacing it, so that writers do not wait
+//! for those nodes.
 //!
-//! While a leaf is [`Gate::Closing`], it shows what enters it, and the journal has it; nothing more of it is written.
-//! Before the fresh nodes can be found they get these keys, as any others that are still to be written, and from then
-//! on the journal keeps them for the fresh ones. How many there may be is such that they surely find room
+//! A leaf that is [`Gate::Closing`] shows the keys that enter it, and the journal holds them, but
+//! no more of the leaf is written. Before the fresh nodes become reachable they receive these keys,
+//! like any others that are still to be written. From then on the journal keeps the keys for the
+//! fresh nodes. The number of such keys is limited so that they certainly fit
 //! ([`bcached_node::Node::late_keys_max`]); beyond that writers wait.
 
 use crate::btree::cache::{Gate, Late};
@@ -15,10 +17,11 @@ use alloc::vec::Vec;
 use bcached_format::Key;
 use bcached_node::Node;
 
-/// Keys that are handed over in one piece.
+/// Keys handed over in one piece.
 const PIECE: usize = 8;
 
-/// Closes the node in `slot`. It takes at most `most` keys from here on, and if that is any, nothing opens it again.
+/// Closes the node in `slot`. It takes at most `most` more keys. If `most` is not 0, the node
+/// cannot be reopened.
 pub fn close(s: &mut State, slot: usize, most: usize) {
     let late = Late { keys: Vec::with_capacity(most), handed_over: 0, most, since: None };
     s.nodes.get_mut(slot).gate = Gate::Closing(Box::new(late));
@@ -27,8 +30,8 @@ pub fn close(s: &mut State, slot: usize, most: usize) {
     }
 }
 
-/// Gives the keys that came since the leaves in `old` were closed to the nodes that take their place. Others run between the pieces. When
-/// this returns there are no more, until somebody else runs.
+/// Hands the keys that arrived since the leaves in `old` were closed to the nodes that replace
+/// them. Other tasks run between the pieces. On return none are left, until another task runs.
 pub async fn hand_over(set: &CacheSet, old: &[usize], fresh: &mut [FreshNode]) {
     loop {
         set.env().breathe().await;
@@ -47,7 +50,7 @@ pub async fn hand_over(set: &CacheSet, old: &[usize], fresh: &mut [FreshNode]) {
     }
 }
 
-/// The journal entry of the oldest key that has been handed over from one of `old`.
+/// Returns the journal entry of the oldest key kept for the successors of `old`.
 pub fn since(s: &mut State, old: &[usize]) -> Option<u64> {
     old.iter().filter_map(|slot| late(s, *slot)?.since).min()
 }
@@ -59,7 +62,8 @@ fn late(s: &mut State, slot: usize) -> Option<&mut Late> {
     }
 }
 
-/// What depends on the key, but for the fresh nodes, has been changed when it came.
+/// Inserts a key into the fresh nodes. Everything else that depends on the key was changed when it
+/// arrived.
 fn enter_key(fresh: &mut [FreshNode], key: &Key) {
     let mut rest = Some(*key);
     while let Some(key) = rest {
@@ -73,13 +77,13 @@ fn enter_key(fresh: &mut [FreshNode], key: &Key) {
 }
 
 impl Late {
-    /// How many more there may be.
+    /// Returns how many more keys it may take.
     #[must_use]
     pub fn room(&self) -> usize {
         self.most - self.keys.len()
     }
 
-    /// The next keys that have not been handed over, and are from now on.
+    /// Returns the next keys that have not been handed over, and marks them as handed over.
     fn next_piece(&mut self) -> Vec<Key> {
         let piece: Vec<Key> = self.keys[self.handed_over..].iter().take(PIECE).copied().collect();
         self.handed_over += piece.len();

@@ -1,14 +1,16 @@
-//! Which slot of the cache a node is in, by the word of the pointer to it: asked at each node on the way to a leaf.
+//! Maps the word of a node's pointer to its slot in the cache. It is looked up at each node on the
+//! way to a leaf.
 //!
-//! Open addressing in a table at most half full. Words are scattered by a multiplication that is the same in each run; they name buckets, so
-//! nobody outside chooses them, and an unlucky set of them costs time and nothing else.
+//! The table uses open addressing and is at most half full. Words are scattered by a multiplication
+//! that is the same in each run. They name buckets, so no outside party chooses them, and an
+//! unlucky set of words costs only time.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// A place of the table that nobody is in.
+/// Marks an empty entry of the table.
 const NOBODY: u32 = u32::MAX;
-/// Places of the smallest table.
+/// Entries of the smallest table.
 const PLACES_MIN: usize = 16;
 
 #[derive(Clone, Copy)]
@@ -17,9 +19,9 @@ struct Entry {
     slot: u32,
 }
 
-/// See the file's head.
+/// The index; see the head of this file.
 pub struct ByPointer {
-    /// A power of two of them.
+    /// Its length is a power of two.
     table: Vec<Entry>,
     len: usize,
 }
@@ -31,21 +33,21 @@ impl Default for ByPointer {
 }
 
 impl ByPointer {
-    /// How many there are.
+    /// Returns the number of nodes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Where the search for a word begins.
+    /// Returns where the search for a word begins.
     #[inline]
     fn home(&self, word: u64) -> usize {
-        // The upper bits of the product depend on all of the word.
+        // The upper bits of the product depend on the whole word.
         let scattered = word.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         usize::try_from(scattered).expect("32 bits") & (self.table.len() - 1)
     }
 
-    /// Where a word stands, or would.
+    /// Returns where a word is, or would be.
     #[inline]
     fn place(&self, word: u64) -> usize {
         let mut at = self.home(word);
@@ -55,7 +57,7 @@ impl ByPointer {
         at
     }
 
-    /// The slot of a node.
+    /// Returns the slot of a node.
     #[inline]
     #[must_use]
     pub fn get(&self, word: u64) -> Option<usize> {
@@ -63,10 +65,10 @@ impl ByPointer {
         (slot != NOBODY).then_some(slot as usize)
     }
 
-    /// Enters a node.
+    /// Adds a node.
     ///
     /// # Panics
-    /// If it is there already, or there are 2^32 of them.
+    /// If the node is already there, or there are 2^32 nodes.
     pub fn insert(&mut self, word: u64, slot: usize) {
         if 2 * (self.len + 1) > self.table.len() {
             self.grow();
@@ -78,7 +80,7 @@ impl ByPointer {
         self.len += 1;
     }
 
-    /// Takes a node out, if it is there.
+    /// Removes a node, if it is there.
     pub fn remove(&mut self, word: u64) {
         let last = self.table.len() - 1;
         let mut hole = self.place(word);
@@ -86,7 +88,7 @@ impl ByPointer {
             return;
         }
         self.len -= 1;
-        // What stands behind moves up, unless it would come to stand in front of its home.
+        // Later entries move up, unless an entry would land in front of its home.
         let mut at = hole;
         loop {
             at = (at + 1) & last;
@@ -120,13 +122,14 @@ mod tests {
     use alloc::collections::BTreeMap;
     use bcached_env::rng::Rng;
 
-    /// Put and taken in any order, among words that have one home as well, it says what a map says.
+    /// After any sequence of inserts and removals, also of words with the same home, the index
+    /// agrees with a map.
     #[test]
     fn it_is_a_map() {
         let mut rng = Rng::new(1);
         let (mut table, mut map) = (ByPointer::default(), BTreeMap::new());
         for step in 0..20_000 {
-            // Few words, and such as begin at few places.
+            // Few words, with few different homes.
             let word = rng.below(64) << (32 * rng.below(2));
             if rng.below(2) == 0 {
                 table.remove(word);

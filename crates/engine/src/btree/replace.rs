@@ -1,17 +1,26 @@
-//! Puts fresh nodes in the place of old ones: what a rewrite, a split and a coalesce have in common, which is the order of
-//! their writes.
+//! Replaces old nodes by fresh ones. This is common to rewrites, splits and coalesces, and defines
+//! the order of their writes.
 //!
-//! Order (format 6.5, 14): buckets and memory first; then the old nodes are closed, of which nothing more is written while readers go
-//! on, and writers for a while (`late`); the new nodes are durable before the parent set that names them, which holds a freeing key
-//! for each of the old ones, and the parent set before the old buckets are let go. Until then the old nodes' journal
-//! entries stay needed: a crash in between finds the old nodes and replays them. Nothing more is written of the new nodes
-//! until after that, so a key never depends on a node that a crash would make unreachable: what they take meanwhile the journal has. The
-//! parent set is one write whose first block comes last: a crash finds all of the old ones or none.
+//! Order (format 6.5, 14):
 //!
-//! A new root waits for nothing: every journal entry names the root of its time, and nothing that a crash before the
-//! next entry needs goes before it. Old journal entries are let go by an entry, and the old root's bucket, like every
-//! bucket, is handed out again only when an entry names priorities with its new generation. So a replay that makes many
-//! roots, at a time when the journal has little room, takes no entry for them.
+//! 1. Buckets and memory are taken.
+//! 2. The old nodes are closed. No more of them is written; readers continue in them, and for a
+//!    while writers do too (`pending_keys`).
+//! 3. The new nodes become durable, before the parent's bset that names them. That bset also holds
+//!    a freeing key for each of the old nodes.
+//! 4. The parent's bset becomes durable, before the old buckets are released.
+//!
+//! Until then the journal entries of the old nodes stay needed: after a crash in between, the old
+//! nodes are found and the entries replayed. No more of the new nodes is written before that
+//! either, so a key never depends on a node that a crash would make unreachable: the journal holds
+//! the keys that the new nodes take meanwhile. The first block of the parent's bset is written
+//! last, so a crash finds all of the old nodes or none.
+//!
+//! A new root needs no such wait. Every journal entry names the root of its time, and nothing that
+//! a crash before the next entry needs is released before that entry. Old journal entries are
+//! released by an entry. The old root's bucket, like every bucket, is allocated again only after an
+//! entry names priorities with its new generation. So a replay that makes many roots while the
+//! journal has little room takes no entry for them.
 
 use crate::btree::cache::{Gate, Reserved};
 use crate::btree::write::{self, Sealed};
@@ -25,34 +34,35 @@ use bcached_env::{Buffer, join_all};
 use bcached_format::{BucketId, Geometry, Key, Pointer, Pointers, Position};
 use bcached_node::{Living, Node, NodeBuilder};
 
-/// Words of the key of a child, or of the freeing key of one.
+/// Words of a child's key, or of its freeing key.
 const CHILD_WORDS: usize = 3;
 
-/// What takes the place of old nodes, before it is written.
+/// The nodes that are to replace old ones, before they are written.
 pub struct Fresh {
-    /// The nodes that replace the old ones, and last a new root above them if there is one.
+    /// The nodes that replace the old ones, followed by the new root above them, if there is one.
     pub nodes: Vec<FreshNode>,
     /// How many of them replace the old ones.
     pub children: usize,
 }
 
-/// One of them.
+/// One of the fresh nodes.
 pub struct FreshNode {
     /// In memory it counts as written.
     pub node: Node,
-    /// Its first set, which is not written yet.
+    /// Its first bset, which is not written yet.
     pub first: Sealed,
     /// The memory that it takes.
     pub memory: Reserved,
 }
 
-/// Whether so many `new` children can take the place of so many `old` ones in the node in `parent` as it is.
+/// Returns whether `new` children can replace `old` children in the node in `parent` as it is.
 pub fn has_room(s: &State, parent: usize, old: usize, new: usize) -> bool {
     let node = s.nodes.get(parent).node();
     node.fits(CHILD_WORDS * (old + new)) && s.nodes.may_grow(parent, node.replace_growth_bytes_max(old, new))
 }
 
-/// Closes nodes, and waits for what is being written of them. Each takes so many keys more, at most, as `late` says.
+/// Closes nodes, and waits for writes of them in flight. Each takes at most as many more keys as
+/// `late` says.
 pub async fn gate(set: &CacheSet, slots: &[usize], late: impl Fn(&Node) -> usize) -> Result<(), Error> {
     set.with(|s| {
         for slot in slots {
@@ -60,7 +70,7 @@ pub async fn gate(set: &CacheSet, slots: &[usize], late: impl Fn(&Node) -> usize
             pending_keys::close(s, *slot, most);
         }
     });
-    // Some wait for it to be full no more.
+    // Some tasks wait for the leaf to have room again.
     set.signals().node_progress.notify_all();
     while set.with(|s| slots.iter().any(|slot| s.nodes.get(*slot).writing)) {
         set.check_alive()?;
@@ -69,15 +79,16 @@ pub async fn gate(set: &CacheSet, slots: &[usize], late: impl Fn(&Node) -> usize
     Ok(())
 }
 
-/// Opens them again: they stay. None has taken a key meanwhile.
+/// Reopens the nodes: they stay. None has taken a key meanwhile.
 pub fn ungate(set: &CacheSet, slots: &[usize]) {
     set.with(|s| slots.iter().for_each(|slot| s.nodes.get_mut(*slot).gate = Gate::Open));
     set.signals().node_progress.notify_all();
     set.signals().leaf_work.notify_all();
 }
 
-/// Puts `fresh`, whose nodes hold what is live in those in the slots `old`, in their place; these are neighbours, and closed.
-/// `parent`: where it is, and the memory by which it may grow; `None` of the root.
+/// Replaces the nodes in the slots `old`, which are neighbours and closed, by `fresh`, whose nodes
+/// hold their live keys. `parent` is the slot of the parent and the memory by which it may grow;
+/// `None` for the root.
 pub async fn replace(
     set: &CacheSet,
     old: &[usize],
@@ -103,7 +114,8 @@ pub async fn replace(
     Ok(())
 }
 
-/// Makes the durable new nodes reachable: in the parent, durably, or as root. Returns their slots, unlinked as yet.
+/// Makes the durable new nodes reachable: durably in the parent, or as the root. Returns their
+/// slots, not yet linked.
 async fn link(
     set: &CacheSet,
     old: &[usize],
@@ -130,15 +142,15 @@ async fn link(
         }
     });
     let Some((parent, (sector, append))) = append else { return Ok(slots) };
-    // They take keys from here on.
+    // The new nodes take keys from here on.
     set.signals().node_progress.notify_all();
     write::append_set(set, sector, &append).await?;
     set.with(|s| s.nodes.get_mut(parent).writing = false);
     Ok(slots)
 }
 
-/// Enters new nodes, of which nothing more is written as yet. The journal has had what some of them have to write since entry `since`.
-/// Their slots, and their keys.
+/// Enters new nodes in the cache; no more of them is written yet. The journal has held the keys
+/// that some of them have to write since entry `since`. Returns their slots and their keys.
 fn enter(s: &mut State, nodes: Vec<FreshNode>, since: Option<u64>) -> (Vec<usize>, Vec<Key>) {
     let entered = nodes.into_iter().map(|FreshNode { node, memory, .. }| {
         let key = *node.own();
@@ -157,8 +169,8 @@ fn enter(s: &mut State, nodes: Vec<FreshNode>, since: Option<u64>) -> (Vec<usize
     entered.unzip()
 }
 
-/// Puts `new` in the place of `old` in the node in `parent`, which may grow by the memory set aside for that. What is to be appended to
-/// it, and where.
+/// Replaces `old` by `new` in the node in `parent`, which may grow by the memory reserved for that.
+/// Returns the bset to append, and its sector.
 fn name(s: &mut State, (parent, memory): (usize, Reserved), old: &[Key], new: &[Key]) -> (u64, Sealed) {
     s.nodes.get_mut(parent).writing = true;
     drop(memory);
@@ -168,7 +180,8 @@ fn name(s: &mut State, (parent, memory): (usize, Reserved), old: &[Key], new: &[
     (start + u64::from(append.block) * s.geometry.block_sectors, append)
 }
 
-/// The replacement is durable and reachable: an old node, its bucket and its claim on the journal go.
+/// Removes an old node, frees its bucket and unpins its journal entry: its replacement is durable
+/// and reachable.
 fn retire(s: &mut State, old: usize) {
     if let Some(sequence) = s.nodes.wrote(old) {
         s.journal.unpin(sequence);
@@ -182,15 +195,16 @@ fn retire(s: &mut State, old: usize) {
     s.buckets.free_metadata(bucket, Some(pointer.generation().next()));
 }
 
-/// Adds to `living` what a fresh node in the place of the one in `slot`, which is closed, starts with. Others run between
-/// the pieces.
+/// Adds to `living` the keys with which a replacement of the closed node in `slot` starts. Other
+/// tasks run between the pieces.
 pub async fn gather(set: &CacheSet, slot: usize, living: &mut Living) {
     living.reserve(set.with(|s| s.nodes.get(slot).node().len()));
     in_pieces(set, slot, |node, from, is_live| node.gather(from, PIECE_KEYS, living, is_live)).await;
 }
 
-/// Shows `look` the node in `slot`, which is pinned, and the position behind which a piece of [`PIECE_KEYS`] begins, until it says
-/// that there are no more; and how to tell which keys are alive. Others run between the pieces.
+/// Passes the pinned node in `slot` to `look`, once for each piece of [`PIECE_KEYS`] keys: the
+/// position after which the piece begins, and a test for live keys. `look` returns where the next
+/// piece begins, or `None` at the end. Other tasks run between the pieces.
 pub async fn in_pieces(
     set: &CacheSet,
     slot: usize,
@@ -203,13 +217,15 @@ pub async fn in_pieces(
             let State { nodes, buckets, work, .. } = s;
             let node = nodes.get(slot).node();
             work.visit(PIECE_KEYS.min(node.len()));
-            // What a crash could bring back stays until it cannot, as what is there could: who looks must see that it is to be made void.
+            // A stale key that a crash could revive is kept until that is impossible, just as in
+            // the old node. A write must see that the key has to be invalidated.
             look(node, from, &mut |key| !node.is_leaf() || buckets.could_return(key))
         });
     }
 }
 
-/// A fresh node with `keys`, which have so many `words`, and its first set. Others run between the pieces.
+/// Makes a fresh node with `keys`, which take `words` words, and its first bset. Other tasks run
+/// between the pieces.
 pub async fn make(set: &CacheSet, own: Key, level: u8, (keys, words): (&[Key], usize)) -> (Node, Sealed) {
     let seq = set.env().random();
     let mut node = set.with(|s| NodeBuilder::new(own, level, seq, &s.geometry, words, Buffer::zeroed));
@@ -222,12 +238,12 @@ pub async fn make(set: &CacheSet, own: Key, level: u8, (keys, words): (&[Key], u
     (node, first.map(Buffer::freeze))
 }
 
-/// Blocks of a whole node.
+/// Returns the number of blocks of a whole node.
 pub fn node_blocks(geometry: &Geometry) -> u32 {
     u32::try_from(geometry.node_sectors() / geometry.block_sectors).expect("a node is small")
 }
 
-/// The key of a new node in `bucket` whose range ends at `end`.
+/// Returns the key of a new node in `bucket` whose range ends at `end`.
 pub fn node_key(s: &State, bucket: BucketId, end: Position) -> Key {
     let pointer = Pointer::new(bucket.device, s.buckets.sector(bucket), s.buckets.get(bucket).generation);
     let size = u16::try_from(s.geometry.node_sectors()).expect("node sizes fit a key");

@@ -1,8 +1,10 @@
-//! More or less memory for nodes, while the set is served.
+//! Changes the memory budget for nodes while the set is served.
 //!
-//! Memory is given up as an attempt takes it: tickets, then what their nodes may take, set aside; then both are gone for good. A quarter
-//! at a time: who waits for tickets behind that waits for those who hold some to end, and there are enough for others meanwhile; node by
-//! node it would stand in line behind all requests as often as there are nodes.
+//! Memory is given up in the way in which an attempt takes it: first tickets, then a reservation of
+//! the memory that their nodes may take. Then both are retired permanently. This is done a quarter
+//! at a time. A task that waits for tickets behind it then waits only for the current holders to
+//! finish, and enough tickets remain for others. Node by node it would queue behind all requests as
+//! often as there are nodes.
 
 use crate::btree::budget::node_budget_min;
 use crate::btree::load;
@@ -10,10 +12,11 @@ use crate::error::Error;
 use crate::set::CacheSet;
 
 impl CacheSet {
-    /// Gives nodes `wanted` bytes of memory from now on, or as much of what they have as they need. How many they have then.
+    /// Changes the node memory to `wanted` bytes, or to as little as the nodes need. Returns the
+    /// resulting budget.
     ///
     /// # Errors
-    /// The set has failed: then it has given up less, or nothing.
+    /// The set has failed: it has then given up less memory, or none.
     pub async fn set_node_budget(&self, wanted: usize) -> Result<usize, Error> {
         let _alone = self.inner.resizing.acquire(1).await;
         while let Some((upto, tickets)) = self.next_less(wanted) {
@@ -39,7 +42,8 @@ impl CacheSet {
         Ok(self.inner.shares.get().budget)
     }
 
-    /// The next smaller budget on the way to `wanted`, and the tickets that go with it; `None`: it is reached, or as small as it can be.
+    /// Returns the next smaller budget on the way to `wanted`, and the tickets that go with it.
+    /// `None` if `wanted` is reached, or the budget cannot shrink further.
     fn next_less(&self, wanted: usize) -> Option<(usize, usize)> {
         let shares = self.inner.shares.get();
         if shares.budget <= wanted {

@@ -1,4 +1,4 @@
-//! What one leaf says of a range at once, for requests of one piece: most are.
+//! Looks up a range that one leaf covers with one extent. Most requests are of this kind.
 
 use crate::btree::cache::Leaf;
 use crate::btree::{Content, live_pointers};
@@ -7,11 +7,11 @@ use crate::state::State;
 use bcached_format::{Inode, Key, Position};
 use bcached_node::{Node, Place};
 
-/// Keys that lie over such a range at most, dead ones among them.
+/// Most keys that may overlap such a range, including dead ones.
 const KEYS_MAX: usize = 4;
 
 impl State {
-    /// The leaf that has the word of all of `[start, end)`, if it is in memory.
+    /// Returns the leaf that is authoritative for all of `[start, end)`, if it is in memory.
     fn leaf_of_all(&mut self, inode: Inode, start: u64, end: u64) -> Option<usize> {
         if self.overlay.first_in(inode, start, end).is_some() {
             return None;
@@ -21,8 +21,8 @@ impl State {
         (position.inode > inode || position.offset >= end).then_some(slot)
     }
 
-    /// What all of `[start, end)` of volume `inode` is, if that is one thing, of which one leaf says so, and that leaf. `None`: ask piece by
-    /// piece.
+    /// Returns the content of all of `[start, end)` of volume `inode`, and its leaf, if the content
+    /// is uniform and one leaf tells it. `None`: look the range up piece by piece.
     pub(crate) fn whole(&mut self, inode: Inode, start: u64, end: u64) -> Option<(Content, Leaf)> {
         let slot = self.leaf_of_all(inode, start, end)?;
         let node = self.nodes.get(slot).node();
@@ -42,7 +42,8 @@ impl State {
         (seen <= KEYS_MAX).then(|| (content, self.nodes.remember(slot, place)))
     }
 
-    /// What a write to all of `[start, end)` must know, if one leaf says that at once, and that leaf.
+    /// Returns what a write to all of `[start, end)` must know, and the leaf, if one leaf tells
+    /// that at once.
     pub(crate) fn survey_whole(&mut self, inode: Inode, start: u64, end: u64) -> Option<(Survey, Leaf)> {
         let slot = self.leaf_of_all(inode, start, end)?;
         let node = self.nodes.get(slot).node();
@@ -58,7 +59,8 @@ impl State {
     }
 }
 
-/// The keys that overlap what begins at `place` and ends at `end`, and no more than one more than there may be.
+/// Iterates over the keys that overlap the range from `place` to `end`, at most one more than are
+/// allowed.
 fn few(node: &Node, place: Place, inode: Inode, end: u64) -> impl Iterator<Item = &Key> {
     node.overlapping_from(place, inode, end).take(KEYS_MAX + 1)
 }

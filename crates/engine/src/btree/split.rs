@@ -1,8 +1,9 @@
-//! Rewrites a full node: compacts it, or splits it in two, up to and including a new root. In which order that is written
-//! stands in `replace`.
+//! Rewrites a full node: compacts it, or splits it in two, up to and including a new root.
+//! `replace` defines the order of the writes.
 //!
-//! One rewrite at a time; a full parent is rewritten first, then the path is looked up anew. No recursion. Nobody
-//! waits for buckets with anything in hand: GC may have to come first.
+//! One rewrite runs at a time. A full parent is rewritten first, then the path is looked up again;
+//! there is no recursion. No task waits for buckets while it holds anything, because GC may have to
+//! run first.
 
 use crate::btree::budget::{REWRITE_NODES, rewrite_tickets};
 use crate::btree::cache::{Pin, Reserved};
@@ -19,7 +20,7 @@ use bcached_env::sync::Permit;
 use bcached_format::{BucketId, Key, Pointer, Position};
 use bcached_node::{Division, Living};
 
-/// Makes room for `words` more in the leaf for the extent start `at`.
+/// Makes room for `words` more words in the leaf for the extent start `at`.
 pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Error> {
     loop {
         match step(set, at, |s, path| leaf_full(s, path, words)).await? {
@@ -30,8 +31,8 @@ pub async fn split(set: &CacheSet, at: Position, words: usize) -> Result<(), Err
     }
 }
 
-/// Rewrites the leaf for `at` although it has room: GC drops what is dead in it. False: GC must come to its end first, or
-/// there are no buckets for it.
+/// Rewrites the leaf for `at` although it has room: GC drops its dead keys. Returns false if GC
+/// must finish first, or there are no buckets for it.
 pub async fn compact(set: &CacheSet, at: Position) -> Result<bool, Error> {
     loop {
         match step(set, at, |s, path| Some(topmost_full(s, path, path.len() - 1))).await? {
@@ -43,18 +44,18 @@ pub async fn compact(set: &CacheSet, at: Position) -> Result<bool, Error> {
     }
 }
 
-/// What a step towards the rewrite of a leaf came to.
+/// The outcome of a step towards the rewrite of a leaf.
 pub enum Step {
     /// The leaf has been rewritten, or need not be.
     Done,
-    /// A node above it has.
+    /// A node above it has been rewritten.
     Parent,
     /// There are no buckets for it now. Nothing has changed.
     NoBuckets,
 }
 
-/// Rewrites the node that `choose` says of those on the way to the leaf for `at`. All that is held for it is let go of
-/// before anybody waits for buckets: GC, which may have to come first, needs it too.
+/// Rewrites the node that `choose` selects on the path to the leaf for `at`. Everything held for it
+/// is released before any wait for buckets: GC, which may have to run first, needs it too.
 pub(super) async fn step(
     set: &CacheSet,
     at: Position,
@@ -75,14 +76,15 @@ pub(super) async fn step(
 pub struct Interior {
     /// Where the next one of its level begins.
     pub end: Position,
-    /// What it says of buckets and their generations.
+    /// The buckets that it names, with their generations.
     pub named: Vec<Pointer>,
-    /// It should have been rewritten: GC must come to its end first, or there are no buckets for it.
+    /// It should have been rewritten, but GC must finish first, or there are no buckets for it.
     pub lacks_buckets: bool,
 }
 
-/// Rewrites the node at `level` for `at` if a pointer that it holds on the device, dead or alive, is `too_stale`. What it
-/// says then; `None` if the tree has no interior nodes at that level.
+/// Rewrites the node at `level` for `at` if a pointer that it holds on the device, dead or alive,
+/// is `too_stale`. Returns the node's content after that; `None` if the tree has no interior nodes
+/// at that level.
 pub async fn tidy(
     set: &CacheSet,
     (at, level): (Position, u8),
@@ -109,7 +111,7 @@ pub async fn tidy(
     }
 }
 
-/// Whether one of `named` is `too_stale`. Others run between the pieces.
+/// Returns whether one of `named` is `too_stale`. Other tasks run between the pieces.
 async fn names_one(
     set: &CacheSet,
     named: &[Pointer],
@@ -128,8 +130,9 @@ async fn names_one(
     false
 }
 
-/// What an interior node says on the device; in memory it holds no dead children. There is one rewrite at a time and this
-/// is part of one, so nobody changes it meanwhile; there is a ticket.
+/// Reads what an interior node names on the device; in memory it has no dead children. This is part
+/// of a rewrite, and only one runs at a time, so the node does not change meanwhile. The caller
+/// holds a ticket.
 async fn read_named(set: &CacheSet, pin: &Pin) -> Result<(Key, Vec<Pointer>), Error> {
     let _memory = load::set_aside(set, set.inner.shares.get().node_bytes).await?;
     let (own, level, geometry) = set.with(|s| {
@@ -146,13 +149,15 @@ async fn read_named(set: &CacheSet, pin: &Pin) -> Result<(Key, Vec<Pointer>), Er
     Ok((own, read?.named().collect()))
 }
 
-/// Tickets for a path and what is made of a node of it. The tree gets no taller meanwhile: one rewrite at a time.
+/// Takes tickets for a path and for the nodes made of one of its nodes. The tree does not grow
+/// meanwhile, because only one rewrite runs at a time.
 pub(super) async fn take_ticket(set: &CacheSet) -> Permit {
     let count = set.with(|s| rewrite_tickets(s.root.level));
     set.inner.tickets.acquire(count).await
 }
 
-/// Loads and pins the root and what is below it on the way to `at`, down to `level`, for which there is a ticket.
+/// Loads and pins the path from the root towards `at`, down to `level`. The caller holds tickets
+/// for it.
 pub(super) async fn load_path(set: &CacheSet, at: Position, level: u8) -> Result<Vec<Pin>, Error> {
     let mut path = Vec::new();
     let mut child = set.with(|s| s.root);
@@ -173,25 +178,28 @@ pub(super) async fn load_path(set: &CacheSet, at: Position, level: u8) -> Result
     }
 }
 
-/// The node of the path to rewrite next; `None` if the leaf has room for `words` by now.
+/// Returns the node of the path to rewrite next; `None` if the leaf has room for `words` by now.
 pub(super) fn leaf_full(s: &State, path: &[Pin], words: usize) -> Option<usize> {
     let leaf = path.len() - 1;
     s.is_full(path[leaf].slot(), words).then(|| topmost_full(s, path, leaf))
 }
 
-/// The node of the path to rewrite next, for who has time; `None` if the leaf has sets' worth of room by now, or buckets are scarce.
+/// Returns the node of the path to rewrite next, for a rewrite that is not urgent. `None` if the
+/// leaf has room for several bsets by now, or buckets are scarce.
 pub(super) fn leaf_nearly_full(s: &State, path: &[Pin]) -> Option<usize> {
     let leaf = path.len() - 1;
     let is_due = spares_buckets(s) && s.nodes.get(path[leaf].slot()).node().is_nearly_full();
     is_due.then(|| topmost_full(s, path, leaf))
 }
 
-/// There are enough for a rewrite beside the reserve, which stays for those who need it.
+/// Returns whether there are enough buckets for a rewrite besides the reserve, which is kept for
+/// tasks that need it.
 pub(super) fn spares_buckets(s: &State) -> bool {
     s.buckets.free_count() >= BTREE_RESERVE + REWRITE_NODES
 }
 
-/// Upwards from `depth`: a node can be rewritten only when its parent has room for what comes of it.
+/// Returns the topmost full node, searching upwards from `depth`. A node can be rewritten only when
+/// its parent has room for its replacements.
 pub(super) fn topmost_full(s: &State, path: &[Pin], mut depth: usize) -> usize {
     while depth > 0 && !replace::has_room(s, path[depth - 1].slot(), 1, 2) {
         depth -= 1;
@@ -199,7 +207,8 @@ pub(super) fn topmost_full(s: &State, path: &[Pin], mut depth: usize) -> usize {
     depth
 }
 
-/// False: there are no buckets for it now, and nothing has changed.
+/// Rewrites the node at `depth` of `path`. Returns false if there are no buckets for it now;
+/// nothing has changed then.
 pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Result<bool, Error> {
     let begun = set.env().now();
     let slot = path[depth].slot();
@@ -212,7 +221,7 @@ pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Resul
         set.with(|s| parent.map_or(0, |parent| s.nodes.get(parent).node().replace_growth_bytes_max(1, 2)));
     let parent_memory = load::set_aside(set, parent_growth).await?;
     let Some(mut buckets) = allocator::try_take_metadata(set, REWRITE_NODES) else { return Ok(false) };
-    // Of the memory for new nodes there is some for late keys, unless there is to be a new root.
+    // Part of the memory for new nodes is for late keys, unless there is to be a new root.
     let is_root = depth == 0;
     replace::gate(set, &[slot], |node| if is_root { 0 } else { node.late_keys_max() }).await?;
     let fresh = build(set, slot, is_root, (&mut buckets, &mut memory)).await;
@@ -224,7 +233,7 @@ pub(super) async fn rewrite(set: &CacheSet, path: &[Pin], depth: usize) -> Resul
     Ok(true)
 }
 
-/// What this rewrite is: of which kind, and whether in a replay.
+/// Returns the kind of this rewrite, and whether it is part of a replay.
 fn phases(s: &State, fresh: &Fresh) -> [Option<Phase>; 2] {
     let kind = match (fresh.nodes.len() - fresh.children, fresh.children, fresh.nodes[0].node.level()) {
         (0, 1, _) => Phase::Rewrite,
@@ -236,8 +245,8 @@ fn phases(s: &State, fresh: &Fresh) -> [Option<Phase>; 2] {
     [Some(kind), is_replay.then_some(Phase::ReplaySplit)]
 }
 
-/// Makes the new nodes from the live keys of the old one, which is closed: nobody else changes it, but for late keys. Others run between
-/// the steps.
+/// Makes the new nodes from the live keys of the old one. The old node is closed, so only late keys
+/// change it meanwhile. Other tasks run between the steps.
 async fn build(
     set: &CacheSet,
     slot: usize,

@@ -1,8 +1,9 @@
-//! Nodes that could not be read, kept for those who look (what cannot be served is named). What is met at
-//! start ends the start; this is for what is met later, when others are served all the same.
+//! Keeps the nodes that could not be read, so that the status can name what cannot be served. An
+//! unreadable node at start-up fails the start. This is for nodes found later, while the rest of
+//! the set is served.
 //!
-//! Only a few are kept, because a device that fails altogether would fill the memory with them; the counter goes on. A
-//! node that can be read again is taken out: the fault was a passing one.
+//! Only a few are kept, because a device that fails completely would fill the memory with them; the
+//! counter still counts all. A node that can be read again is removed: the fault was transient.
 
 use crate::btree::Child;
 use crate::error::Error;
@@ -14,7 +15,7 @@ use bcached_format::{Pointer, Position};
 /// Most nodes that are kept.
 const KEPT_MAX: usize = 8;
 
-/// A node that could not be read when it was last tried.
+/// A node whose last read failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnreadableNode {
     /// Its bucket on the cache device.
@@ -23,9 +24,9 @@ pub struct UnreadableNode {
     pub sector: u64,
     /// Its level; 0 is a leaf.
     pub level: u8,
-    /// What of the served volumes it is the index of, as far as is known.
+    /// The parts of served volumes that it indexes, as far as is known.
     pub covers: Vec<Covered>,
-    /// What was met.
+    /// The error of the read.
     pub error: Error,
 }
 
@@ -40,7 +41,7 @@ pub struct Covered {
     pub end: u64,
 }
 
-/// What is kept of such nodes.
+/// The unreadable nodes that are kept.
 #[derive(Default)]
 pub struct Unreadable {
     kept: Vec<Kept>,
@@ -50,21 +51,21 @@ pub struct Unreadable {
 pub struct Kept {
     /// As its parent names it.
     pub child: Child,
-    /// Where its range begins, if the nodes above it told.
+    /// Where its range begins, if the nodes above it show that.
     pub low: Option<Position>,
-    /// What was met.
+    /// The error of the read.
     pub error: Error,
 }
 
 impl Unreadable {
-    /// It has been read, or is no longer in the tree.
+    /// Removes a node that has been read, or is no longer in the tree.
     pub fn forget(&mut self, pointer: Pointer) {
         self.kept.retain(|kept| kept.child.pointer() != pointer);
     }
 }
 
 impl State {
-    /// A node could not be read.
+    /// Records that a node could not be read.
     pub fn meets_unreadable(&mut self, child: Child, error: &Error) {
         self.stats.node_read_failures += 1;
         self.unreadable.forget(child.pointer());
@@ -74,7 +75,7 @@ impl State {
         }
     }
 
-    /// Those that are kept.
+    /// Returns the nodes that are kept.
     pub fn unreadable_nodes(&self) -> Vec<UnreadableNode> {
         let is_other = |kept: &&Kept| self.frozen.error_of(kept.child.pointer()).is_none();
         let all = self.frozen.iter().chain(self.unreadable.kept.iter().filter(is_other));
@@ -95,8 +96,9 @@ impl State {
         described.collect()
     }
 
-    /// Where the range of `child` begins: where that of its left neighbour ends, or that of the first of the nodes above
-    /// that has one. `None` if a node above is not in memory, or the tree has changed meanwhile.
+    /// Returns where the range of `child` begins: where that of its left neighbour ends, or else
+    /// that of the nearest node above that has one. `None` if a node above is not in memory, or the
+    /// tree has changed meanwhile.
     fn low_of(&mut self, child: Child) -> Option<Position> {
         let (mut at, mut low) = (self.root, Position::ZERO);
         while at.level > child.level {
@@ -113,7 +115,7 @@ impl State {
     }
 }
 
-/// The sectors of `volume` whose keys lie between `low` and `high`, if there are any.
+/// Returns the sectors of `volume` whose keys lie between `low` and `high`, if there are any.
 fn part_of(volume: &Volume, low: Position, high: Position) -> Option<(u64, u64)> {
     let inode = volume.inode?;
     let limit = volume.data_offset + volume.sectors;

@@ -1,6 +1,6 @@
-//! The walk of the whole tree at start: every node verified, generations pulled forward, live and dirty sectors
-//! counted, metadata buckets found (format 15, step 5). Parent before children; leaves are read several at a time.
-//! Nothing of it stays in the node cache.
+//! Walks the whole tree at start-up (format 15, step 5). It verifies every node, raises
+//! generations, counts live and dirty sectors, and finds the metadata buckets. Parents are visited
+//! before children; several nodes are read at a time. The walk leaves nothing in the node cache.
 
 use crate::btree::frozen_ranges::Frozen;
 use crate::btree::unreadable::Kept;
@@ -25,13 +25,13 @@ const DEPTH_MAX: usize = 16;
 pub struct Findings {
     /// Buckets that hold nodes.
     pub nodes: BTreeSet<u64>,
-    /// Dirty sectors a volume.
+    /// Dirty sectors of each volume.
     pub dirty: DirtyCounts,
     /// Size of the largest node, in sectors.
     pub node_sectors_max: u64,
-    /// What is alive.
+    /// Live nodes and keys.
     pub alive: Found,
-    /// Nodes that make no sense: of what they name nothing is known.
+    /// Damaged nodes: what they name is unknown.
     pub damaged: Frozen,
 }
 
@@ -50,12 +50,12 @@ struct Walk<'a> {
 struct Visit {
     child: Child,
     low: Position,
-    /// Its share of the tree: see [`Opening`].
+    /// Its share of the tree; see [`Opening`].
     share: u64,
 }
 
-/// Walks from `root`; `buckets` gets its generations and counts. `nodes`: for how many there is memory. `opening` counts
-/// what has been read.
+/// Walks from `root`, and sets generations and counts in `buckets`. `nodes` is the number of nodes
+/// for which there is memory. `opening` tracks what has been read.
 pub async fn walk(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
@@ -68,7 +68,8 @@ pub async fn walk(
     let mut walk = Walk { env, disk, geometry, buckets, depth, findings: Findings::default(), opening };
     let mut stack = alloc::vec![Visit { child: root, low: Position::ZERO, share: WHOLE }];
     while !stack.is_empty() {
-        // Depth first, so that the stack holds at most the children of one path; as many as can be read at once.
+        // Depth first, so that the stack holds at most the children of one path; as many as can be
+        // read at once.
         let batch: Vec<Visit> = stack.split_off(stack.len().saturating_sub(walk.depth));
         for visit in &batch {
             walk.enter(visit)?;
@@ -189,7 +190,7 @@ impl Walk<'_> {
     }
 }
 
-/// Divides `share` evenly among `children`; returns what cannot be divided.
+/// Divides `share` evenly among `children`; returns the remainder.
 fn divide(share: u64, children: &mut [Visit]) -> u64 {
     let Some(each) = share.checked_div(children.len() as u64) else { return share };
     for child in &mut *children {
@@ -198,13 +199,16 @@ fn divide(share: u64, children: &mut [Visit]) -> u64 {
     share - each * children.len() as u64
 }
 
-/// Lets others run, if it is time, before so many keys and their buckets are looked at.
+/// Yields to other tasks, if that is due, before this many keys and their buckets are visited.
 pub async fn pause(env: &Env, keys: usize) {
     env.breathe().await;
     env.charge(visit_ns(keys));
 }
 
-/// Pulls a bucket's generation forward to that of a pointer; dirty data of the older one must not be there.
+/// Raises a bucket's generation to that of a pointer.
+///
+/// # Errors
+/// [`Error::Inconsistent`] if the bucket has dirty data of the older generation.
 pub fn raise(buckets: &mut Buckets, pointer: Pointer) -> Result<(), Error> {
     if buckets.raise(pointer) {
         return Err(Error::Inconsistent("dirty data lies in a bucket that was reused"));

@@ -1,13 +1,16 @@
-//! How far the walk has come that counts what is in the tree, in a set that is served before it has been walked.
+//! Tracks how far the walk that counts the tree has progressed, in a cache set that is served
+//! before it has been walked.
 //!
-//! Invariant: live and dirty sectors, of buckets and of volumes, count exactly what lies before the frontier, whatever keys come
-//! and go. A key across it counts as far as it lies before. So a change of a leaf changes the counts by what
-//! [`Frontier::counted`] says, and the walk adds what comes to lie before the frontier when that moves. Both happen in one
-//! transition each, so nothing is counted twice or not at all.
+//! Invariant: the live and dirty sectors of buckets and volumes count exactly what lies before the
+//! frontier, whatever keys are inserted or removed. A key across the frontier counts as far as it
+//! lies before it. So a change of a leaf changes the counts by what [`Frontier::counted`] returns,
+//! and moving the frontier adds the keys that it passes. Each happens in one transition, so nothing
+//! is counted twice or missed.
 //!
-//! Nothing is known of a bucket before the frontier has come to the end. Until then none is taken from what it holds
-//! (`Usage::Unknown`), and whoever asks how much is dirty waits ([`CacheSet::walked`]) or makes do with what is certain
-//! ([`State::is_clean`]); also for what the journal says that is not in the tree yet (`journal::overlay`).
+//! The usage of a bucket is unknown until the frontier has reached the end. Until then no bucket
+//! that holds data is reclaimed (`Usage::Unknown`). A caller that asks how much is dirty waits
+//! ([`CacheSet::walked`]) or relies on what is certain ([`State::is_clean`]). The same holds for
+//! journalled keys that are not in the tree yet (`journal::overlay`).
 //!
 //! [`CacheSet::walked`]: crate::set::CacheSet::walked
 
@@ -27,33 +30,33 @@ use bcached_format::{Inode, Key, Pointer, Position};
 pub struct Frontier {
     /// Sectors before it are counted.
     at: Position,
-    /// It is where a leaf ends.
+    /// The frontier is where a leaf ends.
     at_border: bool,
-    /// The leaf that it is in, and the buckets of the nodes above it.
+    /// The leaf that the frontier is in, and the buckets of the nodes on the path to it.
     leaf: Option<Pointer>,
     path: Vec<u64>,
-    /// Buckets of the nodes that were come to.
+    /// Buckets of the nodes that the walk has reached.
     seen: BTreeSet<u64>,
-    /// What was found alive before it.
+    /// What was found alive before the frontier.
     found: Found,
-    /// In percent.
+    /// Progress in percent.
     walked: u64,
-    /// All buckets are known for what they are.
+    /// The usage of every bucket is known.
     is_complete: bool,
-    /// The set was served before they were.
+    /// The set was served before that.
     was_behind: bool,
-    /// The walk cannot go on for now.
+    /// The walk is stuck for now.
     trouble: Tries,
 }
 
 impl Frontier {
-    /// Of a set that has been walked, or had nothing to walk.
+    /// Creates the frontier of a set that has been walked, or had nothing to walk.
     #[must_use]
     pub fn at_end() -> Self {
         Self { is_complete: true, was_behind: false, walked: 100, at: Position::MAX, ..Self::at_start() }
     }
 
-    /// Of one that has not.
+    /// Creates the frontier of a set that has not been walked.
     #[must_use]
     pub const fn at_start() -> Self {
         Self {
@@ -70,37 +73,38 @@ impl Frontier {
         }
     }
 
-    /// Every bucket is known for what it is, and all that is in the tree has been counted.
+    /// Returns true if the usage of every bucket is known, and the whole tree has been counted.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         self.is_complete
     }
 
-    /// What is counted ends here.
+    /// Returns where the counted part ends.
     #[must_use]
     pub const fn at(&self) -> Position {
         self.at
     }
 
-    /// All that is in the tree of volume `inode` has been come to.
+    /// Returns whether the walk has passed the whole tree of volume `inode`.
     #[must_use]
     pub fn has_passed(&self, inode: Inode) -> bool {
         self.is_complete || self.at.inode > inode
     }
 
-    /// How much of the tree has been walked, in percent; 100: all, and it is complete.
+    /// Returns how much of the tree has been walked, in percent; 100 means that the walk is
+    /// complete.
     #[must_use]
     pub const fn percent(&self) -> u64 {
         self.walked
     }
 
-    /// Where the next keys are that are counted; the start of the tree when all have been.
+    /// Returns where the next keys to be counted are; the start of the tree when all have been.
     #[must_use]
     pub fn next(&self) -> Position {
         if self.is_complete { Position::ZERO } else { self.at }
     }
 
-    /// How many sectors of `key` are counted.
+    /// Returns how many sectors of `key` are counted.
     #[must_use]
     pub fn counted(&self, key: &Key) -> u32 {
         if self.is_complete || key.inode < self.at.inode {
@@ -113,45 +117,46 @@ impl Frontier {
         u32::try_from(before).expect("no more than the key")
     }
 
-    /// The walk has come to the end and the buckets are known.
+    /// Completes the walk: it has reached the end and the usage of the buckets is known.
     pub fn complete(&mut self) -> Found {
         let found = self.found;
         *self = Self { was_behind: true, ..Self::at_end() };
         found
     }
 
-    /// The set was served before it had been walked: bytes that contradict themselves may be met late.
+    /// Returns whether the set was served before it had been walked. Contradictory metadata may
+    /// then be found late.
     #[must_use]
     pub const fn was_behind(&self) -> bool {
         self.was_behind
     }
 
-    /// The walk has met a node that cannot be read.
+    /// Records that the walk has found a node that cannot be read.
     pub fn meets(&mut self, error: Error) {
         self.trouble.meets(error);
     }
 
-    /// Why the walk does not come to its end, after so many tries in a row.
+    /// Returns why the walk is stuck, after at least `tries_min` failed tries in a row.
     #[must_use]
     pub fn trouble(&self, tries_min: u32) -> Option<Error> {
         self.trouble.error_after(tries_min)
     }
 }
 
-/// What a step of the walk came to.
+/// The outcome of a step of the walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// There are more keys in the leaf.
     Leaf,
     /// The leaf has been counted.
     Border,
-    /// All leaves have.
+    /// All leaves have been counted.
     End,
 }
 
 impl State {
-    /// Moves the frontier over the next keys: at most to the end of the leaf that it is in. An error: the bytes contradict each
-    /// other.
+    /// Moves the frontier over the next keys, at most to the end of the leaf that it is in. An
+    /// error means that the tree contradicts itself.
     pub(crate) fn count_piece(&mut self) -> Attempt<Result<Step, Error>> {
         if self.frontier.at == Position::MAX {
             return Attempt::Done(Ok(Step::End));
@@ -163,7 +168,8 @@ impl State {
         Attempt::Done(self.enter_leaf(slot).and_then(|()| self.count_keys(slot)))
     }
 
-    /// What is to be known of a leaf, and of the nodes above it, before its keys are counted. They are all in memory.
+    /// Records a leaf, and the nodes above it, before its keys are counted. All of them are in
+    /// memory.
     fn enter_leaf(&mut self, slot: usize) -> Result<(), Error> {
         let pointer = self.nodes.get(slot).node().pointer();
         if self.frontier.leaf == Some(pointer) {
@@ -179,7 +185,8 @@ impl State {
         Ok(())
     }
 
-    /// The nodes on the way to the frontier, down to the leaf, or to one that cannot be read. Returns that one.
+    /// Records the nodes on the path to the frontier, down to the leaf or to a node that cannot be
+    /// read. Returns the last one.
     fn enter_path(&mut self) -> Result<Child, Error> {
         let (mut child, mut path) = (self.root, Vec::new());
         let (mut share, mut walked) = (WHOLE, 0);
@@ -198,7 +205,8 @@ impl State {
         Ok(child)
     }
 
-    /// Moves the frontier past `node`, which the walk cannot come to. An error: its bucket is something else's.
+    /// Moves the frontier past `node`, which the walk cannot read. An error means that its bucket
+    /// is used for something else.
     pub(crate) fn pass_by(&mut self, node: Child) -> Result<(), Error> {
         self.enter_path()?;
         self.frontier.trouble = Tries::NONE;
@@ -207,7 +215,8 @@ impl State {
         Ok(())
     }
 
-    /// The walk has come to a node, for the first time or on its way to another leaf. Returns its bucket.
+    /// Records that the walk has reached a node, for the first time or on its way to another leaf.
+    /// Returns its bucket.
     fn enter_node(&mut self, child: Child) -> Result<u64, Error> {
         let Some(id) = self.buckets.of(child.pointer()) else {
             return Err(Error::Inconsistent("a btree node lies outside the usable buckets"));
@@ -231,8 +240,9 @@ impl State {
         Ok(id.index)
     }
 
-    /// Pulls a bucket's generation forward to that of a pointer of an interior node. Only of a bucket of which nothing is known: what
-    /// has been handed out since the start has a newer one than any node says.
+    /// Raises a bucket's generation to that of an interior node's pointer. Only buckets of unknown
+    /// usage are raised: one that was allocated since the start has a newer generation than any
+    /// node names.
     pub(crate) fn learn_generation(&mut self, pointer: Pointer) -> Result<(), Error> {
         let Some(id) = self.buckets.of(pointer) else { return Ok(()) };
         let bucket = self.buckets.get(id);
@@ -245,7 +255,8 @@ impl State {
         walk::raise(&mut self.buckets, pointer)
     }
 
-    /// The node in `slot` will soon be in the tree no more: whatever the walk has come to, its bucket is a node's until it is freed.
+    /// Marks the bucket of the node in `slot` as metadata, wherever the frontier is. The node will
+    /// soon leave the tree, but its bucket stays a node's until it is freed.
     pub(crate) fn claim_bucket(&mut self, slot: usize) {
         let pointer = self.nodes.get(slot).node().pointer();
         let id = self.buckets.of(pointer).expect("a node lies in a bucket");
@@ -282,7 +293,8 @@ impl State {
         })
     }
 
-    /// The next leaves that the walk comes to, at most `count`, all below one node; none if the next one is in memory.
+    /// Returns the next leaves that the walk will reach, at most `count`, all below one node; none
+    /// if the next one is in memory.
     pub(crate) fn leaves_ahead(&mut self, count: usize) -> Result<Vec<Child>, Need> {
         if self.root.level == 0 {
             return Ok(Vec::new());
@@ -297,7 +309,7 @@ impl State {
     }
 }
 
-/// Counts `more` sectors of a key to its buckets. False: nothing of it is alive.
+/// Counts `more` sectors of a key to its buckets. Returns false if none of its pointers is live.
 fn count_key(buckets: &mut Buckets, key: &Key, more: u32) -> Result<bool, Error> {
     let mut is_live = false;
     for pointer in key.pointers.as_slice() {

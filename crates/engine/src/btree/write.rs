@@ -1,8 +1,11 @@
 //! Appends pending keys to leaves on the device.
 //!
-//! Rules (format 14): the data that keys name is durable before the set that holds them, so the cache device is
-//! flushed first; one set of a node is in flight at a time; the journal lets an entry go only when the sets that hold
-//! its keys are durable.
+//! Rules (format 14):
+//!
+//! - The data that keys name is durable before the bset that holds them, so the cache device is
+//!   flushed first.
+//! - One bset of a node is in flight at a time.
+//! - The journal releases an entry only when the bsets that hold its keys are durable.
 
 use crate::btree::cache::{CachedNode, Gate};
 use crate::cache_writes::Cause;
@@ -19,10 +22,10 @@ use bcached_node::{Node, SetWrite};
 
 /// Leaves written at once: they share one flush of the cache device.
 const BATCH: usize = 16;
-/// Pending keys of a leaf are written when they pass this, or a quarter of the node.
+/// Pending keys of a leaf are written when they exceed this, or a quarter of the node.
 const PENDING_BYTES_MAX: usize = 16 << 10;
 
-/// A set in the memory that it is written from.
+/// A bset in the memory that it is written from.
 pub type Sealed = SetWrite<Payload>;
 
 struct Write {
@@ -31,7 +34,7 @@ struct Write {
     set: Sealed,
 }
 
-/// The task: writes leaves that are due, until the set stops.
+/// Runs the task that writes leaves that are due, until the set stops.
 pub async fn run(set: CacheSet) {
     loop {
         let (stop, next) = set.with(|s| (s.stopped || s.failed.is_some(), next_due(s)));
@@ -49,13 +52,13 @@ pub async fn run(set: CacheSet) {
         if write_leaves(&set, due).await.is_err() {
             return;
         }
-        // What was written frees journal space only once an entry says so.
+        // The writes free journal space only after a journal entry records that.
         set.with(writer::relieve);
         set.signals().journal_work.notify_all();
     }
 }
 
-/// Asks for node memory: leaves with unwritten keys become evictable once written.
+/// Requests node memory: leaves with unwritten keys become evictable once written.
 pub fn relieve(set: &CacheSet) {
     set.with(|s| s.node_pressure = true);
     set.signals().leaf_work.notify_all();
@@ -70,7 +73,7 @@ pub async fn write_all(set: &CacheSet) -> Result<(), Error> {
                 s.nodes.iter().filter(|(_, cached)| cached.node().is_leaf() && cached.node().has_pending());
             let (ready, waiting): (Vec<_>, Vec<_>) =
                 due.partition(|(_, cached)| !cached.writing && cached.gate.is_open());
-            // One that is closing may have keys that its successors are to write.
+            // A closing leaf may have keys that its successors are to write.
             let is_busy = |cached: &CachedNode| cached.writing || matches!(cached.gate, Gate::Closing(_));
             let busy = s.nodes.iter().any(|(_, cached)| is_busy(cached));
             (
@@ -94,7 +97,7 @@ fn next_due(s: &State) -> Option<Time> {
     Some(oldest + s.options.leaf_delay)
 }
 
-/// The most bytes that a leaf may have to write.
+/// Returns the most bytes that a leaf may have pending.
 pub fn pending_bytes_max(geometry: &Geometry) -> usize {
     PENDING_BYTES_MAX.min(usize::try_from(geometry.node_sectors() * 512 / 4).unwrap_or(usize::MAX))
 }
@@ -123,7 +126,7 @@ fn due_leaves(s: &mut State) -> Vec<usize> {
     due
 }
 
-/// Writes the pending set of each leaf of `slots` that is not being written and not replaced.
+/// Writes the pending bset of each leaf in `slots` that is neither being written nor replaced.
 async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
     let mut writes: Vec<Write> = Vec::new();
     for slot in slots {
@@ -141,7 +144,7 @@ async fn write_leaves(set: &CacheSet, slots: Vec<usize>) -> Result<(), Error> {
     results.into_iter().collect()
 }
 
-/// Seals the pending set of a leaf, unless something else has happened to it since it was chosen.
+/// Seals the pending bset of a leaf, unless the leaf has changed state since it was chosen.
 fn begin(s: &mut State, slot: usize) -> Option<Write> {
     let cached = s.nodes.try_get_mut(slot).filter(|cached| cached.is_writable())?;
     cached.writing = true;
@@ -154,12 +157,12 @@ fn begin(s: &mut State, slot: usize) -> Option<Write> {
     Some(Write { slot, sector: start + u64::from(set.block) * s.geometry.block_sectors, set })
 }
 
-/// [`Node::seal_pending`] in memory to be written from.
+/// [`Node::seal_pending`], in memory that can be written from.
 pub fn seal_pending(node: &mut Node) -> Option<Sealed> {
     Some(node.seal_pending(Buffer::zeroed)?.map(Buffer::freeze))
 }
 
-/// Where a node starts on the cache device.
+/// Returns where a node starts on the cache device.
 pub fn first_sector(node: &Node) -> u64 {
     crate::btree::pointer_to_read(&node.own().pointers).expect("a node's key has a pointer").sector()
 }
@@ -176,16 +179,16 @@ async fn append(set: &CacheSet, write: Write) -> Result<(), Error> {
     Ok(())
 }
 
-/// Appends a set to a node that can be reached, durably. A set longer than a logical block could be torn by a power
-/// cut, and a torn set makes the node unreadable (for a kernel too). So what follows its first block is made durable
-/// first; without the header it is not there.
+/// Appends a bset durably to a node that is reachable. A power cut could tear a bset longer than a
+/// logical block, and a torn bset makes the node unreadable (for the kernel too). So everything
+/// after its first block is made durable first: without its header the bset does not exist.
 pub async fn append_set(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
     write_tail(set, sector, write).await?;
     flush_cache(set).await?;
     write_head(set, sector, write).await
 }
 
-/// Bytes of the part that is written last: what the device writes in one piece.
+/// Returns the bytes of the part that is written last: what the device writes atomically.
 fn head_bytes(set: &CacheSet) -> usize {
     usize::try_from(set.cache().info().logical_block_sectors * 512).expect("a block is small")
 }
@@ -196,7 +199,8 @@ async fn write_tail(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), E
         return Ok(());
     }
     set.check_alive()?;
-    // Of the same memory: a device that wants more than its block as alignment has the driver copy it.
+    // A slice of the same memory. If a device needs a larger alignment than its block, the driver
+    // copies it.
     let tail = write.bytes.slice(head..write.bytes.len());
     let written = set.write_cache(Cause::Btree, sector + head as u64 / 512, tail).await;
     written.map_err(|source| set.fail(Error::Io { doing: Doing::Node, source }))
@@ -209,7 +213,7 @@ async fn write_head(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), E
     Ok(())
 }
 
-/// A set of a node is durable, and so is what stands before it.
+/// Records that a bset of a node is durable, and everything before it in the node.
 fn is_durable(set: &CacheSet, sector: u64, write: &Sealed) {
     set.with(|s| {
         let blocks = write.bytes.len() / s.geometry.block_bytes();
@@ -219,15 +223,16 @@ fn is_durable(set: &CacheSet, sector: u64, write: &Sealed) {
     });
 }
 
-/// Writes the first set of a node that nothing points to yet, durably. A failure latches: the tree on the device is
-/// behind what was promised.
+/// Durably writes the first bset of a node that nothing points to yet. A failure latches: the tree
+/// on the device is behind what was acknowledged.
 pub async fn write_set(set: &CacheSet, sector: u64, write: &Sealed) -> Result<(), Error> {
     write_durably(set, Cause::Btree, sector, write.bytes.clone()).await?;
     is_durable(set, sector, write);
     Ok(())
 }
 
-/// Writes metadata that is durable when this returns; on a device without FUA by the one flush that may run. A failure latches.
+/// Writes metadata durably before it returns. On a device without FUA it uses the one flush that
+/// may run at a time. A failure latches.
 pub async fn write_durably(set: &CacheSet, cause: Cause, sector: u64, payload: Payload) -> Result<(), Error> {
     set.check_alive()?;
     let has_fua = set.cache().info().fua;
@@ -239,8 +244,8 @@ pub async fn write_durably(set: &CacheSet, cause: Cause, sector: u64, payload: P
     if has_fua { Ok(()) } else { flush_cache(set).await }
 }
 
-/// Makes everything written to the cache device so far durable. A failure latches: what it covered may be gone and
-/// the next flush would claim success.
+/// Makes everything written to the cache device so far durable. A failure latches: what it covered
+/// may be lost, and the next flush would claim success.
 pub async fn flush_cache(set: &CacheSet) -> Result<(), Error> {
     if !set.cache().info().volatile_cache {
         return Ok(());

@@ -1,5 +1,5 @@
-//! What the rates of buckets were chosen by. Times are printed, and one that is far above its rate fails, which depends on the
-//! machine: so it is no test of every day.
+//! Measures the costs from which the rates of buckets were derived. It prints times, and fails if
+//! one is far above its rate. That depends on the machine, so this is not part of the normal tests:
 //! `cargo test --release -p bcached-engine --features rates --lib rates -- --nocapture`
 
 use super::{BUCKET_NS, COUNT_NS, PRIORITY_NS, VISIT_NS};
@@ -13,11 +13,11 @@ use std::time::Instant;
 
 /// Buckets of a large cache: 2 TiB in buckets of 1 MiB.
 const BUCKETS: u64 = 2 << 20;
-/// Buckets in one of its blocks of priorities.
+/// Buckets in one of its priority blocks.
 const BLOCK: u64 = 349_500;
-/// Keys, of eight sectors each.
+/// Number of keys, of eight sectors each.
 const KEYS: u64 = 1_000_000;
-/// How far above its rate a time may be: neighbours who fill the processor's cache double it.
+/// Maximum ratio of a time to its rate: neighbours that fill the processor's cache double times.
 const ABOVE: f64 = 4.0;
 
 fn buckets() -> Buckets {

@@ -1,9 +1,10 @@
-//! Empties buckets of what is dirty in them: each piece is copied and its key replaced if it is still the same, in the journal like
-//! a write, so the old bucket is reused only when that entry is durable.
+//! Empties buckets of their dirty data. Each piece is copied, and its key replaced if it is still
+//! the same. This is journalled like a write, so the old bucket is reused only after that entry is
+//! durable.
 //!
-//! Where the keys are, the buckets' summaries say (`space::summaries`): as many looks into the tree as there were extents. Only for
-//! buckets without one the whole tree is walked. All that moves together moves in the order of the volumes, so that
-//! neighbours lie beside each other afterwards.
+//! The buckets' summaries say where the keys are (`space::summaries`): one lookup in the tree for
+//! each extent. Only for buckets without a summary the whole tree is walked. Everything that moves
+//! together moves in the order of the volumes, so that neighbours lie side by side afterwards.
 
 use crate::btree::pointer_to_read;
 use crate::cache_writes::Cause;
@@ -18,17 +19,20 @@ use bcached_env::{Buffer, join_all};
 use bcached_format::summary::Extent;
 use bcached_format::{BucketId, Key, Position};
 
-/// Keys that are copied at once, and summaries that are read at once: so many that moving waits for the processor and not for the device,
-/// or it falls behind clients whose writes take no longer than its reads.
+/// Keys copied at once, and summaries read at once. There are enough of them that moving waits for
+/// the processor and not for the device; otherwise it would fall behind clients whose writes take
+/// no longer than its reads.
 const DEPTH: usize = 64;
 
-/// What the summaries of `ids` say, in the order of the keys; and the buckets without one that says all.
+/// Returns what the summaries of `ids` say, in key order, and the buckets without a complete
+/// summary.
 pub async fn extents_of(set: &CacheSet, ids: &BTreeSet<BucketId>) -> (BTreeSet<Extent>, Vec<BucketId>) {
     let ids: Vec<BucketId> = ids.iter().copied().collect();
     let (mut extents, mut unsummed) = (BTreeSet::new(), Vec::new());
     for some in ids.chunks(DEPTH) {
         for (id, found) in some.iter().zip(summaries::read(set, some).await) {
-            // A bucket that would not be emptied is left alone: its copies would take room, and give none.
+            // A bucket that would not become empty is left alone: copies of its data would take
+            // room and free none.
             let Some(found) = found else {
                 unsummed.push(*id);
                 continue;
@@ -43,7 +47,8 @@ pub async fn extents_of(set: &CacheSet, ids: &BTreeSet<BucketId>) -> (BTreeSet<E
     (extents, unsummed)
 }
 
-/// Moves what is dirty in `victims` and lies in `extents`; returns how many sectors were moved.
+/// Moves the dirty data that is in `victims` and lies in `extents`; returns how many sectors were
+/// moved.
 pub async fn by_extents(
     set: &CacheSet,
     victims: &BTreeSet<BucketId>,
@@ -52,7 +57,7 @@ pub async fn by_extents(
     let mut moved = 0;
     let mut keys: Vec<Key> = Vec::new();
     let mut readable_from = Position::ZERO;
-    // Of the extent before: most are in the same.
+    // The leaf of the previous extent: most extents are in the same one.
     let mut leaf = None;
     for extent in extents {
         let mut at = extent.start;
@@ -90,7 +95,8 @@ pub async fn by_extents(
     Ok(moved + move_keys(set, &keys).await?)
 }
 
-/// Moves what is dirty in `victims`, wherever in the tree its keys are; returns how many sectors were moved.
+/// Moves the dirty data in `victims`, wherever in the tree its keys are; returns how many sectors
+/// were moved.
 pub async fn by_walk(set: &CacheSet, victims: &BTreeSet<BucketId>) -> Result<u64, Error> {
     let mut at = Position::ZERO;
     let mut moved = 0;
@@ -123,8 +129,9 @@ pub async fn by_walk(set: &CacheSet, victims: &BTreeSet<BucketId>) -> Result<u64
     }
 }
 
-/// A leaf cannot be read, and what it names stays where it is: which of `victims` that concerns nobody can tell, so all that are not empty
-/// after all are left alone for a while. Nothing else waits for it.
+/// Handles a leaf that cannot be read. What it names stays where it is, and it is unknown which of
+/// `victims` that concerns. So all of them that do not become empty are left alone for a while.
+/// Nothing else waits for it.
 fn passes_by(set: &CacheSet, victims: &BTreeSet<BucketId>, error: Error) -> Result<(), Error> {
     if matches!(error, Error::Failed(_)) {
         return Err(error);
@@ -139,7 +146,7 @@ fn is_in(buckets: &Buckets, key: &Key, victims: &BTreeSet<BucketId>) -> bool {
     key.dirty && key.pointers.as_slice().iter().any(|pointer| inside(*pointer))
 }
 
-/// Copies them, several at once; returns how many sectors were moved.
+/// Copies the data of `keys`, several at once; returns how many sectors were moved.
 async fn move_keys(set: &CacheSet, keys: &[Key]) -> Result<u64, Error> {
     let mut moved = 0;
     for some in keys.chunks(DEPTH) {
@@ -153,7 +160,7 @@ async fn move_keys(set: &CacheSet, keys: &[Key]) -> Result<u64, Error> {
     Ok(moved)
 }
 
-/// Copies one key's data and puts the copy in its place, as far as the key is still the same.
+/// Copies one key's data and replaces the key, as far as it is still the same.
 async fn move_key(set: &CacheSet, key: &Key) -> Result<u64, Error> {
     // From the check to the end of the copy the old bucket must not be reused.
     let pinned = set.with(|s| {
@@ -192,7 +199,7 @@ async fn copy(set: &CacheSet, part: &Key, space: Space) -> Result<u64, Error> {
     let length = usize::try_from(part.sectors() * 512).expect("a key is small");
     let (read, buffer) = set.read_cache(from.sector(), Buffer::zeroed(length)).await;
     if read.is_err() {
-        // It stays where it is; whoever needs it is told.
+        // The data stays where it is; a request that needs it gets the error.
         set.with(|s| s.buckets.of(from).into_iter().for_each(|id| s.buckets.set_stuck(id)));
         return Ok(0);
     }

@@ -1,8 +1,9 @@
-//! Keeping the tree and the buckets tidy. Nobody waits for either to find out what is free: counts are exact all the
-//! time.
+//! Keeps the tree and the buckets tidy. No task has to wait for this to learn what is free: the
+//! counts are exact at all times.
 //!
-//! `pass` drops stale keys before generations wrap, and makes sparse nodes fewer; `moving` gathers the live data of sparse
-//! buckets, which `emptying` copies; `orphans` makes void what is left of volumes that are no more.
+//! `pass` drops stale keys before generations wrap, and merges sparse nodes. `moving` gathers the
+//! live data of sparse buckets, which `emptying` copies. `orphans` invalidates the remaining dirty
+//! data of volumes that no longer exist.
 
 pub mod emptying;
 pub mod moving;
@@ -15,18 +16,18 @@ use crate::space::Buckets;
 use crate::state::State;
 use bcached_format::{Inode, Key, Position};
 
-/// What a walk has come to in a leaf.
+/// What a walk has seen of a leaf.
 pub(crate) struct Visited {
     /// Where the next keys begin.
     pub next: Position,
-    /// That is the next leaf.
+    /// The next keys are in the next leaf.
     pub is_end: bool,
     /// Words that the keys of the leaf take on the device.
     pub words_on_disk: usize,
 }
 
 impl State {
-    /// Where the node at `level` for `at` ends that could not be read, or the node above it that could not.
+    /// Returns where the node at `level` for `at` ends, or the unreadable node above it.
     pub(crate) fn end_of_missing_node(&mut self, at: Position, level: u8) -> Position {
         match self.descend(at, level) {
             Ok(slot) => self.nodes.get(slot).node().position(),
@@ -35,13 +36,15 @@ impl State {
         }
     }
 
-    /// Where what lies in the leaf for sector `at` of a volume ends, or in the node above it that could not be read; at most `end`.
+    /// Returns where the leaf for sector `at` of a volume ends, or the unreadable node above it; at
+    /// most `end`.
     pub(crate) fn end_of_missing_leaf(&mut self, inode: Inode, at: u64, end: u64) -> u64 {
         let missing = self.end_of_missing_node(Position { inode, offset: at }, 0);
         if missing.inode == inode { missing.offset.min(end) } else { end }
     }
 
-    /// Shows the keys behind `at` of the leaf for it, stale ones included: as many as go into one piece, in runs.
+    /// Visits the keys after `at` in the leaf for it, including stale ones: as many as one piece
+    /// takes, in runs.
     pub(crate) fn visit_leaf(
         &mut self,
         at: Position,

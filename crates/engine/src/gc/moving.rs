@@ -1,5 +1,5 @@
-//! Moves live dirty data out of sparsely filled buckets when buckets run out (how: `gc::emptying`). Clean data in the same buckets is
-//! not moved: it can be read again.
+//! Moves live dirty data out of sparsely filled buckets when buckets run out (`gc::emptying` copies
+//! it). Clean data in the same buckets is not moved, because it can be read again.
 
 use crate::cpu_cost::BUCKETS_MAX;
 use crate::error::Error;
@@ -14,30 +14,32 @@ use bcached_format::BucketId;
 use bcached_format::summary::extents_in;
 use core::time::Duration;
 
-/// Most buckets that are filled in one round while writes are slowed down for want of room, and while it presses; and of those that are free,
-/// one in so many. What a round empties becomes free at its end, so else it is one.
+/// Most buckets filled in one round: `ROUND_MAX` while writes are throttled for lack of room,
+/// `ROUND_PRESSED` under pressure, and one otherwise, because emptied buckets become free only at
+/// the end of a round. A round fills at most one in `FREE_SHARE` of the free buckets.
 const ROUND_MAX: usize = 32;
 const ROUND_PRESSED: usize = 4;
 const FREE_SHARE: usize = 4;
-/// Most buckets that are emptied in one round, and most extents that may have been written to them, if there are two.
+/// Most buckets emptied in one round, and most extents that may have been written to them. Two
+/// buckets are allowed in any case.
 const VICTIMS_MAX: usize = 256;
 const EXTENTS_MAX: usize = 8192;
-/// Most buckets that are put in order in one piece.
+/// Most buckets sorted in one piece.
 const SORTED_MAX: usize = 128;
-/// Steps in which it is counted how full they are.
+/// Number of fill levels that are told apart.
 const LEVELS: usize = 64;
 /// How long to rest when nothing could be gained.
 const PAUSE: Duration = Duration::from_millis(500);
 /// How long to leave buckets alone that could not be emptied.
 const PAUSE_OF_STUCK: Duration = Duration::from_secs(60);
 
-/// The rounds of moving, for who waits for the space that one may gain.
+/// The rounds of moving, for tasks that wait for the space that a round may gain.
 #[derive(Default, Debug)]
 pub struct Rounds {
     begun: u64,
-    /// The newest that has ended, if it has moved nothing.
+    /// The newest round that has ended, if it has moved nothing.
     vain: Option<u64>,
-    /// When buckets that could not be emptied were tried last.
+    /// When buckets that could not be emptied were last tried.
     stuck_tried: Option<Time>,
 }
 
@@ -50,7 +52,7 @@ impl Rounds {
         self.vain = (!gained).then_some(self.begun);
     }
 
-    /// Whether buckets that could not be emptied are to be tried again, with those of this round.
+    /// Returns whether this round also retries buckets that could not be emptied.
     fn takes_stuck(&mut self, now: Time) -> bool {
         let is_due = self.stuck_tried.is_none_or(|tried| now >= tried + PAUSE_OF_STUCK);
         if is_due {
@@ -59,20 +61,21 @@ impl Rounds {
         is_due
     }
 
-    /// How many have begun: what somebody remembers who begins to wait.
+    /// Returns how many rounds have begun. A task remembers this when it begins to wait.
     #[must_use]
     pub const fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// Whether the newest round began after so many had, and has moved nothing.
+    /// Returns whether the newest round began after `begun_then` rounds had begun, and has moved
+    /// nothing.
     #[must_use]
     pub fn are_in_vain(&self, begun_then: u64) -> bool {
         self.vain.is_some_and(|vain| vain > begun_then)
     }
 }
 
-/// The task.
+/// Runs the task.
 pub async fn run(set: CacheSet) {
     set.walk_ends().await;
     while !set.is_ending() {
@@ -96,9 +99,10 @@ struct Victims {
     are_unknown: bool,
 }
 
-/// The emptiest buckets with dirty data, as many as a part of the free ones can take the data of; at least two, or nothing is
-/// gained. Those of which it is known that they have no summary only if there are no others, and those that could not be emptied
-/// now and then: the emptiest would be the same ones each time.
+/// Chooses the emptiest buckets with dirty data: as many as a share of the free buckets can hold
+/// the data of. There must be at least two, or nothing is gained. Buckets that are known to have no
+/// summary are chosen only if there are no others. Buckets that could not be emptied are chosen
+/// only from time to time, or the emptiest would be the same ones each time.
 async fn choose(set: &CacheSet) -> Option<Victims> {
     let sparse = set.with(|s| Sparse {
         most: s.open.data_sectors() * s.sparse_percent() / 100,
@@ -143,22 +147,23 @@ async fn choose(set: &CacheSet) -> Option<Victims> {
     if let Some(ids) = fitting(&summed, victims_max) {
         return Some(Victims { ids, are_unknown: false });
     }
-    // One of each kind gains as much as two of one.
+    // One of each kind gains as much as two of one kind.
     let all = summed.into_iter().chain(unsummed).collect();
     Some(Victims { ids: fitting(&all, VICTIMS_MAX)?, are_unknown: true })
 }
 
-/// Which buckets are sparse: the same ones as long as a round is chosen, though it may come to press more meanwhile.
+/// Which buckets are sparse. This stays the same while a round is chosen, though the pressure may
+/// rise meanwhile.
 #[derive(Clone, Copy)]
 struct Sparse {
-    /// Most sectors of dirty data that one has.
+    /// Most sectors of dirty data that a sparse bucket has.
     most: u64,
-    /// Those are among them that could not be emptied.
+    /// Includes buckets that could not be emptied.
     takes_stuck: bool,
 }
 
 impl Sparse {
-    /// One that holds dirty data, not too much of it, and that nobody is about.
+    /// Returns whether a bucket has dirty data, but not too much of it, and is not pinned.
     fn holds(self, bucket: &Bucket) -> bool {
         bucket.usage == Usage::Data
             && bucket.pins == 0
@@ -166,15 +171,15 @@ impl Sparse {
             && (self.takes_stuck || !bucket.is_stuck)
     }
 
-    /// How full a bucket with `dirty` sectors of dirty data is.
+    /// Returns the fill level of a bucket with `dirty` sectors of dirty data.
     fn level(self, dirty: u32) -> usize {
         let level = u64::from(dirty) * LEVELS as u64 / (self.most + 1);
         usize::try_from(level).map_or(LEVELS - 1, |level| level.min(LEVELS - 1))
     }
 }
 
-/// Shows `look` each sparse bucket and how full it is, while buckets are scarce; it says whether it has put it in order among others. Others
-/// run between the pieces.
+/// Passes each sparse bucket and its fill level to `look`, while buckets are scarce. `look` returns
+/// whether it has sorted the bucket among others. Other tasks run between the pieces.
 async fn each_sparse(set: &CacheSet, sparse: Sparse, mut look: impl FnMut(BucketId, &Bucket, usize) -> bool) {
     let mut at = 0;
     while set.with(|s| (at as u64) < s.buckets.count() && s.are_buckets_scarce()) {
@@ -197,7 +202,8 @@ async fn each_sparse(set: &CacheSet, sparse: Sparse, mut look: impl FnMut(Bucket
     }
 }
 
-/// How many sparse buckets there are of each level, and their dirty sectors: to put the emptiest in order, and no others.
+/// The number of sparse buckets of each level, and their dirty sectors. With it only the emptiest
+/// buckets need be sorted.
 #[derive(Clone, Copy)]
 struct Census([(usize, u64); LEVELS]);
 
@@ -214,7 +220,7 @@ impl Census {
         *sectors += u64::from(dirty);
     }
 
-    /// Those whose dirty data fills `room` sectors, and one more.
+    /// Selects the emptiest buckets whose dirty data fills `room` sectors, and one more.
     fn emptiest(&self, room: u64) -> Emptiest {
         let (mut left, mut buckets_left) = (room, VICTIMS_MAX);
         for (level, (buckets, sectors)) in self.0.iter().enumerate() {
@@ -230,14 +236,14 @@ impl Census {
     }
 }
 
-/// All buckets below a level, and so many of it.
+/// All buckets below a level, and a number of those at it.
 struct Emptiest {
     below: usize,
     of_it: usize,
 }
 
 impl Emptiest {
-    /// Whether one of `level` is among them.
+    /// Returns whether a bucket of `level` is among them.
     fn takes(&mut self, level: usize) -> bool {
         if level == self.below && self.of_it > 0 {
             self.of_it -= 1;
@@ -247,7 +253,8 @@ impl Emptiest {
     }
 }
 
-/// Empties them; returns whether that has gained anything, or it has come out that there is another way.
+/// Empties the buckets. Returns true if that has gained anything, or has shown that there is
+/// another way.
 async fn empty(set: &CacheSet, victims: &Victims) -> Result<bool, Error> {
     let dirty = |s: &mut State| victims.ids.iter().map(|id| u64::from(s.buckets.get(*id).dirty)).sum::<u64>();
     let before = set.with(dirty);
@@ -263,6 +270,6 @@ async fn empty(set: &CacheSet, victims: &Victims) -> Result<bool, Error> {
     writer::commit(set).await?;
     set.with(|s| s.stats.moved_bytes += moved * 512);
     set.signals().allocator_work.notify_all();
-    // What clients have written over or given up meanwhile has made room as well.
+    // Data that clients have overwritten or discarded meanwhile has made room as well.
     Ok(moved > 0 || learned || set.with(dirty) < before)
 }

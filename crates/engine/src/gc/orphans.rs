@@ -1,15 +1,24 @@
-//! Makes void what is dirty of volumes that are no more: those of slots that bcached has given up (format 11).
+//! Invalidates the dirty data of volumes that no longer exist: those whose slots bcached has
+//! released (format 11).
 //!
-//! Only of those: a slot that a kernel gave up, or of which the table is in doubt, may be called invalidated by mistake while its
-//! volume is alive. What is dirty under such a number is kept, and told ([`crate::status::Status::ownerless_dirty_sectors`]).
+//! No other slots are touched. A slot that a kernel released, or whose entry in the table is in
+//! doubt, may be marked invalidated by mistake while its volume is alive. Dirty data under such a
+//! number is kept, and reported ([`crate::status::Status::ownerless_dirty_sectors`]).
 //!
-//! Their keys pin buckets, and nobody can want them. A slot is given up when its volume was detached, with everything
-//! written back; when its backing device was used without the cache since (*stale*, *none*), so that what it holds is the
-//! newer; or when it was destroyed. What names the volume is gone from the slot then, and its number is not given to
-//! another before nothing of it is left ([`crate::volume::slots`]). Such dirty keys come from crashes and failed sets, whose last
-//! words (*this is clean*, *this is void*) reached the memory only, and from destroyed volumes; a kernel keeps them for ever.
+//! The keys of a released slot pin buckets and are of no use. A slot is released in three cases:
 //!
-//! They become holes, journalled like those of a discard. After a crash in the middle the next start does the rest.
+//! - Its volume was detached, with everything written back.
+//! - Its backing device has been used without the cache since (*stale*, *none*), so that its data
+//!   is the newer.
+//! - Its volume was destroyed.
+//!
+//! The slot then no longer names the volume, and its number is not reassigned until none of its
+//! data is left ([`crate::volume::slots`]). Such dirty keys come from destroyed volumes, and from
+//! crashes and failed sets whose last records (*this is clean*, *this is void*) reached only the
+//! memory. A kernel keeps them forever.
+//!
+//! The keys are replaced by holes, journalled like those of a discard. After a crash in the middle
+//! the next start does the rest.
 
 use crate::btree::Record;
 use crate::error::Error;
@@ -22,20 +31,20 @@ use alloc::vec::Vec;
 use bcached_format::{Inode, Key, Position};
 use core::time::Duration;
 
-/// How often to look for such volumes, which is cheap, and to try again after an error.
+/// How often to look for such volumes, which is cheap, and to retry after an error.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// The task.
+/// Runs the task.
 pub async fn run(set: CacheSet) {
     set.walk_ends().await;
     while !set.is_ending() {
         for inode in set.with(|s| orphans(s)) {
             let _alone = set.inner.orphans.acquire(1).await;
-            // Its number may have become another's.
+            // Its number may have been reassigned.
             if !set.with(|s| s.uuids.is_released(inode)) {
                 continue;
             }
-            // What cannot be reached is named (a node that cannot be read) or ends everything (a failed write).
+            // An unreadable node is already reported, and a failed write fails the set.
             let is_done = |s: &State| s.dirty.of(inode) == 0;
             let _ = make_void(&set, inode, is_done, |buckets, key| key.dirty && !buckets.is_dead(key)).await;
         }
@@ -46,13 +55,13 @@ pub async fn run(set: CacheSet) {
     }
 }
 
-/// The volumes that are no more and have dirty data.
+/// Returns the volumes that no longer exist and have dirty data.
 fn orphans(s: &State) -> Vec<Inode> {
     s.dirty.inodes().filter(|inode| s.uuids.is_released(*inode)).collect()
 }
 
-/// Puts holes, in pieces, over those keys of a volume that are `unwanted`, until all have been looked at or it `is_done`. What lies
-/// between two of them may become void, too.
+/// Puts holes, in pieces, over those keys of a volume that are `unwanted`, until all have been
+/// visited or `is_done` returns true. What lies between two such keys may be invalidated, too.
 pub(crate) async fn make_void(
     set: &CacheSet,
     inode: Inode,
@@ -77,7 +86,7 @@ pub(crate) async fn make_void(
                 })
             })
             .await?;
-        // Whatever lies between them is as void.
+        // Anything between them may be invalidated as well.
         for hole in found.into_iter().flat_map(|range| holes(inode, range)) {
             if set.with(|s| s.stopping) {
                 return Err(Error::Stopping);

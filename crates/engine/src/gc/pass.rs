@@ -1,13 +1,17 @@
-//! The pass over all nodes that rewrites those with much that is dead, makes one of neighbours with little that is alive,
-//! and learns how old the oldest pointer to each bucket is. It may be repeated or left out at will, except that
-//! generations must not get more than 96 ahead of a pointer that a reader can meet: then buckets wait for a pass before
-//! they are reused. One is due long before that, and when much has died ([`Buckets::count_dead`]).
+//! Runs the GC pass over all nodes. It rewrites nodes with many dead keys, merges neighbours with
+//! few live keys, and learns how old the oldest pointer to each bucket is.
 //!
-//! What a coalesce makes is visited in the place of the two nodes, so that the pass has seen every pointer there is. A node that
-//! cannot be read is passed by, so that the rest is kept tidy; but what it names nobody knows, so such a pass renews no age.
+//! A pass may be repeated or skipped at will, with one exception: a generation must not get more
+//! than 96 ahead of a pointer that a reader can meet. Buckets then wait for a pass before they are
+//! reused. A pass is due long before that, and when much has died ([`Buckets::count_dead`]).
 //!
-//! A reader meets pointers in leaves, in interior nodes (also those of children that are long dead: only the generation
-//! tells), and in journal entries that a crash would replay. A pointer 128 generations old would pass for a new one.
+//! A coalesced node is visited in place of the two old nodes, so that the pass has seen every
+//! pointer. A node that cannot be read is skipped, so that the rest is kept tidy. But what it names
+//! is unknown, so such a pass renews no age.
+//!
+//! A reader meets pointers in leaves, in interior nodes (including pointers to children that died
+//! long ago: only the generation shows that), and in journal entries that a crash would replay. A
+//! pointer 128 generations old would pass for a new one.
 
 use crate::btree::coalesce::coalesce;
 use crate::btree::split::{self, Interior};
@@ -21,18 +25,20 @@ use alloc::vec::Vec;
 use bcached_format::{Key, Pointer, Position};
 use core::time::Duration;
 
-/// How often to ask whether a pass is due, and how soon to try again after a failure while somebody waits for it.
+/// How often to check whether a pass is due, and how soon to retry after a failure while a task
+/// waits for a pass.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long to leave the tree alone after a pass that found no buckets for what it had to rewrite.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(30);
-/// The same after a node that could not be read: the pass that is as due as before reads all others again.
+/// The same after a node that could not be read: the next pass, which is as due as before, reads
+/// all other nodes again.
 const PAUSE_AFTER_UNREADABLE: Duration = Duration::from_secs(300);
 /// A node with a key staler than this is rewritten (the kernel's number).
 const STALE_REWRITE: u8 = 10;
 /// Nodes between two yields to requests.
 const NODES_A_TURN: u32 = 8;
 
-/// The task.
+/// Runs the task.
 pub async fn run(set: CacheSet) {
     set.walk_ends().await;
     while !set.is_ending() {
@@ -60,7 +66,8 @@ fn is_due(s: &mut State) -> bool {
     !s.journal.is_replaying() && (s.buckets.take_gc_wanted() || s.starvation.wants_pass())
 }
 
-/// Until it is time to ask again. After a failure that is long, but not for those who wait for buckets.
+/// Waits until it is time to check again. After a failure that takes long, unless tasks wait for
+/// buckets.
 async fn rest(set: &CacheSet, after_failure: Option<Duration>) {
     let began = set.env().now();
     loop {
@@ -76,37 +83,37 @@ async fn rest(set: &CacheSet, after_failure: Option<Duration>) {
     }
 }
 
-/// What is alive in the tree, as the start or the last complete pass has found it.
+/// The live content of the tree, as found at the start or by the last complete pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Nodes of the tree.
     pub nodes: u64,
     /// Leaves among them.
     pub leaves: u64,
-    /// What the keys in the leaves take, in bytes.
+    /// Size of the keys in the leaves, in bytes.
     pub key_bytes: u64,
     /// Extents.
     pub keys: u64,
-    /// What they are long together, in sectors.
+    /// Total length of the extents, in sectors.
     pub key_sectors: u64,
 }
 
-/// One pass.
+/// The state of one pass.
 struct Pass {
     found: Found,
     oldest: Oldest,
-    /// A node could not be rewritten: there are no buckets, and will be none before the pass has come to its end. What is
-    /// left of it only looks.
+    /// A node could not be rewritten because there are no buckets, and none will come before the
+    /// pass has finished. The rest of the pass only looks.
     lacks_buckets: bool,
-    /// Why a node was passed by, if one was.
+    /// Why a node was skipped, if one was.
     passed_by: Option<Error>,
-    /// The leaf that was seen last, if the next one may become one with it.
+    /// The previous leaf, if it may be merged with the next one.
     sparse: Option<Leaf>,
 }
 
 impl Pass {
-    /// A node for `at` cannot be read, or what is to be done with it cannot be done now; where the next one begins. An error: the set has
-    /// failed.
+    /// Skips a node for `at` that cannot be read, or cannot be processed now; returns where the
+    /// next one begins. An error means that the set has failed.
     fn passes_by(
         &mut self,
         set: &CacheSet,
@@ -119,9 +126,10 @@ impl Pass {
     }
 }
 
-/// One pass. An error, too, if it has seen everything but could not rewrite all that it should have.
+/// Runs one pass. Also returns an error if it has seen everything but could not rewrite all that it
+/// should have.
 pub async fn pass(set: &CacheSet) -> Result<(), Error> {
-    // A bucket that nothing names is as young as it was when the pass began.
+    // For a bucket that no pointer names, the oldest generation is that at the start of the pass.
     let began = set.env().now();
     let mut pass = Pass {
         found: Found::default(),
@@ -137,7 +145,7 @@ pub async fn pass(set: &CacheSet) -> Result<(), Error> {
     if let Some(error) = pass.passed_by {
         return Err(error);
     }
-    // Journal entries of before the pass may hold pointers that no node has any more.
+    // Journal entries from before the pass may hold pointers that no node has any more.
     writer::let_go_through(set, journalled).await?;
     pass.oldest.end(set).await;
     set.with(|s| {
@@ -149,7 +157,7 @@ pub async fn pass(set: &CacheSet) -> Result<(), Error> {
     if pass.lacks_buckets { Err(Error::NoSpace) } else { Ok(()) }
 }
 
-/// False if the set stops meanwhile.
+/// Visits all leaves. Returns false if the set stops meanwhile.
 async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
     let mut at = Position::ZERO;
     for number in 1.. {
@@ -170,13 +178,14 @@ async fn visit_leaves(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Sees the leaf for `at`, or puts another in its place; where to go on.
+/// Processes the leaf for `at`, or replaces it by another; returns where to go on.
 async fn see_leaf(set: &CacheSet, pass: &mut Pass, at: Position) -> Result<Position, Error> {
     let mut seen: Vec<Pointer> = Vec::new();
     let mut leaf = visit(set, at, &mut seen).await?;
     let before = pass.sparse.take();
     if leaf.is_sparse && !pass.lacks_buckets {
-        // What is alive has been counted of both: that is not done once more for neighbours of which it is clear that they stay two.
+        // The live keys of both have been counted. Neighbours that clearly stay two nodes are not
+        // counted again.
         let with_last = before.filter(|last| set.with(|s| s.is_one_node(last.live_words + leaf.live_words)));
         if let Some(last) = with_last
             && coalesce(set, (last.begin, 0)).await?
@@ -184,7 +193,7 @@ async fn see_leaf(set: &CacheSet, pass: &mut Pass, at: Position) -> Result<Posit
             pass.found.forget(&last.found);
             return Ok(last.begin);
         }
-        // Before it is rewritten for itself.
+        // Try this before the leaf is rewritten alone.
         if leaf.wants_rewrite && coalesce(set, (at, 0)).await? {
             return Ok(at);
         }
@@ -203,32 +212,32 @@ async fn see_leaf(set: &CacheSet, pass: &mut Pass, at: Position) -> Result<Posit
 
 /// What a pass has seen of a leaf.
 struct Leaf {
-    /// Where it begins,
+    /// Where the leaf begins.
     begin: Position,
-    /// and the next one.
+    /// Where the next leaf begins.
     end: Position,
-    /// It holds much that is dead.
+    /// It holds many dead keys.
     wants_rewrite: bool,
-    /// So little in it is alive that it may become one with its neighbour.
+    /// It has so few live keys that it may be merged with its neighbour.
     is_sparse: bool,
-    /// Words of the keys in it that are alive.
+    /// Words of its live keys.
     live_words: usize,
-    /// The extents in it.
+    /// Its extents.
     found: Found,
 }
 
 impl Found {
-    /// Of a tree that is one empty leaf.
+    /// The content of a tree that is one empty leaf.
     pub const NOTHING: Self = Self { nodes: 1, leaves: 1, key_bytes: 0, keys: 0, key_sectors: 0 };
 
-    /// A key that is alive.
+    /// Counts a live key.
     pub fn count(&mut self, key: &Key) {
         self.key_bytes += key.words() as u64 * 8;
         self.keys += 1;
         self.key_sectors += key.sectors();
     }
 
-    /// A leaf that was added is no more.
+    /// Subtracts a leaf that was added and no longer exists.
     fn forget(&mut self, leaf: &Self) {
         self.nodes -= 1;
         self.leaves -= 1;
@@ -254,14 +263,15 @@ impl Found {
     }
 }
 
-/// The keys of a run that are alive; each pointer that is stale is told, with its age. The sums stay in registers: a pass looks at
-/// four keys and more for each block that is written over.
+/// Counts the live keys of a run, and reports each stale pointer with its age. The sums stay in
+/// registers: a pass looks at four keys or more for each block that is overwritten.
 #[inline]
 fn see_run(buckets: &Buckets, run: &[Key], mut is_stale: impl FnMut(Pointer, u8)) -> Found {
     let mut alive = Found::default();
     let mut is_alive = |pointer: Pointer| match buckets.age_of(pointer) {
         Some(0) => true,
-        // One that is up to date is no older than what the pass began with.
+        // Only stale pointers are reported: a current one is no older than what the pass began
+        // with.
         Some(age) => {
             is_stale(pointer, age);
             false
@@ -270,9 +280,10 @@ fn see_run(buckets: &Buckets, run: &[Key], mut is_stale: impl FnMut(Pointer, u8)
     };
     for key in run {
         let is_alive = match key.pointers.as_slice() {
-            // Nearly all are such.
+            // Nearly all keys have one pointer.
             [pointer] => is_alive(*pointer),
-            // What has no pointers is dead, too. All are looked at: each that is stale is told.
+            // A key without pointers is dead, too. All pointers are visited, so that each stale one
+            // is reported.
             all => all.iter().filter(|pointer| is_alive(**pointer)).count() > 0,
         };
         if is_alive {
@@ -282,8 +293,8 @@ fn see_run(buckets: &Buckets, run: &[Key], mut is_stale: impl FnMut(Pointer, u8)
     alive
 }
 
-/// Looks at the leaf for `at`, and adds what it names to `seen`. Others run between the pieces; if they change the leaf, those
-/// who act on what was seen ask again.
+/// Visits the leaf for `at`, and adds the stale pointers to `seen`. Other tasks run between the
+/// pieces. If they change the leaf, code that acts on what was seen checks again.
 async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<Leaf, Error> {
     let (mut found, mut stale_max) = (Found::default(), 0);
     let mut next = at;
@@ -313,7 +324,7 @@ async fn visit(set: &CacheSet, at: Position, seen: &mut Vec<Pointer>) -> Result<
     }
 }
 
-/// False if the set stops meanwhile.
+/// Visits all interior nodes. Returns false if the set stops meanwhile.
 async fn visit_interior(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> {
     for level in 1..=u8::MAX {
         let mut at = Position::ZERO;
@@ -332,7 +343,8 @@ async fn visit_interior(set: &CacheSet, pass: &mut Pass) -> Result<bool, Error> 
     Ok(true)
 }
 
-/// Sees the interior node at `level` for `at`, or puts another in its place; where to go on, and `None` if the tree is not so high.
+/// Processes the interior node at `level` for `at`, or replaces it by another. Returns where to go
+/// on, or `None` if the tree has no such level.
 async fn see_interior(
     set: &CacheSet,
     pass: &mut Pass,
@@ -354,12 +366,12 @@ async fn see_interior(
     Ok(Some(end))
 }
 
-/// The oldest generation that is seen of each bucket. The table of buckets has room for it: a pass that needed memory for
-/// each of them could fail for want of it.
+/// The oldest generation seen of each bucket. It is kept in the table of buckets: a pass that
+/// needed memory for it could fail for lack of memory.
 struct Oldest;
 
 impl Oldest {
-    /// Those of now.
+    /// Starts with the current generations.
     async fn begin(set: &CacheSet) -> Self {
         each_part(set, Buckets::begin_seeing).await;
         Self
@@ -375,13 +387,14 @@ impl Oldest {
         }
     }
 
-    /// Tells the buckets.
+    /// Stores the result in the table of buckets.
     async fn end(self, set: &CacheSet) {
         each_part(set, Buckets::end_seeing).await;
     }
 }
 
-/// Has all buckets changed, in pieces; others run between them. `change` says how many it has come to from an index.
+/// Applies `change` to all buckets, in pieces; other tasks run between them. `change` returns how
+/// many buckets it has handled from an index on.
 async fn each_part(set: &CacheSet, change: impl Fn(&mut Buckets, usize) -> usize) {
     let mut at = 0;
     loop {

@@ -1,12 +1,18 @@
-//! The task that puts the keys of the journal into their leaves that lie over the tree (`journal::overlay`), in the order of their places,
-//! leaves read together. It goes along with the walk, which reads the same ones.
+//! The task that moves keys from the overlay (`journal::overlay`) into their leaves, in key order,
+//! reading several leaves at once. It runs alongside the tree walk, which reads the same leaves.
 //!
-//! When the journal has little room, those of its oldest entries come first: their leaves are written then, as always, and so room comes in
-//! steps. It needs no entry but for buckets. A leaf that cannot be read, or is damaged, is passed by and tried again; its keys stay where they are, and their
-//! entries are needed as long. Those of a damaged leaf that the walk has passed by are carried on from entry to entry (`btree::frozen`). Else who comes to that leaf is told, and who waits to know what is dirty. Who must have room in the journal
-//! gives up when there will be none, and with him the set.
+//! When the journal runs low, the keys of its oldest entries go first. Their leaves are then
+//! written as usual, so space is freed in steps. The task needs no journal entries except to obtain
+//! buckets.
 //!
-//! A stop waits for the end of it, but not for what cannot be put: then the journal stays as it is for the next start.
+//! A leaf that cannot be read or is damaged is skipped and retried. Its keys stay in the overlay,
+//! and their journal entries stay pinned. If the walk has skipped a damaged leaf for good
+//! (`btree::frozen_ranges`), its keys are re-journalled from entry to entry. Otherwise a request
+//! that reaches the leaf gets the error, and so does a caller that waits for the dirty counts. A
+//! caller that needs journal space fails once none can become free, and the set fails with it.
+//!
+//! A stop waits for the task to finish, but not for keys that cannot be applied: then the journal
+//! is left as it is for the next start.
 
 use crate::btree::budget::REWRITE_NODES;
 use crate::btree::split::Step;
@@ -23,23 +29,23 @@ use alloc::vec::Vec;
 use bcached_format::{Key, Position};
 use core::time::Duration;
 
-/// How long to wait after a sweep that could not put all.
+/// Pause after a sweep that could not apply all keys.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What a sweep over the tree came to.
+/// The result of a sweep over the tree.
 #[derive(Default)]
 struct Sweep {
-    /// Keys that were put.
+    /// Number of keys applied.
     put: usize,
-    /// What was met first of what kept others from it.
+    /// The first error that kept other keys from being applied.
     met: Option<Error>,
 }
 
-/// The task. It ends when all are put, or cannot be before the set ends.
+/// The task. Ends when all keys are applied, or when the set ends before they can be.
 pub async fn run(set: CacheSet) {
     let drain = set.begin(Phase::ReplayBeside);
     let mut from = set.with(|s| s.frontier.next());
-    // With little room those of the oldest entries come first, if there are such.
+    // When the journal runs low, prefer the keys of the oldest entries, if there are any.
     let mut is_choosy = true;
     loop {
         if set.with(|s| s.overlay.is_empty()) {
@@ -59,7 +65,7 @@ pub async fn run(set: CacheSet) {
         from = Position::ZERO;
         let Ok(Sweep { put, met }) = swept else { return };
         is_choosy = put > 0;
-        // Leaves have been changed, and some may be written for the room that it gives.
+        // Leaves have changed, and writing some of them may free journal space.
         set.with(writer::relieve);
         let is_stuck = put == 0 && met.is_some();
         let is_news = is_stuck && !set.with(|s| s.overlay.are_frozen) && are_frozen(&set).await;
@@ -81,9 +87,9 @@ pub async fn run(set: CacheSet) {
     background_walk::all_is_known(&set).await;
 }
 
-/// Whether all keys that are left are of damaged leaves that nobody reads any more.
+/// Returns true if all remaining keys belong to damaged leaves that are no longer read.
 async fn are_frozen(set: &CacheSet) -> bool {
-    // What a start adds may be of others.
+    // A start that is still adding keys may add some for other leaves.
     if set.with(|s| s.frozen.is_empty() || s.overlay.grows) {
         return false;
     }
@@ -107,7 +113,7 @@ async fn are_frozen(set: &CacheSet) -> bool {
     }
 }
 
-/// Until it is time to try again; false if nobody waits for that.
+/// Waits until it is time to retry. Returns false if the set is ending, so that no retry is needed.
 async fn rests(set: &CacheSet) -> bool {
     let until = set.env().now() + PAUSE;
     while set.env().now() < until && !set.is_ending() && !set.with(|s| s.wants_carrying()) {
@@ -116,7 +122,8 @@ async fn rests(set: &CacheSet) -> bool {
     !set.is_ending()
 }
 
-/// Journals the keys that stay here anew, so that the entries from which they come are needed no more.
+/// Re-journals the keys that remain in the overlay, so that the entries they came from are no
+/// longer needed.
 async fn carry(set: &CacheSet) -> Result<(), Error> {
     let through = set.with(|s| s.journal.open_sequence()).saturating_sub(1);
     let mut at = Position::ZERO;
@@ -138,7 +145,7 @@ async fn carry(set: &CacheSet) -> Result<(), Error> {
     writer::commit(set).await
 }
 
-/// Leaves the device to requests for a while, unless they wait for this.
+/// Leaves the device to requests for a while, unless requests wait for journal space.
 async fn makes_way(set: &CacheSet) {
     let began = set.env().now();
     loop {
@@ -150,12 +157,16 @@ async fn makes_way(set: &CacheSet) {
     }
 }
 
-/// Puts what it comes to from `from` to the end of the tree. An error: the set has failed.
+/// Applies the keys it finds from `from` to the end of the tree.
+///
+/// # Errors
+/// The set has failed.
 async fn sweep(set: &CacheSet, from: Position, is_choosy: bool) -> Result<Sweep, Error> {
     let (mut at, mut sweep) = (from, Sweep::default());
-    // The leaves of keys that begin before it have been read.
+    // The leaves of keys that begin before this position have been read.
     let mut upto = from;
-    // Of a leaf that is in memory all are put: to read it again for the others would cost more than it gives.
+    // Apply all keys of a leaf that is in memory: reading it again for the rest would cost more
+    // than it saves.
     let mut leaf_end = Position::ZERO;
     loop {
         set.env().breathe().await;
@@ -184,7 +195,7 @@ async fn sweep(set: &CacheSet, from: Position, is_choosy: bool) -> Result<Sweep,
             Ok(Some(end)) => {
                 sweep.put += 1;
                 leaf_end = end;
-                // What is left of it begins in the next leaf.
+                // The rest of the key begins in the next leaf.
                 start
             }
             Ok(None) => {
@@ -193,7 +204,7 @@ async fn sweep(set: &CacheSet, from: Position, is_choosy: bool) -> Result<Sweep,
             }
             Err(error) if is_passing(&error) => {
                 sweep.met.get_or_insert(error);
-                // One that begins in that leaf may end in another.
+                // A key that begins in that leaf may end in another.
                 set.with(|s| s.end_of_missing_node(start, 0)).max(key.position())
             }
             Err(error @ Error::Failed(_)) => return Err(error),
@@ -202,12 +213,14 @@ async fn sweep(set: &CacheSet, from: Position, is_choosy: bool) -> Result<Sweep,
     }
 }
 
-/// What is tried again: a node that cannot be read, or is damaged. The walk meets it, too, and says what follows from that (`btree::frozen`).
+/// Returns true for errors that are retried: a node that cannot be read or is damaged. The walk
+/// meets the same node and handles the consequences (`btree::frozen_ranges`).
 fn is_passing(error: &Error) -> bool {
     matches!(error, Error::Node { .. }) || matches!(error, Error::Io { .. }) && error.may_pass()
 }
 
-/// Puts a key, as much of it as its first leaf takes; where that ends. `None`: there are no buckets for it.
+/// Applies as much of a key as belongs to its first leaf, and returns where that leaf ends. `None`:
+/// no buckets are available for a split.
 async fn put(set: &CacheSet, key: &Key) -> Result<Option<Position>, Error> {
     enum Put {
         Done(Position),
@@ -229,7 +242,8 @@ async fn put(set: &CacheSet, key: &Key) -> Result<Option<Position>, Error> {
     }
 }
 
-/// Sees to it that the leaf for `at` takes `words` more. False: there are no buckets for that. Others may put what they need meanwhile.
+/// Makes room for `words` more words in the leaf for `at`. Returns false if no buckets are
+/// available. Other tasks may use up the room in the meantime.
 async fn make_room(set: &CacheSet, at: Position, words: usize) -> Result<bool, Error> {
     loop {
         match background_rewrite::step(set, at, words).await? {
@@ -237,7 +251,7 @@ async fn make_room(set: &CacheSet, at: Position, words: usize) -> Result<bool, E
             Some(Step::Parent) => {}
             Some(Step::NoBuckets) => {
                 set.with(|s| s.overlay.waits_for_buckets = true);
-                // Who waits for room in the journal learns that it may be needed here.
+                // Tasks that wait for journal space learn that the overlay may need it.
                 set.signals().journal_progress.notify_all();
                 set.signals().space.notify_all();
                 let came = allocator::metadata_comes_to_replay(set, REWRITE_NODES).await;
@@ -251,13 +265,14 @@ async fn make_room(set: &CacheSet, at: Position, words: usize) -> Result<bool, E
 }
 
 impl State {
-    /// The leaves of a pending key that begins at `start` and of those behind it of entries up to `through`, at most so many, that are not in
-    /// memory, as far as the nodes above them are; and where the last one that was looked for ends.
+    /// Returns the leaves that are not in memory, at most `most`, for the pending key that begins
+    /// at `start` and the pending keys behind it of entries up to `through`; and the end of the
+    /// last leaf that was looked up. Leaves whose parent nodes are not in memory are left out.
     fn leaves_of_pending(&mut self, start: Position, through: u64, most: usize) -> (Vec<Child>, Position) {
         self.leaves_of(start, most, |s, upto| {
             s.work.visit(VISIT_MAX / 8);
             match s.overlay.next_from(upto, through, VISIT_MAX / 8) {
-                // One that begins before has been looked for.
+                // A key that begins before `upto` has been looked up already.
                 Next::Key(key) => Some(key.start_position().max(upto)),
                 Next::Behind(_) | Next::None => None,
             }

@@ -1,5 +1,5 @@
-//! What a stretch of the journal comes to: of each place the last that was said of it, in the order of the places. So a replay comes to
-//! each leaf once, and not once for each of its keys.
+//! Merges a run of the journal: keeps only the last key for each extent, in key order. So replay
+//! visits each leaf once, instead of once for each key.
 
 use crate::cpu_cost::{MERGE_MAX, MERGE_NS};
 use alloc::collections::BTreeMap;
@@ -8,18 +8,18 @@ use bcached_env::Env;
 use bcached_format::{Key, Position};
 use core::ops::Bound;
 
-/// Of each place the last key, with the number of its entry, by where it ends.
+/// The last key for each extent with the number of its entry, indexed by where it ends.
 #[derive(Default)]
 pub struct Latest {
     keys: BTreeMap<Position, (u64, Key)>,
 }
 
 impl Latest {
-    /// What `keys`, which are in the order in which they came, come to. Others run between the pieces of it.
+    /// Merges `keys`, which are in journal order. Yields between pieces.
     pub async fn of(env: &Env, keys: &[(u64, Key)]) -> Self {
         let mut latest = Self::default();
         for (sequence, key) in keys {
-            // A long key may make many void.
+            // A long key may make many older ones void.
             while latest.make_room(key) {
                 env.charge(MERGE_NS * MERGE_MAX as u64);
                 env.breathe().await;
@@ -31,7 +31,8 @@ impl Latest {
         latest
     }
 
-    /// Takes away what is said of the range of a later key. True: there may be more.
+    /// Removes what older keys say about the range of a newer one. Returns true if there may be
+    /// more to remove.
     fn make_room(&mut self, key: &Key) -> bool {
         let hit = self.under(key);
         for end in &hit {
@@ -43,7 +44,8 @@ impl Latest {
         hit.len() == MERGE_MAX
     }
 
-    /// Where those end that say something of the range of a key, as many as are taken away in one piece.
+    /// The ends of the keys that overlap the range of `key`, at most as many as are removed in one
+    /// piece.
     #[must_use]
     pub fn under(&self, key: &Key) -> Vec<Position> {
         let is_hit = |(_, old): &&(u64, Key)| old.inode == key.inode && old.start() < key.end;
@@ -51,52 +53,52 @@ impl Latest {
         hit.map(|(_, old)| old.position()).collect()
     }
 
-    /// Those that end behind `at`.
+    /// The keys that end behind `at`.
     pub fn behind(&self, at: Position) -> impl Iterator<Item = &(u64, Key)> {
         self.keys.range((Bound::Excluded(at), Bound::Unbounded)).map(|(_, found)| found)
     }
 
-    /// The one that ends at `end`.
+    /// The key that ends at `end`.
     #[must_use]
     pub fn get(&self, end: Position) -> Option<(u64, Key)> {
         self.keys.get(&end).copied()
     }
 
-    /// Takes that one away.
+    /// Removes and returns the key that ends at `end`.
     pub fn take(&mut self, end: Position) -> Option<(u64, Key)> {
         self.keys.remove(&end)
     }
 
-    /// Adds a key, or what is left of the one that ends there.
+    /// Adds a key, or replaces the one that ends at the same position by what is left of it.
     pub fn replace(&mut self, (sequence, key): (u64, Key)) {
         self.keys.insert(key.position(), (sequence, key));
     }
 
-    /// How many there are.
+    /// Number of keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// There are none.
+    /// Returns true if there are no keys.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// The next key in the order of the places, which is not there any more.
+    /// Removes and returns the next key in key order.
     pub fn next(&mut self) -> Option<(u64, Key)> {
         self.keys.pop_first().map(|(_, found)| found)
     }
 
-    /// Where the first key begins that does so at `at` or behind it.
+    /// The start of the first key that begins at or behind `at`.
     pub fn start_from(&self, at: Position) -> Option<Position> {
-        // One that begins before may end behind it.
+        // A key that begins before `at` may end behind it.
         self.keys.range(at..).map(|(_, (_, key))| key.start_position()).find(|start| *start >= at)
     }
 }
 
-/// What an `old` key still says when there is another one.
+/// The parts of `old` that `other` does not cover.
 pub fn rest_of(old: &Key, other: &Key) -> impl Iterator<Item = Key> {
     [old.cut(old.start(), other.start()), old.cut(other.end, old.end)].into_iter().flatten()
 }
@@ -107,7 +109,8 @@ mod tests {
     use bcached_env::rng::Rng;
     use bcached_format::{DeviceIndex, Gen, Inode, Pointer, Pointers};
 
-    /// What stands at each sector after all keys have been put in their order, and after those that are left have, in theirs.
+    /// Every sector ends up with the same key whether all keys are applied in journal order or the
+    /// merged ones in key order.
     #[test]
     fn the_last_key_of_each_place_is_left_and_cut() {
         const SECTORS: u64 = 200;

@@ -1,12 +1,19 @@
-//! The keys of the journal that are not in their leaves yet, in a set that is served before they are: they lie over the tree.
+//! The overlay: journal keys that are not in their leaves yet, in a set that serves requests before
+//! replay has finished.
 //!
-//! Of each place they say more than the tree does. So a read takes from them what they hold ([`State::pending_piece`]), and whoever looks at
-//! the keys of a leaf, or changes them, has those in his range put there first ([`Need::Replay`]): only then does a leaf say what is so. A task
-//! puts the rest (`journal::drain`). The walk alone reads leaves as they are: it counts them, and what is put later changes the counts as any
-//! key does. So as long as there are keys here nobody knows what is dirty ([`State::is_counted`]), though every bucket may be known.
+//! For each extent the overlay is newer than the tree:
 //!
-//! Each holds its journal entry and its buckets as if it were in a leaf that is not written. A key is taken from here in the transition that
-//! puts it there, and never comes back: what enters the leaf later is newer.
+//! - A read takes overlay keys first ([`State::pending_piece`]).
+//! - Code that looks at the keys of a leaf, or changes them, first has the overlay keys in its
+//!   range applied there ([`Need::Replay`]). Only then is the leaf up to date.
+//! - A task applies the rest (`journal::drain`).
+//! - Only the tree walk reads leaves as they are. It counts their keys, and a key that is applied
+//!   later changes the counts like any other. So while the overlay has keys, the amount of dirty
+//!   data is unknown ([`State::is_counted`]), even if every bucket is known.
+//!
+//! Each key pins its journal entry and its buckets as if it were in an unwritten leaf. A key is
+//! removed from the overlay in the same transition that inserts it into the leaf, and never
+//! returns: whatever enters the leaf later is newer.
 
 use crate::backoff::Tries;
 use crate::btree::{Attempt, Content, Need, Piece, Record, live_pointers};
@@ -17,89 +24,91 @@ use crate::state::State;
 use alloc::collections::BTreeMap;
 use bcached_format::{Inode, Key, Position};
 
-/// The keys, and what they hold.
+/// The overlay keys, and the journal entries and buckets that they pin.
 #[derive(Default)]
 pub struct Overlay {
     keys: Latest,
-    /// How many there are of each entry.
+    /// Number of keys from each journal entry.
     by_entry: BTreeMap<u64, u32>,
     by_inode: BTreeMap<Inode, Counts>,
-    /// There have been some: what contradicts itself may be met late.
+    /// The overlay has held keys: inconsistencies in the metadata may be discovered late.
     was_there: bool,
-    /// They cannot all be put for now.
+    /// The tries that could not apply all keys, and their error.
     trouble: Tries,
-    /// All that are left are of leaves that are damaged and passed by ([`crate::btree::frozen`]): they stay here, and nobody waits for them.
+    /// All remaining keys belong to damaged leaves that are skipped
+    /// ([`crate::btree::frozen_ranges`]). They stay here, and no task waits for them.
     pub are_frozen: bool,
-    /// A start adds keys: with none there are not all in their leaves.
+    /// A start is still adding keys: an empty overlay does not mean that all keys are in their
+    /// leaves.
     pub grows: bool,
-    /// The task that puts them waits for buckets.
+    /// The drain task waits for buckets.
     pub waits_for_buckets: bool,
 }
 
-/// Keys of one volume.
+/// Key counts of one volume.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     keys: usize,
     dirty: usize,
 }
 
-/// Where the next key is, for who puts one after the other.
+/// Where the next key is, for code that applies one after the other.
 pub enum Next {
-    /// This one.
+    /// This key.
     Key(Key),
-    /// Not before that, as far as was looked.
+    /// The search stopped here without a match; the next key lies behind this position.
     Behind(Position),
-    /// There is none.
+    /// No further key.
     None,
 }
 
 impl Overlay {
-    /// All are in their leaves, if there ever were some.
+    /// Returns true if all keys are in their leaves, or there never were any.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// There are some that will be put.
+    /// Returns true if there are keys that will be applied.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         !self.is_empty() && !self.are_frozen
     }
 
-    /// How many there are.
+    /// Number of keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// There have been some.
+    /// Returns true if the overlay has ever held keys.
     #[must_use]
     pub const fn was_there(&self) -> bool {
         self.was_there
     }
 
-    /// The oldest entry that has one.
+    /// The oldest journal entry that a key comes from.
     #[must_use]
     pub fn oldest(&self) -> Option<u64> {
         self.by_entry.first_key_value().map(|(sequence, _)| *sequence)
     }
 
-    /// There are some of volume `inode`.
+    /// Returns true if there are keys of volume `inode`.
     #[must_use]
     pub fn has_keys_of(&self, inode: Inode) -> bool {
         self.by_inode.contains_key(&inode)
     }
 
-    /// Some of them are dirty.
+    /// Returns true if there are dirty keys of volume `inode`.
     #[must_use]
     pub fn has_dirty_of(&self, inode: Inode) -> bool {
         self.by_inode.get(&inode).is_some_and(|counts| counts.dirty > 0)
     }
 
-    /// The first that has something to say of `[start, end)`.
+    /// The first key that overlaps `[start, end)`.
     #[must_use]
     pub fn first_in(&self, inode: Inode, start: u64, end: u64) -> Option<(u64, Key)> {
-        // Most requests are served when there are none any more.
+        // Fast path: the overlay is empty for most requests.
         if self.is_empty() || start >= end {
             return None;
         }
@@ -107,7 +116,7 @@ impl Overlay {
         first.filter(|(_, key)| key.inode == inode && key.start() < end).copied()
     }
 
-    /// The next key behind `at` that is of an entry up to `through`, looking at no more than so many.
+    /// The next key behind `at` from an entry up to `through`. Looks at no more than `most` keys.
     #[must_use]
     pub fn next_from(&self, at: Position, through: u64, most: usize) -> Next {
         let mut seen = 0;
@@ -124,7 +133,7 @@ impl Overlay {
         Next::None
     }
 
-    /// A try to put them all has come to its end, and has met this.
+    /// Records the end of a try to apply all keys, and the error that it met, if any.
     pub fn tried(&mut self, met: Option<Error>) {
         match met {
             Some(error) => self.trouble.meets(error),
@@ -132,13 +141,13 @@ impl Overlay {
         }
     }
 
-    /// Why they are not all put, after so many tries in a row.
+    /// The error that keeps keys in the overlay, once `tries_min` tries in a row have failed.
     #[must_use]
     pub fn trouble(&self, tries_min: u32) -> Option<Error> {
         self.trouble.error_after(tries_min)
     }
 
-    /// Asserts that what is counted is there.
+    /// Asserts that the counts match the keys.
     pub fn check_invariants(&self) {
         let entries: u64 = self.by_entry.values().map(|count| u64::from(*count)).sum();
         let keys: usize = self.by_inode.values().map(|counts| counts.keys).sum();
@@ -147,77 +156,82 @@ impl Overlay {
 }
 
 impl State {
-    /// All that the tree and the journal say has been counted, so it is known what is dirty.
+    /// Returns true if everything in the tree and the journal has been counted, so that the amount
+    /// of dirty data is known.
     #[must_use]
     pub fn is_counted(&self) -> bool {
         self.frontier.is_complete() && !self.overlay.is_awaited()
     }
 
-    /// All that they say of volume `inode`.
+    /// Like [`State::is_counted`], for volume `inode` only.
     #[must_use]
     pub fn has_counted(&self, inode: Inode) -> bool {
         self.has_passed(inode) && !self.overlay.has_keys_of(inode)
     }
 
-    /// All that the tree says of it.
+    /// Returns true if the walk has counted all keys of volume `inode` in the tree.
     #[must_use]
     pub fn has_passed(&self, inode: Inode) -> bool {
         self.frontier.has_passed(inode) && self.frozen.hides(inode).is_none()
     }
 
-    /// How much has been, in percent; 100: all.
+    /// Counting progress in percent; 100: complete.
     #[must_use]
     pub fn counted_percent(&self) -> u64 {
         let percent = self.frontier.percent();
         if self.overlay.is_awaited() { percent.min(99) } else { percent }
     }
 
-    /// Why that does not come to its end, if so. While a set is opened or stopped the first error counts.
+    /// The error that keeps replay from finishing, if any. While a set is being opened or stopped,
+    /// the first error counts.
     #[must_use]
     pub fn replay_is_in_vain(&self) -> Option<Error> {
-        // The walk comes to a damaged node too, and passes it by.
+        // The walk reaches a damaged node too, and skips it.
         let passes = |error: &Error| matches!(error, Error::Node { .. }) && !self.frontier.is_complete();
         self.keys_stay().filter(|error| self.overlay.is_awaited() && !passes(error))
     }
 
-    /// Why keys stay where they are, if so.
+    /// The error that keeps keys in the overlay, if any.
     fn keys_stay(&self) -> Option<Error> {
         self.overlay.trouble(self.tries_awaited())
     }
 
-    /// Why there will be no more room in the journal, if so: its oldest entry is needed for keys that cannot be put, and nothing else is
-    /// on its way.
+    /// The error because of which no more journal space can become free, if that is so: the oldest
+    /// entry is pinned by keys that cannot be applied, and no other entry is pending.
     #[must_use]
     pub fn journal_is_in_vain(&self) -> Option<Error> {
         let error = self.keys_stay().filter(|_| self.overlay_holds_journal())?;
         (self.journal.is_at_rest() && !self.journal.would_free()).then_some(error)
     }
 
-    /// A replay has used up the room in the journal, and needs more.
+    /// Returns true if replay has used up the journal's space and needs more.
     #[must_use]
     pub fn journal_is_exhausted(&self) -> bool {
         let waits = self.overlay.waits_for_buckets && self.overlay_holds_journal();
         self.journal.is_exhausted() || waits && self.journal.has_no_way_on()
     }
 
-    /// The journal is filling up for the sake of keys that stay here: they are to be carried on, or there would be no room one day.
+    /// Returns true if keys that stay in the overlay fill up the journal. They must be
+    /// re-journalled, or the journal eventually runs out of space.
     #[must_use]
     pub fn wants_carrying(&self) -> bool {
         self.overlay.are_frozen && self.overlay_holds_journal() && self.journal.is_half_full()
     }
 
-    /// The oldest entry of the journal that is needed is so for a key that is here.
+    /// Returns true if an overlay key pins the oldest journal entry that is needed.
     fn overlay_holds_journal(&self) -> bool {
         self.overlay.oldest().is_some_and(|oldest| self.journal.oldest_pin() == Some(oldest))
     }
 
-    /// A replay goes on that may come to need what little room there is in the journal.
+    /// Returns true if replay is in progress and may need the little space that the journal has
+    /// left.
     #[must_use]
     pub fn is_replay_pressed(&self) -> bool {
         (self.journal.is_replaying() || !self.overlay.is_empty()) && self.journal.is_scarce()
     }
 
-    /// What comes first of what is to be put in `[start, end)`, a part of one leaf, before anybody looks there.
+    /// Returns the first key to apply in `[start, end)`, a part of one leaf, as a [`Need`], before
+    /// anything reads the leaf there.
     pub(crate) fn pending(&self, inode: Inode, start: u64, end: u64) -> Result<(), Need> {
         match self.overlay.first_in(inode, start, end) {
             Some((_, key)) => Err(Need::Replay(key.position())),
@@ -225,7 +239,7 @@ impl State {
         }
     }
 
-    /// What `key`, which lies over `start`, says from there on.
+    /// What `key`, which covers `start`, says about `[start, end)`.
     pub(crate) fn pending_piece(&self, key: &Key, start: u64, end: u64) -> Piece {
         let part = key.cut(start, end).expect("it lies over the start");
         let content = match live_pointers(&self.buckets, &part.pointers) {
@@ -235,7 +249,8 @@ impl State {
         Piece { start: part.start(), end: part.end, content }
     }
 
-    /// Puts the key that ends at `end`, as much of it as its first leaf takes. Done, too, if somebody else has put it.
+    /// Applies the key that ends at `end`, as much of it as belongs to its first leaf. Also done if
+    /// the key has been applied already.
     pub(crate) fn put_pending(&mut self, end: Position) -> Attempt<()> {
         let Some((sequence, key)) = self.overlay.keys.get(end) else { return Attempt::Done(()) };
         let upto = match self.insert(&self.or_hole(&key), Record::Replay(sequence)) {
@@ -243,15 +258,16 @@ impl State {
             Attempt::Needs(need) => return Attempt::Needs(need),
         };
         match key.cut(upto, key.end) {
-            // It holds what the whole of it held.
+            // The remainder keeps the pins of the whole key.
             Some(rest) => self.overlay.keys.replace((sequence, rest)),
             None => drop(self.take_pending(end)),
         }
         Attempt::Done(())
     }
 
-    /// A key whose bucket has been reused since says only that older keys of its range are void (format 9.5): they are, and
-    /// what replaced it comes later in the journal, or was clean and may be lost. Of two copies one may be left.
+    /// Replaces a key whose bucket has been reused since by a hole. Such a key says only that older
+    /// keys of its range are void (format 9.5). That remains true: what replaced its data comes
+    /// later in the journal, or was clean and may be lost. Of two copies one may still be valid.
     pub(crate) fn or_hole(&self, key: &Key) -> Key {
         match live_pointers(&self.buckets, &key.pointers).filter(|_| !is_void(&self.buckets, key)) {
             Some(pointers) => Key { pointers, ..*key },
@@ -259,14 +275,14 @@ impl State {
         }
     }
 
-    /// The journal says this last of a place, when the set is opened.
+    /// Notes the last key that the journal has for an extent when the set is opened.
     pub(crate) fn note_replayed(&mut self, key: &Key) {
         if key.dirty {
             self.replayed_dirty.insert(key.inode);
         }
     }
 
-    /// Adds a key of entry `sequence`; there is nothing else in its range.
+    /// Adds a key of entry `sequence`. Nothing else in the overlay overlaps its range.
     pub(crate) fn add_pending(&mut self, sequence: u64, key: &Key) {
         self.pin(&key.pointers);
         let entry = self.overlay.by_entry.entry(sequence).or_insert(0);
@@ -281,7 +297,7 @@ impl State {
         self.overlay.was_there = true;
     }
 
-    /// Takes the key away that ends at `end`, and what it holds.
+    /// Removes the key that ends at `end`, with its pins and counts.
     fn take_pending(&mut self, end: Position) -> Option<(u64, Key)> {
         let (sequence, key) = self.overlay.keys.take(end)?;
         self.unpin(&key.pointers);
@@ -300,10 +316,11 @@ impl State {
         Some((sequence, key))
     }
 
-    /// Journals a key anew that is here, unless it is not any more: then somebody has put it, or something newer is in its place.
+    /// Re-journals an overlay key, unless it is gone: then it has been applied, or something newer
+    /// is in its place.
     pub(crate) fn carry_pending(&mut self, key: &Key) -> Attempt<()> {
         match self.overlay.keys.get(key.position()) {
-            // It is the only one in its range, so it goes and comes in one step.
+            // It is the only key in its range, so it is replaced in one step.
             Some((_, found)) if found == *key => self.journal_pending(key).map(|is_all| {
                 assert!(is_all, "{key:?}: two keys lie over one place");
             }),
@@ -311,7 +328,8 @@ impl State {
         }
     }
 
-    /// Journals a key that only the note has, and adds it, over what is there. Done with false: there is more to take away first.
+    /// Journals a key that only the note has, and adds it over whatever the overlay holds in its
+    /// range. Done with false: more keys must be removed first.
     pub(crate) fn journal_pending(&mut self, key: &Key) -> Attempt<bool> {
         let key = self.or_hole(key);
         if !self.journal.has_room(key.words()) {

@@ -1,12 +1,14 @@
-//! Applies what the journal and the note hold to the tree, through the same transition as a write.
+//! Replay: applies the keys of the journal and the note to the tree, through the same transition as
+//! a write.
 //!
-//! They are put in the order of their places, a long stretch of the journal at a time ([`latest`]), and the next leaves are read together:
-//! in their own order each key of a busy set would read a leaf of its own.
+//! Keys are applied in key order, a long run of the journal at a time ([`latest`]), and the next
+//! leaves are read together. In journal order, each key of a busy set would read another leaf.
 //!
-//! Keys whose pointer is stale belong to buckets that were reused since: they become holes (format 9.5). The buckets
-//! of all others are pinned before anything is allocated, because nothing else says yet that they are in use.
+//! Keys whose pointer is stale belong to buckets that were reused since; they become holes (format
+//! 9.5). The buckets of all other keys are pinned before anything is allocated, because nothing
+//! else says yet that they are in use.
 //!
-//! The keys are bytes from outside: see [`prepare`] for what is refused.
+//! The keys are untrusted bytes: see [`prepare`] for what is refused.
 //!
 //! [`latest`]: crate::journal::latest
 
@@ -25,19 +27,20 @@ use bcached_env::{Env, NoteRecord};
 use bcached_format::key_check::check_leaf_key;
 use bcached_format::{Geometry, Inode, Key, KeyError, Pointer, Pointers, Position};
 
-/// Keys that are laid over the tree in one piece.
+/// Keys added to the overlay in one piece.
 const LAID_MAX: usize = 32;
 
-/// The keys of entries and then of the note, with the numbers of their entries (0: of the note), pinned as far as they are valid.
+/// The keys of the entries, followed by those of the note, with the numbers of their entries (0:
+/// note). Their valid pointers are pinned.
 pub struct Pending {
     keys: Vec<(u64, Key)>,
-    /// So many are of entries.
+    /// Number of keys that come from entries.
     journalled: usize,
 }
 
-/// Checks every key that will be replayed, pulls generations forward and pins the buckets. What cannot be is refused here,
-/// before anything is written: a sum says that bytes are as they were written, not that they make sense. Others run between
-/// the pieces of it.
+/// Checks every key that will be replayed, pulls generations forward and pins the buckets.
+/// Impossible keys are refused here, before anything is written: a checksum proves that bytes are
+/// as they were written, not that they make sense. Yields between pieces.
 pub async fn prepare(
     env: &Env,
     entries: Vec<Entry>,
@@ -55,9 +58,10 @@ pub async fn prepare(
         }
     }
     let journalled = keys.len();
-    // All of the note, whatever its records' numbers: it is a complete end of the history, in order, so going over it
-    // again leaves its last state. Some of it may be in entries; some of it was perhaps replayed by a process that
-    // was killed while it did so, whose entries have taken the same numbers.
+    // Replay the whole note, whatever its records' numbers. It is a complete suffix of the history,
+    // in order, so applying it again ends in its last state. Some of it may be in entries. Some of
+    // it may have been replayed by a process that was killed meanwhile, whose entries have taken
+    // the same numbers.
     for records in note.chunks(VISIT_MAX) {
         walk::pause(env, records.len()).await;
         for record in records {
@@ -85,7 +89,7 @@ pub async fn prepare(
     Ok(Pending { keys, journalled })
 }
 
-/// What is replayed covers something and makes sense in a leaf.
+/// Checks that a key to be replayed covers something and is valid in a leaf.
 fn check_key(geometry: &Geometry, key: &Key) -> Result<(), KeyError> {
     if key.size == 0 {
         return Err(KeyError::ZeroSize);
@@ -93,20 +97,21 @@ fn check_key(geometry: &Geometry, key: &Key) -> Result<(), KeyError> {
     check_leaf_key(geometry, key)
 }
 
-/// Where the live data of a key lies on the cache device, and what it is of.
+/// Where the live data of a key lies on the cache device, and which data of which volume it is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Extent {
     sector: u64,
     end: u64,
     inode: Inode,
-    /// Sector of the volume less sector of the cache device.
+    /// Sector of the volume minus sector of the cache device.
     shift: u64,
-    /// Which of the key's pointers.
+    /// Index among the key's pointers.
     copy: usize,
 }
 
-/// No sector of the cache holds two different sectors of volumes, nor both copies of one: a bucket would count more live
-/// data than it holds. The same extent may be there many times, in parts too.
+/// Checks that no sector of the cache holds two different sectors of volumes, or both copies of
+/// one: a bucket would count more live data than it holds. The same extent may appear many times,
+/// also in parts.
 async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Result<(), Error> {
     let mut extents: BTreeSet<Extent> = BTreeSet::new();
     for keys in keys.chunks(SORT_MAX) {
@@ -123,7 +128,7 @@ async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Re
             ));
         }
     }
-    // Whatever overlaps an earlier one overlaps the one that reaches furthest.
+    // An extent that overlaps any earlier one overlaps the one that reaches furthest.
     let mut furthest: Option<Extent> = None;
     for (number, extent) in extents.into_iter().enumerate() {
         if number % VISIT_MAX == 0 {
@@ -142,15 +147,16 @@ async fn check_disjoint(env: &Env, keys: &[(u64, Key)], buckets: &Buckets) -> Re
     Ok(())
 }
 
-/// Replays. The keys of entries come first; when their leaves are written and an entry says that nothing older is
-/// needed, the journal has room for the keys of the note, which are journalled anew. Afterwards nothing is left for the
-/// next start (a kernel's too) to do; or, if there are many, the last stretch of them, which lies over the tree.
+/// Replays. The keys of entries come first. When their leaves are written and an entry records that
+/// nothing older is needed, the journal has room for the keys of the note, which are journalled
+/// anew. Afterwards nothing is left to replay for the next start (by a kernel too) except, after a
+/// long journal, its last run, which is in the overlay.
 pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
     let (journalled, noted) = pending.keys.split_at(pending.journalled);
     let mut lies_over = set.with(|s| journalled.len() >= s.options.replay_beside.max(1));
     if !lies_over {
         lies_over = match replay_entries(set, journalled).await {
-            // Its keys lie over it, then, as far as they are not in leaves.
+            // Then its keys stay in the overlay, as far as they are not in leaves.
             Err(Error::Node { .. }) => true,
             other => other.map(|()| false)?,
         };
@@ -175,8 +181,9 @@ pub async fn apply(set: &CacheSet, pending: Pending) -> Result<(), Error> {
     if is_beside { writer::commit(set).await } else { writer::checkpoint(set).await }
 }
 
-/// Replays the keys of entries but for the last stretch, which is laid over the tree, and with it what the note held: journalled anew, and
-/// not in leaves either. False: there is little room in the journal, so the last stretch has been replayed as well, and the note has not.
+/// Replays the keys of entries except the last run. That run goes into the overlay with the note's
+/// keys, which are journalled anew and not applied to leaves either. Returns false if the journal
+/// has little room: then the last run has been replayed too, and the note has not.
 async fn replay_beside(set: &CacheSet, keys: &[(u64, Key)], noted: &[(u64, Key)]) -> Result<bool, Error> {
     let stretch_keys = set.with(|s| s.options.replay_keys).max(1);
     let (before, last) = keys.split_at(keys.len().saturating_sub(stretch_keys));
@@ -218,7 +225,8 @@ async fn replay_beside(set: &CacheSet, keys: &[(u64, Key)], noted: &[(u64, Key)]
     Ok(true)
 }
 
-/// Of which volumes journal and note say last that something is dirty. For what is put into leaves in its order, whatever is put there later.
+/// Notes which volumes have dirty data according to the last keys of journal and note. For keys
+/// that are applied to leaves in key order: keys applied there later do not change the result.
 async fn note_dirty(set: &CacheSet, keys: &[(u64, Key)]) {
     let mut latest = Latest::of(set.env(), keys).await;
     while !latest.is_empty() {
@@ -232,7 +240,8 @@ async fn note_dirty(set: &CacheSet, keys: &[(u64, Key)]) {
     }
 }
 
-/// No bucket may be handed out so often that a pointer of an entry that is needed passes for a new one: that may be for long.
+/// Records the oldest pointers, so that no bucket is reused so often that a pointer of a needed
+/// entry passes for a new one. Such an entry may be needed for a long time.
 async fn note_ages(set: &CacheSet, keys: &[(u64, Key)]) {
     for keys in keys.chunks(VISIT_MAX) {
         set.env().breathe().await;
@@ -247,16 +256,18 @@ async fn note_ages(set: &CacheSet, keys: &[(u64, Key)]) {
     }
 }
 
-/// Replays the keys of entries, the oldest stretch first. An entry is needed until the keys up to it are in durable leaves. The new
-/// roots and priorities of a long replay want entries as well: before the ring runs out of them it lets go what is done.
+/// Replays the keys of entries, the oldest run first. An entry is needed until the keys up to it
+/// are in durable leaves. The new roots and priorities of a long replay need entries as well, so it
+/// releases finished entries before the ring runs out.
 async fn replay_entries(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Error> {
     let stretch_keys = set.with(|s| s.options.replay_keys).max(1);
     for stretch in keys.chunks(stretch_keys) {
         set.with(|s| s.journal.replay(Some(stretch[0].0)));
         let is_scarce = || set.with(|s| s.journal.is_scarce());
         let_go_if_scarce(set).await?;
-        // None of its entries is let go of before all are in leaves. If there is no room for that they are replayed one after the
-        // other: what is put twice, the older over the newer, is put right by what follows.
+        // No entry of the run is released before all of its keys are in leaves. Without room for
+        // that, the entries are replayed one by one. Keys may then be applied twice, an older one
+        // over a newer one; the following keys correct that.
         let record = |sequence| (!is_scarce()).then_some(Record::Replay(sequence));
         if is_scarce() || !replay_in_order(set, Latest::of(set.env(), stretch).await, record).await? {
             replay_one_by_one(set, stretch).await?;
@@ -267,7 +278,8 @@ async fn replay_entries(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Error
     Ok(())
 }
 
-/// Lets go of the entries before the one that is replayed, if there is little room for others and that gives some. True: it did.
+/// Releases the entries before the one being replayed, if room is scarce and that frees some.
+/// Returns true if it did.
 async fn let_go_if_scarce(set: &CacheSet) -> Result<bool, Error> {
     let is_due = set.with(|s| s.journal.is_scarce() && s.journal.replay_would_free());
     if is_due {
@@ -276,13 +288,14 @@ async fn let_go_if_scarce(set: &CacheSet) -> Result<bool, Error> {
     Ok(is_due)
 }
 
-/// Replays keys in the order of their places, as long as there is a `record` for them; false if there was none for one.
+/// Replays keys in key order, as long as `record` returns a value for them. Returns false if it
+/// returned none for a key.
 async fn replay_in_order(
     set: &CacheSet,
     mut keys: Latest,
     record: impl Fn(u64) -> Option<Record>,
 ) -> Result<bool, Error> {
-    // The leaves of keys that begin before it have been read.
+    // The leaves of keys that begin before this position have been read.
     let mut upto = Position::ZERO;
     while let Some((sequence, key)) = keys.next() {
         let start = key.start_position();
@@ -296,7 +309,7 @@ async fn replay_in_order(
     Ok(true)
 }
 
-/// Replays keys in their own order, and lets go of their entries when there is no room for others.
+/// Replays keys in journal order, and releases their entries when there is no room for others.
 async fn replay_one_by_one(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Error> {
     let mut at = keys.first().map_or(0, |(sequence, _)| *sequence);
     let mut has_moved = false;
@@ -314,8 +327,10 @@ async fn replay_one_by_one(set: &CacheSet, keys: &[(u64, Key)]) -> Result<(), Er
 }
 
 impl State {
-    /// The leaves of a key that begins at `start` and of those behind it, at most so many, that are not in memory, as far as the nodes
-    /// above them are; and where the last one that was looked for ends. `after` says where the next key begins behind a leaf.
+    /// Returns the leaves that are not in memory, at most `most`, for the key that begins at
+    /// `start` and the keys behind it; and the end of the last leaf that was looked up. Leaves
+    /// whose parent nodes are not in memory are left out. `after` returns where the next key behind
+    /// a leaf begins.
     pub(super) fn leaves_of(
         &mut self,
         start: Position,
@@ -342,7 +357,7 @@ impl State {
     }
 }
 
-/// Puts a key, or a hole if there is nothing left of what it says.
+/// Applies a key, or a hole if none of its data is left.
 async fn replay_key(set: &CacheSet, key: &Key, record: Record) -> Result<(), Error> {
     if set.with(|s| is_void(&s.buckets, key)) {
         set.put_key(&Key::hole(key.inode, key.start(), key.end), record).await
@@ -351,7 +366,7 @@ async fn replay_key(set: &CacheSet, key: &Key, record: Record) -> Result<(), Err
     }
 }
 
-/// The key has no data, or none that is still there.
+/// Returns true if the key has no data, or its data no longer exists.
 pub(super) fn is_void(buckets: &Buckets, key: &Key) -> bool {
     let is_placeholder = key.pointers.as_slice().iter().any(|pointer| pointer.is_check());
     is_placeholder || buckets.is_dead(key)
@@ -361,7 +376,7 @@ fn valid(buckets: &Buckets, key: &Key) -> Vec<Pointer> {
     key.pointers.as_slice().iter().copied().filter(|pointer| !buckets.is_stale(*pointer)).collect()
 }
 
-/// The key that a record of the note holds.
+/// The key in a record of the note, or `None` if the record is malformed.
 pub fn key_of_note(record: &NoteRecord) -> Option<Key> {
     let words = record.words.get(..usize::from(record.count))?;
     let [header, end, pointers @ ..] = words else { return None };

@@ -1,10 +1,13 @@
-//! Sequence numbers, pins, the open entry, and where entries go.
+//! The state of the journal ring: sequence numbers, pins, the open entry, and where entries are
+//! placed.
 //!
 //! Invariants:
-//! 1. `last_seq` of an entry is the oldest sequence with a key that is not in a durable leaf yet (format 9.1), taken
-//!    when the entry is closed.
-//! 2. A journal bucket is reused only when every entry in it is older than the `last_seq` of a *durable* entry (T16).
-//! 3. Buckets are used in ascending circular order (9.4); one is always left unused as a gap.
+//! 1. The `last_seq` of an entry is the oldest sequence with a key that is not in a durable leaf
+//!    yet (format 9.1), taken when the entry is closed.
+//! 2. A journal bucket is reused only when every entry in it is older than the `last_seq` of a
+//!    *durable* entry (T16).
+//! 3. Buckets are used in ascending circular order (9.4). One bucket is always left unused as a
+//!    gap.
 
 use alloc::collections::BTreeMap;
 use alloc::vec;
@@ -12,11 +15,12 @@ use alloc::vec::Vec;
 use bcached_env::{Payload, Stock};
 use bcached_format::Key;
 
-/// Entries without keys that must always find room: two writes of the priorities, one of the uuid table, one that
-/// carries `last_seq`, and two to spare.
+/// Entries without keys that must always find room: two writes of the priorities, one of the UUID
+/// table, one that carries `last_seq`, and two to spare.
 pub const RESERVE_ENTRIES: u64 = 6;
 
-/// Entries without keys that stay possible for what cannot wait: the entry that frees space, and one to spare.
+/// Entries without keys that stay possible for urgent entries: the one that frees space, and one to
+/// spare.
 const ENTRIES_KEPT: u64 = 2;
 
 /// Words of an entry before its keys (240 bytes).
@@ -25,7 +29,7 @@ const WORDS_PER_SECTOR: u64 = 64;
 /// Largest entry, in sectors (32 KiB).
 const ENTRY_SECTORS_MAX: u64 = 64;
 
-/// Where a closed entry goes and what it says about the past.
+/// Where a closed entry is written, and which older entries it still needs.
 #[derive(Debug)]
 pub struct Closed {
     /// Its sequence number.
@@ -36,16 +40,16 @@ pub struct Closed {
     pub sector: u64,
     /// The keys, in the order they were inserted.
     pub keys: Vec<Key>,
-    /// The ring begins anew with it.
+    /// The ring wraps around with this entry.
     pub wraps: bool,
-    /// It lets a journal bucket go.
+    /// This entry frees a journal bucket.
     pub frees: bool,
 }
 
-/// Bytes kept for entries that are yet to be written: one is at a time.
+/// Bytes of memory kept for entries to be written; only one is written at a time.
 const MEMORY_MAX: usize = 64 << 10;
 
-/// The journal's state. Sectors are of the cache device.
+/// The journal's state. Sectors are those of the cache device.
 pub struct Journal {
     /// First sectors of the journal buckets, in ring order.
     buckets: Vec<u64>,
@@ -55,32 +59,35 @@ pub struct Journal {
     block_sectors: u64,
     current: usize,
     used_sectors: u64,
-    /// Buckets behind the current one that hold nothing needed: asked for at each key, and the same from one entry to the next.
+    /// Buckets behind the current one that hold nothing needed. Cached, because it is read for each
+    /// key and changes only from one entry to the next.
     free: u64,
     /// Free buckets that entries with keys do not touch.
     reserve: u64,
     /// Sequence of the open entry.
     next: u64,
     keys: Vec<Key>,
-    /// Empty, with the room of an entry that has been closed, for the next one.
+    /// An empty vector with the capacity of an entry that has been closed, for the next entry.
     room: Vec<Key>,
-    /// For what is written of entries.
+    /// Memory for the bytes of entries.
     pub memory: Stock,
     /// Words of `keys`.
     words: usize,
     pins: BTreeMap<u64, u32>,
-    /// The entry whose keys are being replayed: it and later ones are needed, whatever leaves are written.
+    /// The entry whose keys are being replayed. It and later entries are needed, whatever leaves
+    /// are written.
     replaying: Option<u64>,
     durable: u64,
     durable_last: u64,
     wanted: u64,
     in_flight: bool,
-    /// Entries without keys that somebody has been promised room for.
+    /// Entries without keys for which room has been promised.
     claimed: u64,
 }
 
 impl Journal {
-    /// The journal of a set that has never been started: the first entry goes to index 1 (9.2).
+    /// The journal of a set that has never been started: the first entry is placed at index 1
+    /// (9.2).
     #[must_use]
     pub fn fresh(buckets: Vec<u64>, bucket_sectors: u64, block_sectors: u64) -> Self {
         let newest = vec![0; buckets.len()];
@@ -111,21 +118,23 @@ impl Journal {
         journal
     }
 
-    /// The journal of a set that has never been started, on a device where a former set with the same uuid has left entries up to
-    /// `sequence`, that one in `bucket`: all of this set's are newer, and go on in the ring. (A kernel looks for the newest entry
-    /// as in a sorted ring: it would not find one that stands elsewhere.)
+    /// The journal of a set that has never been started, on a device where a former set with the
+    /// same UUID left entries up to `sequence`, with that one in `bucket`. All entries of this set
+    /// are newer, and continue from there in the ring. (A kernel looks for the newest entry as in a
+    /// sorted ring: it would not find one elsewhere.)
     #[must_use]
     pub fn behind(self, sequence: u64, bucket: usize) -> Self {
-        // Nothing of what stands there is needed, so all buckets are free.
+        // None of the former entries is needed, so all buckets are free.
         let newest = vec![0; self.buckets.len()];
         self.resumed(newest, bucket, 0, sequence, sequence + 1)
     }
 
-    /// The journal as found: `newest[i]` is the newest sequence in bucket i (0 = none), `current` the bucket holding
-    /// the newest entry, `used_sectors` where that entry ends.
+    /// The journal as found: `newest[i]` is the newest sequence in bucket i (0 = none), `current`
+    /// the bucket that holds the newest entry, and `used_sectors` the end of that entry.
     ///
-    /// Writing resumes in the next bucket, as in a kernel; if that one is still needed (starts repeated without any
-    /// progress in between) it resumes behind the newest entry instead.
+    /// Writing resumes in the next bucket, as in a kernel. If that bucket is still needed (after
+    /// repeated starts without any progress in between), writing resumes behind the newest entry
+    /// instead.
     #[must_use]
     pub fn resumed(
         mut self,
@@ -151,7 +160,7 @@ impl Journal {
         self
     }
 
-    /// Sequence of the entry that is being filled.
+    /// Sequence of the open entry, which is being filled.
     #[must_use]
     pub const fn open_sequence(&self) -> u64 {
         self.next
@@ -174,25 +183,26 @@ impl Journal {
         self.wanted = self.wanted.max(sequence);
     }
 
-    /// The sequence that must be durable for every key appended so far to be.
+    /// The sequence that must become durable for every key appended so far to be durable.
     #[must_use]
     pub const fn appended(&self) -> u64 {
         if self.keys.is_empty() { self.next - 1 } else { self.next }
     }
 
-    /// True when the writer has something to do: somebody waits for the open entry.
+    /// Returns true when the writer has something to do: a task waits for the open entry.
     #[must_use]
     pub const fn should_close(&self) -> bool {
         !self.in_flight && self.wanted >= self.next
     }
 
-    /// True when the open entry holds keys.
+    /// Returns true when the open entry holds keys.
     #[must_use]
     pub const fn has_keys(&self) -> bool {
         !self.keys.is_empty()
     }
 
-    /// Can `words` more words of keys be appended now? False: wait for the writer or for space.
+    /// Returns true if `words` more words of keys can be appended now. If false, wait for the
+    /// writer or for space.
     #[must_use]
     pub fn has_room(&self, words: usize) -> bool {
         let sectors = self.entry_sectors(self.words + words);
@@ -204,81 +214,88 @@ impl Journal {
             && (fits_here && self.free_buckets() >= self.reserve || self.free_buckets() > self.reserve)
     }
 
-    /// True when only old entries stand in the way of [`Journal::has_room`]: leaves must be written.
+    /// Returns true when only old entries stand in the way of [`Journal::has_room`]: leaves must be
+    /// written.
     #[must_use]
     pub fn is_low(&self) -> bool {
         self.free_buckets() <= self.reserve + 1
     }
 
-    /// True when half of it is needed, from an entry on that none in the bucket being filled is older than.
+    /// Returns true when more than half of the buckets are in use, and one other than the current
+    /// bucket would become free if all older entries were released.
     #[must_use]
     pub fn is_half_full(&self) -> bool {
         self.free_buckets() * 2 < self.buckets.len() as u64 && self.would_free_before(self.next)
     }
 
-    /// True when few entries without keys have a place: what writes them without asking must let go of old ones first.
+    /// Returns true when few entries without keys fit: a caller that writes them without asking
+    /// must first release old entries.
     #[must_use]
     pub fn is_scarce(&self) -> bool {
         self.entries_left() < RESERVE_ENTRIES + self.claimed
     }
 
-    /// True when an entry without keys can be written before a replay that lets go of none, and those are left that a replay wants.
+    /// Returns true when an entry without keys can be written during a replay that releases no
+    /// entries, and the entries that replay needs still fit after it.
     #[must_use]
     pub fn can_spare_one(&self) -> bool {
         self.entries_left() > RESERVE_ENTRIES + self.claimed
     }
 
-    /// True while keys of older entries are being put into the tree.
+    /// Returns true while keys of older entries are being replayed into the tree.
     #[must_use]
     pub const fn is_replaying(&self) -> bool {
         self.replaying.is_some()
     }
 
-    /// True when a replay has used up the room: the entry it is at is the oldest needed, and nobody is about to write one.
+    /// Returns true when a replay has used up the room: the entry being replayed is the oldest
+    /// needed one, and no entry is about to be written.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         self.replaying.is_some() && self.oldest_pin() == self.replaying && self.has_no_way_on()
     }
 
-    /// True when none but the entries that are kept have a place, nobody is about to write one, and none would free a bucket.
+    /// Returns true when only the kept entries still fit, no entry is about to be written, and none
+    /// would free a bucket.
     #[must_use]
     pub fn has_no_way_on(&self) -> bool {
         self.claimed == 0 && !self.in_flight && self.entries_left() <= ENTRIES_KEPT && !self.would_free()
     }
 
-    /// True when all that was appended is durable.
+    /// Returns true when everything appended is durable.
     #[must_use]
     pub const fn is_at_rest(&self) -> bool {
         !self.in_flight && self.keys.is_empty()
     }
 
-    /// True when an entry written now would free a bucket that the newest durable one still needs.
+    /// Returns true when an entry written now would free a bucket that the newest durable entry
+    /// still needs.
     #[must_use]
     pub fn would_free(&self) -> bool {
         self.would_free_before(self.oldest_pin().unwrap_or(self.next).min(self.next))
     }
 
-    /// True when an entry would free a bucket that is written after the leaves with the keys that have been replayed so far. Others
-    /// only cost room, of which a replay may have little.
+    /// Returns true when an entry written after the leaves with the keys replayed so far would free
+    /// a bucket. Any other entry only costs room, of which a replay may have little.
     #[must_use]
     pub fn replay_would_free(&self) -> bool {
         self.replaying.is_some_and(|replaying| self.would_free_before(replaying))
     }
 
-    /// True when a bucket would be free if `last` were the oldest entry that is needed.
+    /// Returns true when a bucket would become free if `last` were the oldest needed entry.
     fn would_free_before(&self, last: u64) -> bool {
         let count = self.buckets.len();
         let mut others = (1..count).map(|step| self.newest[(self.current + step) % count]);
         others.any(|newest| newest >= self.durable_last.max(1) && newest < last)
     }
 
-    /// True when an entry written now would free the bucket behind the gap.
+    /// Returns true when an entry written now would free the bucket behind the gap.
     fn would_free_beyond_gap(&self) -> bool {
         let last = self.oldest_pin().unwrap_or(self.next).min(self.next);
         self.newest[(self.current + 2) % self.buckets.len()] < last
     }
 
-    /// Entries without keys that have a place now.
+    /// Number of entries without keys that fit now.
     #[must_use]
     pub fn entries_left(&self) -> u64 {
         let entry = self.entry_sectors(0);
@@ -286,8 +303,9 @@ impl Journal {
         here + self.free_buckets().saturating_sub(1) * (self.bucket_sectors / entry)
     }
 
-    /// Up to which sequence leaves should be written to free a bucket: the newest entry of the oldest bucket in use. Not
-    /// those of an entry under replay: that frees nothing, and leaves written key by key are soon full.
+    /// The sequence up to which leaves should be written to free a bucket: the newest entry of the
+    /// oldest bucket in use. Leaves of an entry under replay are excluded: writing them frees
+    /// nothing, and leaves written key by key fill up quickly.
     #[must_use]
     pub fn reclaim_target(&self) -> u64 {
         let count = self.buckets.len();
@@ -298,20 +316,22 @@ impl Journal {
         self.replaying.map_or(target, |replaying| target.min(replaying.saturating_sub(1)))
     }
 
-    /// The oldest sequence that still holds a key not in a durable leaf.
+    /// The oldest sequence with a key that is not in a durable leaf yet.
     #[must_use]
     pub fn oldest_pin(&self) -> Option<u64> {
         self.pins.first_key_value().map(|(sequence, _)| *sequence)
     }
 
-    /// Appends a key; the caller has checked [`Journal::has_room`]. Returns the sequence it will be in.
+    /// Appends a key, and returns the sequence of its entry. The caller has checked
+    /// [`Journal::has_room`].
     pub fn append(&mut self, key: &Key) -> u64 {
         self.words += key.words();
         self.keys.push(*key);
         self.next
     }
 
-    /// The keys of entry `sequence` are replayed from now on, after those of all older ones; `None`: all are.
+    /// Moves replay on to the keys of entry `sequence`, after those of all older entries. `None`:
+    /// replay has finished.
     pub fn replay(&mut self, sequence: Option<u64>) {
         if let Some(sequence) = sequence {
             self.pin(sequence);
@@ -321,12 +341,12 @@ impl Journal {
         }
     }
 
-    /// A key of entry `sequence` is in a leaf that is not written yet.
+    /// Pins entry `sequence`: one of its keys is in a leaf that is not written yet.
     pub fn pin(&mut self, sequence: u64) {
         *self.pins.entry(sequence).or_insert(0) += 1;
     }
 
-    /// The end of what [`Journal::pin`] began.
+    /// Undoes one [`Journal::pin`].
     pub fn unpin(&mut self, sequence: u64) {
         let count = self.pins.get_mut(&sequence).expect("pins and unpins are in pairs");
         *count -= 1;
@@ -335,7 +355,8 @@ impl Journal {
         }
     }
 
-    /// Promises room for an entry without keys, if [`ENTRIES_KEPT`] others stay possible; see [`Journal::unclaim`].
+    /// Promises room for an entry without keys, if [`ENTRIES_KEPT`] others remain possible. See
+    /// [`Journal::unclaim`].
     #[must_use]
     pub fn try_claim(&mut self) -> bool {
         let enough = self.entries_left() > ENTRIES_KEPT + self.claimed;
@@ -343,20 +364,21 @@ impl Journal {
         enough
     }
 
-    /// The end of what [`Journal::try_claim`] began.
+    /// Releases the room promised by [`Journal::try_claim`].
     pub const fn unclaim(&mut self) {
         self.claimed -= 1;
     }
 
-    /// Closes the open entry and opens the next; `None` if it has no place yet (its space must be reclaimed first).
+    /// Closes the open entry and opens the next. Returns `None` if the entry does not fit yet:
+    /// space must be reclaimed first.
     pub fn close(&mut self) -> Option<Closed> {
         assert!(!self.in_flight, "one entry in flight at a time");
         let sectors = self.entry_sectors(self.words);
         let (before, frees) = (self.current, self.would_free());
         if self.used_sectors + sectors > self.bucket_sectors {
-            // Even an entry without keys leaves the gap: a kernel that opens the set after a crash resumes there. One
-            // that frees a bucket may go into it: once it is durable there is a gap again, and until then it is not
-            // there.
+            // Even an entry without keys leaves the gap: a kernel that opens the set after a crash
+            // resumes there. An entry that frees a bucket may be placed in the gap: once it is
+            // durable there is a gap again, and until then the entry does not exist.
             let free = self.free_buckets();
             if free < 2 && !(free == 1 && self.would_free_beyond_gap()) {
                 return None;
@@ -381,15 +403,15 @@ impl Journal {
         Some(closed)
     }
 
-    /// The keys of an entry that is durable and what was written of it are of no use any more, but their memory is: who waits for a flush waits for
-    /// no more of it.
+    /// Keeps the memory of a durable entry's keys and bytes for the next entries, so that a flush
+    /// does not wait for allocations.
     pub fn reuse(&mut self, mut keys: Vec<Key>, written: Payload) {
         keys.clear();
         self.room = keys;
         self.memory.put_payload(written);
     }
 
-    /// The entry is durable.
+    /// Marks entry `sequence` as durable.
     pub fn completed(&mut self, sequence: u64, last_sequence: u64) {
         assert!(self.in_flight && sequence == self.durable + 1, "entries become durable in order");
         self.in_flight = false;
@@ -399,20 +421,22 @@ impl Journal {
         self.count_free();
     }
 
-    /// Buckets behind the current one that hold nothing needed.
+    /// Number of buckets behind the current one that hold nothing needed.
     const fn free_buckets(&self) -> u64 {
         self.free
     }
 
-    /// Counts those: which bucket is the current one has changed, or what it holds, or what is needed.
+    /// Recounts the free buckets, after a change of the current bucket, its content, or what is
+    /// needed.
     fn count_free(&mut self) {
         let count = self.buckets.len();
         let free = |step: &usize| self.newest[(self.current + step) % count] < self.durable_last.max(1);
         self.free = (1..count).take_while(free).count() as u64;
     }
 
-    /// Free buckets that entries with keys do not touch: the gap, and room for [`RESERVE_ENTRIES`]; but never so many
-    /// that a small journal could not take keys at all: with everything free, the next bucket must be theirs.
+    /// Free buckets that entries with keys do not touch: the gap, and room for [`RESERVE_ENTRIES`].
+    /// Never so many that a small journal could take no keys at all: with everything free, entries
+    /// with keys may use the next bucket.
     fn kept(&self) -> u64 {
         let blocks = self.bucket_sectors / self.block_sectors;
         let entries_a_bucket = (blocks / self.entry_sectors(0).div_ceil(self.block_sectors)).max(1);
@@ -477,7 +501,8 @@ mod tests {
         }
     }
 
-    /// Not before: the entry that frees space, and one to spare, stay possible; and what an older entry pins may yet go.
+    /// Replay is not exhausted before that: the entry that frees space and one to spare remain
+    /// possible, and an older pinned entry may still be released.
     #[test]
     fn a_replay_is_at_its_end_when_nothing_it_can_do_frees_a_bucket() {
         let mut journal = journal(4, 16, 8);
@@ -504,7 +529,8 @@ mod tests {
         for _ in 0..3 {
             complete(&mut journal);
         }
-        // All three entries are unpinned, and entry 3 says so: everything but its own bucket is free.
+        // All three entries are unpinned, and entry 3 records that: every bucket but its own is
+        // free.
         assert_eq!(journal.free_buckets(), 3);
         journal.pin(4);
         let closed = journal.close().expect("room");

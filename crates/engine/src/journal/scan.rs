@@ -1,6 +1,6 @@
-//! Finds the journal's entries: every bucket is read to the end of its log, and only what the newest entry still
-//! needs is kept (format 9.3). A journal may hold many laps; what the newest entry met so far does not need is let go at
-//! once.
+//! Finds the journal's entries: reads every bucket to the end of its log, and keeps only what the
+//! newest entry still needs (format 9.3). A journal may hold many laps of the ring, so entries that
+//! the newest one found so far does not need are dropped at once.
 
 use crate::cpu_cost::entry_ns;
 use crate::error::{Doing, Error};
@@ -15,12 +15,12 @@ const DEPTH: usize = 8;
 /// Bytes read at a time from one bucket: most logs end early.
 const STEP_BYTES: usize = 128 << 10;
 
-/// An entry, out of its bytes.
+/// A parsed journal entry.
 #[derive(Debug)]
 pub struct Entry {
-    /// Where root, table and priorities were.
+    /// Where the root, the UUID table and the priorities were.
     pub header: JsetHeader,
-    /// Its table of volumes has the old slots.
+    /// Its UUID table uses the old slot layout.
     pub old_uuids: bool,
     /// Its keys, in the order of insertion.
     pub keys: Vec<Key>,
@@ -50,7 +50,7 @@ struct Found {
     end_sector: u64,
 }
 
-/// Reads the journal. An unreadable bucket fails the scan: it may hold the newest entry.
+/// Reads the journal. An unreadable bucket fails the scan, because it may hold the newest entry.
 pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Error> {
     let mut kept = Kept::default();
     let mut newest = alloc::vec![0; usize::try_from(geometry.journal_buckets).expect("at most 256")];
@@ -79,7 +79,7 @@ pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Er
                 current = (entry.header.seq, index, end_sector);
                 (newest[index], ends[index]) = (entry.header.seq, end_sector);
                 kept.add(entry);
-                // The next bucket may go on from there.
+                // The sequence may continue in the next bucket.
                 unseen = 1;
             }
         }
@@ -87,7 +87,8 @@ pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Er
     }
     let (sequence, bucket, used_sectors) = current;
     if kept.gap(sequence).is_some() {
-        // What is needed may stand behind damage in any bucket: a start went on behind it, and was cut short.
+        // Needed entries may lie behind damage in any bucket: an earlier start continued behind it
+        // and was cut short.
         for index in 0..ends.len() {
             for Found { entry, .. } in hidden_behind(device, geometry, index, (&newest, &ends)).await {
                 if entry.header.seq < sequence {
@@ -104,16 +105,19 @@ pub async fn scan(device: (&Env, &Disk), geometry: &Geometry) -> Result<Scan, Er
     }
 }
 
-/// The entries that damage hides behind the log of a journal bucket, in their order. Of each bucket is known the `newest` entry of
-/// its log, 0 if that is empty, and the sector at which its log `ends`.
+/// Returns the entries that damage hides behind the log of a journal bucket, in order. For each
+/// bucket, `newest` is the newest entry of its log (0 if the log is empty), and `ends` the sector
+/// at which the log ends.
 ///
-/// An entry is written only when the one before it is durable (ours and a kernel's), and goes behind it or to the start of the
-/// next bucket. So no crash leaves a newer entry behind the end of a log: what is there was hidden when one before it was
-/// damaged, and a start that did not look would put older keys over newer ones. They are the journal's end, if what they need is
-/// whole: the damaged one was not needed any more.
+/// An entry is written (by bcached and by a kernel) only when the one before it is durable, either
+/// right behind it or at the start of the next bucket. So no crash leaves a newer entry behind the
+/// end of a log. An entry found there was hidden when one before it was damaged. A start that did
+/// not look would put older keys over newer ones. If the hidden entries have all that they need,
+/// they are the journal's end: the damaged entry was not needed any more.
 ///
-/// The numbers that are missing before each must have had room for a block each. What has none was not hidden: it is left of a
-/// history that somebody, who took the damage for the log's end, did not go on with.
+/// For each missing sequence number before a hidden entry there must have been room for one block.
+/// An entry without that room was not hidden. It is left over from a history that was not
+/// continued, because a start took the damage for the end of the log.
 async fn hidden_behind(
     device: (&Env, &Disk),
     geometry: &Geometry,
@@ -144,8 +148,8 @@ async fn hidden_behind(
     hidden
 }
 
-/// Shows `look` each whole entry at or behind sector `from` of a journal bucket, whatever stands between them, and the sector of
-/// the bucket where it ends.
+/// Calls `look` with each intact entry at or behind sector `from` of a journal bucket, whatever
+/// lies between them, and with the sector of the bucket where the entry ends.
 async fn each_whole(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
@@ -156,7 +160,7 @@ async fn each_whole(
     let start = geometry.sector_of(geometry.journal_bucket(index)) + from;
     let limit = usize::try_from((geometry.bucket_sectors - from) * 512).expect("a bucket fits in memory");
     let mut bytes: Vec<u8> = Vec::new();
-    // What cannot be read there is nobody's log, and is no reason to refuse a set.
+    // An unreadable area here belongs to no log, and is no reason to refuse the set.
     while bytes.len() < limit && read_more(disk, start, &mut bytes, limit).await.is_ok() {}
     let mut at = 0;
     while at < bytes.len() {
@@ -170,8 +174,9 @@ async fn each_whole(
     }
 }
 
-/// The newest whole entry wherever it stands, with the journal bucket it stands in; `None` if there is none: a set that is made
-/// anew with the uuid of a former one takes that one's entries for its own, and has to begin behind them.
+/// Returns the newest intact entry, wherever it is, and its journal bucket; `None` if there is
+/// none. A set that is made anew with the UUID of a former one would take that set's entries for
+/// its own, so its own must begin behind them.
 pub async fn newest_of_all(device: (&Env, &Disk), geometry: &Geometry) -> Option<(u64, usize)> {
     let mut newest = None;
     for index in 0..geometry.journal_buckets {
@@ -188,7 +193,7 @@ pub async fn newest_of_all(device: (&Env, &Disk), geometry: &Geometry) -> Option
 #[derive(Default)]
 struct Kept {
     found: BTreeMap<u64, Entry>,
-    /// Number of the newest entry met, and the oldest that it needs.
+    /// Sequence of the newest entry found, and of the oldest entry that it needs.
     newest: (u64, u64),
 }
 
@@ -204,7 +209,7 @@ impl Kept {
         }
     }
 
-    /// What entry `newest` needs and is not there, the first of it.
+    /// Returns an error for the first gap in what entry `newest` needs, if any.
     fn gap(&self, newest: u64) -> Option<Error> {
         let Some(last) = self.found.get(&newest) else { return Some(Error::NoJournal) };
         let from = (last.header.last_seq..=newest).find(|wanted| !self.found.contains_key(wanted))?;
@@ -212,15 +217,16 @@ impl Kept {
         Some(Error::JournalGap { from, to: next - 1 })
     }
 
-    /// All that entry `newest` needs, oldest first; there is no gap.
+    /// All entries that entry `newest` needs, oldest first. There must be no gap.
     fn complete(mut self, newest: u64) -> Vec<Entry> {
         let last = self.found.get(&newest).map_or(newest, |last| last.header.last_seq);
         self.found.split_off(&last).into_values().collect()
     }
 }
 
-/// The log of one bucket, whose numbers follow each other. It ends at the first place that is not a valid entry, and where they
-/// do not: behind the newest entry of this lap lie those of the former one.
+/// Reads the log of one bucket, a run of consecutive sequence numbers. The log ends at the first
+/// invalid entry, or where the numbers are not consecutive: behind the newest entry of this lap lie
+/// those of the previous lap.
 async fn read_bucket(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
@@ -251,7 +257,7 @@ async fn read_bucket(
                     read_more(disk, start, &mut bytes, bucket_bytes).await?;
                 }
             }
-            // An entry may go on behind what has been read.
+            // An entry may extend beyond what has been read.
             Err(_) if bytes.len() < bucket_bytes && bytes.len() - at < geometry.jset_bytes_max() => {
                 read_more(disk, start, &mut bytes, bucket_bytes).await?;
             }
@@ -287,7 +293,8 @@ mod tests {
         Entry { header, old_uuids: false, keys: Vec::new() }
     }
 
-    /// A large journal is gone round many times, and each lap's keys once stayed in memory until the end of the scan.
+    /// Regression: a large journal has been through many laps, and the keys of each lap stayed in
+    /// memory until the end of the scan.
     #[test]
     fn only_what_the_newest_entry_needs_is_kept() {
         let mut kept = Kept::default();

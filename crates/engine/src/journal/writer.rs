@@ -1,5 +1,5 @@
-//! Writes journal entries: one in flight, pre-flush and FUA, so that a durable entry proves that all data completed
-//! before it is durable too.
+//! Writes journal entries, one in flight at a time, with a pre-flush and FUA. So a durable entry
+//! proves that all data completed before it is durable too.
 
 use crate::btree::write;
 use crate::cache_writes::Cause;
@@ -11,7 +11,8 @@ use crate::state::State;
 use bcached_env::{Payload, Time};
 use bcached_format::jset::{JSET_BYTES_MAX, JsetHeader, seal_into};
 
-/// The task: writes the open entry when somebody needs it durable, or when its keys have waited long enough.
+/// The task: writes the open entry when a caller needs it durable, or when its keys have waited
+/// long enough.
 pub async fn run(set: CacheSet) {
     let mut keys_since: Option<Time> = None;
     loop {
@@ -47,7 +48,8 @@ pub async fn run(set: CacheSet) {
 
 async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     let Some((closed, memory, bytes)) = set.with(close) else {
-        // No place: the leaves that hold the oldest keys are being written; then this entry frees their bucket.
+        // The entry does not fit yet. The leaves with the oldest keys are being written; then this
+        // entry frees their bucket.
         if set.with(|s| s.journal_is_exhausted()) {
             // A replay needs the oldest entry, and waits for this one.
             return Err(set.fail(Error::JournalFull));
@@ -61,7 +63,7 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     let _reclaim = closed.frees.then(|| set.begin(Phase::JournalReclaim));
     // There is an open entry with room again.
     set.signals().journal_progress.notify_all();
-    // What the keys name is durable before they are.
+    // The data that the keys point to becomes durable before the keys do.
     write::flush_cache(set).await?;
     write::write_durably(set, Cause::Journal, closed.sector, memory.slice(0..bytes)).await?;
     set.with(|s| {
@@ -82,7 +84,8 @@ async fn write_entry(set: &CacheSet) -> Result<(), Error> {
     Ok(())
 }
 
-/// Closes the open entry: what is to be written, so many bytes from the beginning of that memory.
+/// Closes the open entry. Returns it with its memory and the number of bytes to write from the
+/// start of that memory.
 fn close(s: &mut State) -> Option<(Closed, Payload, usize)> {
     let closed = s.journal.close()?;
     s.buckets.entry_closes(closed.sequence);
@@ -105,8 +108,8 @@ fn close(s: &mut State) -> Option<(Closed, Payload, usize)> {
     Some((closed, memory.freeze(), whole))
 }
 
-/// Keeps the journal from filling up: when little is free the leaves that hold the oldest keys are written, and when
-/// that lets a bucket go, an entry says so.
+/// Keeps the journal from filling up. When little is free, it has the leaves with the oldest keys
+/// written; when that frees a bucket, it requests an entry that records so.
 pub fn relieve(s: &mut State) {
     if !s.journal.is_low() {
         return;
@@ -123,19 +126,21 @@ pub async fn commit(set: &CacheSet) -> Result<(), Error> {
     commit_through(set, sequence).await
 }
 
-/// Writes an entry that carries today's root, table and priorities, with or without keys, and waits for it.
+/// Writes an entry that carries the current root, UUID table and priorities, with or without keys,
+/// and waits for it.
 pub async fn commit_now(set: &CacheSet) -> Result<(), Error> {
     let sequence = set.with(|s| s.journal.open_sequence());
     commit_through(set, sequence).await
 }
 
-/// Writes every leaf, and an entry that says from where on the journal is still needed.
+/// Writes every leaf, and then an entry that records from where on the journal is still needed.
 pub async fn checkpoint(set: &CacheSet) -> Result<(), Error> {
     write::write_all(set).await?;
     commit_now(set).await
 }
 
-/// Waits until no entry up to `sequence` is needed any more: their keys are in durable leaves, and an entry says so.
+/// Waits until no entry up to `sequence` is needed any more: their keys are in durable leaves, and
+/// a durable entry records so.
 pub async fn let_go_through(set: &CacheSet, sequence: u64) -> Result<(), Error> {
     loop {
         set.check_alive()?;
@@ -169,14 +174,15 @@ pub async fn commit_through(set: &CacheSet, sequence: u64) -> Result<(), Error> 
     }
 }
 
-/// Refuses when no entry is written any more: nobody is to wait for one.
+/// Returns an error when no more entries are written, so that no caller waits for one.
 fn check_writes(set: &CacheSet) -> Result<(), Error> {
     set.check_alive()?;
     if set.with(|s| s.stopped) { Err(Error::Stopping) } else { Ok(()) }
 }
 
-/// Writes an entry like [`commit_now`], for what can wait: room for it is claimed before what it names is written, so that
-/// what cannot wait (a new root, while the leaf that pins the oldest entry is closed) always finds some.
+/// Claims room for an entry like that of [`commit_now`], for work that can wait. The room is
+/// claimed before the objects that the entry names are written. So urgent work (a new root, while
+/// the leaf that pins the oldest entry is closed) always finds room.
 pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
     loop {
         check_writes(set)?;
@@ -191,14 +197,14 @@ pub async fn claim_entry(set: &CacheSet) -> Result<EntryClaim, Error> {
         set.signals().journal_work.notify_all();
         set.signals().leaf_work.notify_all();
         if set.with(|s| s.journal_is_exhausted()) {
-            // Whoever waits for buckets waits in vain.
+            // Tasks that wait for buckets wait in vain.
             set.signals().space.notify_all();
         }
         set.signals().journal_progress.wait().await;
     }
 }
 
-/// Room for one entry without keys, promised until this is dropped.
+/// Room for one entry without keys, reserved until this is dropped.
 pub struct EntryClaim {
     set: CacheSet,
 }
@@ -214,15 +220,16 @@ impl EntryClaim {
 
 impl Drop for EntryClaim {
     fn drop(&mut self) {
-        // Borrowed only while a world is taken down in the middle of a transition.
+        // Already borrowed only while the simulated world is torn down in the middle of a
+        // transition.
         if let Ok(mut state) = self.set.inner.state.try_borrow_mut() {
             state.journal.unclaim();
         }
     }
 }
 
-/// An attempt found no room in the journal or the note: the open entry is written; if old entries stand in the way,
-/// the leaves that hold their keys are.
+/// Waits for room after an attempt found none in the journal or the note: has the open entry
+/// written and, if old entries stand in the way, the leaves that hold their keys.
 pub async fn wait_for_room(set: &CacheSet) -> Result<(), Error> {
     set.check_alive()?;
     check_hope(set)?;
@@ -237,7 +244,7 @@ pub async fn wait_for_room(set: &CacheSet) -> Result<(), Error> {
     Ok(())
 }
 
-/// Fails the set if there will be no room: what needs the oldest entry cannot be put where it belongs.
+/// Fails the set if no room can become free: the keys that pin the oldest entry cannot be applied.
 fn check_hope(set: &CacheSet) -> Result<(), Error> {
     set.with(|s| s.journal_is_in_vain()).map_or(Ok(()), |error| Err(set.fail(error)))
 }

@@ -1,9 +1,13 @@
-//! A set that is to be walked before it is served, and has damaged nodes: if enough buckets can be proven to hold nothing that such a node may
-//! name, it is served as one that has not been walked, and the walk passes those nodes by (`btree::frozen`).
+//! Serving a set with damaged nodes that had to be walked before service. If enough buckets
+//! provably hold no data that such a node may refer to, the set is served as one that has not been
+//! walked, and the walk skips those nodes (`btree::frozen_ranges`).
 //!
-//! The proof is a summary: what was written to the bucket in its present life, all of it outside their ranges; and all that is there of
-//! others is clean. Or priorities of before, which whoever uses a bucket overwrites first. What a kernel wrote has no summary, nor has a
-//! bucket that was never used. A set without enough of them is refused: nothing says what may be written to.
+//! Proof is a summary that lists all that was written to the bucket in its present life, none of it
+//! in the damaged ranges. All data that other nodes refer to there must be clean. Alternatively,
+//! the bucket holds an older block of priorities, which any use of the bucket would have
+//! overwritten first. Buckets written by a kernel have no summary, nor have buckets that were never
+//! used. A set without enough proven buckets is refused: nothing shows which buckets may be
+//! overwritten.
 
 use super::recover::Before;
 use crate::btree::frozen_ranges::Frozen;
@@ -18,14 +22,15 @@ use bcached_format::BucketId;
 use bcached_format::prio::PrioSet;
 use bcached_format::summary;
 
-/// One bucket in so many is looked for, at the least twice what a start needs.
+/// Proven buckets wanted: one in so many, and at least twice what a start needs.
 const SHARE: u64 = 64;
-/// Buckets that are read at once.
+/// Number of buckets read at once.
 const DEPTH: usize = 16;
-/// Most that are looked at.
+/// Maximum number of buckets examined.
 const LOOKED_MAX: usize = 8192;
 
-/// Looks for proof. `buckets`: as the walk has counted them. `None`: there is too little.
+/// Looks for proven buckets. `buckets`: as the walk has counted them. Returns `None` if there are
+/// too few.
 pub(super) async fn prove(
     before: &Before<'_>,
     (buckets, walked): (&Buckets, &Findings),
@@ -33,7 +38,7 @@ pub(super) async fn prove(
 ) -> Option<Proven> {
     let geometry = before.geometry;
     if walked.node_sectors_max > geometry.node_sectors() {
-        // How large nodes are must be known before they are read.
+        // The node size must be known before nodes are read.
         return None;
     }
     let open = OpenBuckets::new(geometry, summary_share);
@@ -53,15 +58,17 @@ pub(super) async fn prove(
         let are_proven = join_all(some.iter().map(|id| proof.is_proven(*id))).await;
         now.extend(some.iter().zip(are_proven).filter(|(_, is_proven)| *is_proven).map(|(id, _)| id.index));
     }
-    // Priorities go to the first of them before the generations say that keys of them are void.
+    // Priorities are written to the first of them before the stored generations make keys that
+    // refer to them void.
     let is_named = |index: &u64| buckets.get(buckets.id(*index)).live > 0;
     let chain = usize::try_from(geometry.prio_sets()).expect("a chain is short");
     let suffice = now.len() as u64 >= needed(geometry) && !now.iter().take(chain).any(is_named);
     suffice.then_some(Proven { now, later: Vec::new() })
 }
 
-/// The buckets that nothing names that can be read; then those in which all that is named is clean: it can be read from the backing device.
-/// Not what is to be replayed, nor buckets of which a generation is known that is not stored.
+/// Returns the buckets to examine: first those to which no readable key points, then those whose
+/// data is all clean and can be read from the backing device. Excludes buckets that keys to be
+/// replayed point to, and those whose known generation differs from the stored one.
 async fn candidates(before: &Before<'_>, buckets: &Buckets, walked: &Findings) -> Vec<BucketId> {
     let (env, _) = before.on;
     let (entries, note) = before.replayed;
@@ -89,7 +96,7 @@ async fn candidates(before: &Before<'_>, buckets: &Buckets, walked: &Findings) -
     unnamed
 }
 
-/// Looks at what is in the buckets.
+/// Examines the contents of the buckets.
 struct Proof<'a> {
     before: &'a Before<'a>,
     buckets: &'a Buckets,
@@ -104,7 +111,8 @@ impl Proof<'_> {
         self.is_apart(id).await || self.buckets.get(id).live == 0 && self.is_former_chain(id).await
     }
 
-    /// Its summary says that nothing of the damaged nodes was written to it.
+    /// Returns whether the bucket's summary proves that no data of the damaged nodes was written to
+    /// it.
     async fn is_apart(&self, id: BucketId) -> bool {
         let (env, disk) = self.before.on;
         let bytes = usize::try_from(self.summary_sectors * 512).expect("a summary is small");
@@ -118,7 +126,8 @@ impl Proof<'_> {
         found.is_some_and(|extents| self.damaged.is_apart(&extents))
     }
 
-    /// It begins with priorities of before, where whoever uses a bucket writes first.
+    /// Returns whether the bucket begins with an older block of priorities: any use of the bucket
+    /// would have overwritten it first.
     async fn is_former_chain(&self, id: BucketId) -> bool {
         let (_, disk) = self.before.on;
         let (geometry, sector) = (self.before.geometry, self.buckets.sector(id));

@@ -1,4 +1,4 @@
-//! A set that has never been started.
+//! Initialises a set that has never been started.
 
 use super::{
     Parts, abandon_unless, assemble, check_memory, check_number, check_sizes, finish, journal_sectors,
@@ -70,7 +70,7 @@ pub(super) async fn initialise(
         buckets,
         root,
         journal,
-        // The order is turned: what is stored first goes to the spare chain.
+        // Swapped: the first chain is written to the spare buckets.
         prios: PrioChains { marks_reserve: false, current: spare, spare: current, sequence: 0 },
         uuids: UuidTable::empty(set_uuid, geometry.uuid_slots()),
         uuid_key,
@@ -87,11 +87,12 @@ pub(super) async fn initialise(
     abandon_unless(set, begun).await
 }
 
-/// The set becomes one that has been started.
+/// Writes what makes the set one that has been started.
 async fn begin(set: &CacheSet, root: Child) -> Result<(), Error> {
     write_first(set, root).await?;
     set.spawn(Duty::Writing, writer::run);
-    // The first entry names the first chain, the table and the root; nothing counts before the superblock says so.
+    // The first entry names the first chain, the table and the root. None of it is valid until the
+    // superblock says so.
     prios::store(set).await?;
     set.with(|s| s.superblock.set_synchronous(true));
     let _start = set.begin(Phase::CacheFirstStart);
@@ -104,7 +105,7 @@ async fn begin(set: &CacheSet, root: Child) -> Result<(), Error> {
     Ok(())
 }
 
-/// The empty table and the empty root.
+/// Writes the empty table and the empty root.
 async fn write_first(set: &CacheSet, root: Child) -> Result<(), Error> {
     let mut node = Node::create(root.key, 0, set.env().random(), &set.with(|s| s.geometry));
     let first = write::seal_pending(&mut node).expect("a fresh node has a first set");

@@ -1,10 +1,11 @@
-//! Start-up (format 15): a set that has been started is recovered, one that has not is initialised.
+//! Start-up (format 15): a set that has been started before is recovered, any other is initialised.
 //!
-//! Recovery reads in the order in which things point at each other: superblock, journal, priorities, the tree from
-//! its root, the table of volumes. Nothing is written before all of that has been read and verified (but for the tree of a set with a reserve,
-//! which is walked beside requests: `recover`), and flushed: a process
-//! that was killed may have left the newest of it in the device's volatile cache, and what only the older state refers to
-//! would be written over. Then the journal is replayed through the same transitions as writes.
+//! Recovery reads structures in the order in which they refer to each other: superblock, journal,
+//! priorities, the tree from its root, the table of volumes. Nothing is written before all of that
+//! has been read, verified and flushed. (The exception is a set with a reserve: its tree is walked
+//! in the background, see `recover`.) The flush is needed because a killed process may have left
+//! the newest state in the device's volatile cache only: what only the older state refers to would
+//! be overwritten. Then the journal is replayed through the same transitions as writes.
 
 mod damaged;
 mod initialise;
@@ -46,16 +47,18 @@ use bcached_format::{
 };
 use core::cell::{Cell, RefCell};
 
-/// Buckets taken as they are at start, because the walk has proven that nothing points to them: enough for the splits
-/// of a replay, which must not need the journal to find space.
+/// Number of unreferenced buckets taken without a new generation at start, because the walk has
+/// proven that nothing points to them. Enough for the splits of a replay, which must not need the
+/// journal to find space.
 const STARTING_FREE: usize = 4 * BTREE_RESERVE;
 
-/// Memory that is kept for fills, in bytes: what is in flight together as a rule.
+/// Memory kept for fills, in bytes: as much as is usually in flight together.
 const STOCK_BYTES: usize = 1 << 20;
 
 impl CacheSet {
-    /// Opens the cache set on `cache`: recovers one that has been started, initialises one that has not. Recovery reads
-    /// the whole tree first, unless the set has a reserve from which requests can be served meanwhile ([`Options::reserve`]).
+    /// Opens the cache set on `cache`: recovers one that has been started before, initialises any
+    /// other. Recovery reads the whole tree first, unless the set has a reserve with which requests
+    /// can be served during the walk ([`Options::reserve`]).
     pub async fn open(env: Env, cache: DiskId, note: Box<dyn Note>, options: Options) -> Result<Self, Error> {
         let disk = env.disk(cache);
         let Superblock::Cache(superblock) = record::read_superblock(&disk).await? else {
@@ -69,11 +72,12 @@ impl CacheSet {
     }
 }
 
-/// Fewest journal buckets: what a kernel gives to the smallest set that it can run. With fewer there is no room for the
-/// gap and for the entries that free space.
+/// Minimum number of journal buckets: what a kernel gives to the smallest set that it can run.
+/// Fewer have no room for the gap and for the entries that free space.
 const JOURNAL_BUCKETS_MIN: u64 = 4;
 
-/// Refuses what the superblock's checks allow and the engine cannot run: it would wait for room for ever.
+/// Refuses sizes that the superblock's checks allow but the engine cannot run: it would wait for
+/// room forever.
 fn check_sizes(geometry: &Geometry) -> Result<(), Error> {
     let Geometry { bucket_sectors, block_sectors, journal_buckets, .. } = *geometry;
     if bucket_sectors < 2 * block_sectors || journal_buckets < JOURNAL_BUCKETS_MIN {
@@ -82,9 +86,9 @@ fn check_sizes(geometry: &Geometry) -> Result<(), Error> {
     Ok(())
 }
 
-/// How many buckets the set has, if there is memory for it: for the table, for what an opening needs
-/// beside it, and for the fewest nodes. It is asked for and given back: what is asked for in small
-/// pieces later would end the process, and other sets with it, if there were none.
+/// Returns the number of buckets if there is memory for the set: for the table, for what else an
+/// opening needs, and for the minimum of nodes. The memory is allocated and released again: if
+/// later small allocations failed, they would end the process, and other sets with it.
 fn check_memory(geometry: &Geometry, options: &Options) -> Result<usize, Error> {
     Shares::new(options.node_budget_bytes, geometry.node_sectors(), 0)?;
     let buckets = geometry.buckets;
@@ -95,22 +99,23 @@ fn check_memory(geometry: &Geometry, options: &Options) -> Result<usize, Error> 
     let mut memory: Vec<u8> = Vec::new();
     let nodes = node_budget_min(geometry.node_sectors(), 0);
     let is_there = memory.try_reserve_exact(all.saturating_add(nodes)).is_ok();
-    // Else what is asked for and not used is not asked for.
+    // Keeps the compiler from removing the unused allocation.
     core::hint::black_box(&memory);
     if is_there { Ok(count) } else { Err(no_memory) }
 }
 
-/// Most buckets of a set: what a table tells apart.
+/// Maximum number of buckets of a set that a table can address.
 const TABLE_MAX: usize = u32::MAX as usize;
 
-/// Memory for each bucket that an opening takes beside the table: what was stored, and an order.
+/// Memory per bucket that an opening takes in addition to the table: the stored entries, and a sort
+/// order.
 const BYTES_WHILE_OPENED: usize = size_of::<(Gen, u16)>() + size_of::<u32>();
 
-/// Memory for each bucket that is to be left when the table has its own: a large set does not take
-/// the last of it from others.
+/// Memory per bucket that must be left after the table is allocated: a large set must not take the
+/// last of it from others.
 const BYTES_LEFT_OVER: usize = 8;
 
-/// What a state is made of; the rest is the same for every start.
+/// The parts of a state that differ between starts.
 struct Parts {
     geometry: Geometry,
     buckets: Buckets,
@@ -195,7 +200,7 @@ fn assemble(
     around(env, cache, state, (signals, phases), parts.shares)
 }
 
-/// The set with that state.
+/// Builds the set around a state.
 fn around(
     env: Env,
     cache: Disk,
@@ -234,7 +239,7 @@ fn start_tasks(set: &CacheSet) {
     set.spawn(Duty::Allocating, allocator::run);
 }
 
-/// What the superblock says after one more start.
+/// Returns the superblock as it is after one more start.
 fn next_superblock(set: &CacheSet) -> Box<[u8; SUPERBLOCK_BYTES]> {
     let seconds = set.env().wall_seconds();
     set.with(|s| {
@@ -244,7 +249,7 @@ fn next_superblock(set: &CacheSet) -> Box<[u8; SUPERBLOCK_BYTES]> {
     })
 }
 
-/// Refuses a number from which it could not be counted on: no set lives that long.
+/// Refuses a number so large that counting on from it could overflow: no set lives that long.
 fn check_number(sequence: u64) -> Result<(), Error> {
     if sequence > u64::MAX / 2 {
         return Err(Error::Inconsistent("a number of the journal or the priorities is impossibly large"));
@@ -256,7 +261,8 @@ fn journal_sectors(geometry: &Geometry) -> Vec<u64> {
     (0..geometry.journal_buckets).map(|index| geometry.sector_of(geometry.journal_bucket(index))).collect()
 }
 
-/// Takes unreferenced buckets: a spare chain of priorities, and a stock for the splits of the replay.
+/// Takes unreferenced buckets: a spare chain of priorities, and a stock for the splits of the
+/// replay.
 fn reserve_unreferenced(buckets: &mut Buckets, chain: u64) -> Result<Vec<BucketId>, Error> {
     let wanted = usize::try_from(chain).expect("a chain is short") + STARTING_FREE;
     let unreferenced: Vec<_> = buckets
@@ -271,8 +277,8 @@ fn reserve_unreferenced(buckets: &mut Buckets, chain: u64) -> Result<Vec<BucketI
     prios::take_unreferenced(buckets, chain)
 }
 
-/// The set, if it could be `opened`. If not, nothing is written any more when this returns, and nobody holds on to the set: its
-/// device may be given to who tries again.
+/// Returns the set if it could be `opened`. Otherwise, when this returns, nothing is written any
+/// more and nothing refers to the set: its device can be opened again.
 async fn abandon_unless(set: CacheSet, opened: Result<(), Error>) -> Result<CacheSet, Error> {
     let Err(error) = opened else { return Ok(set) };
     set.with(|s| (s.stopping, s.settled, s.stopped) = (true, true, true));
@@ -283,12 +289,12 @@ async fn abandon_unless(set: CacheSet, opened: Result<(), Error>) -> Result<Cach
     Err(error)
 }
 
-/// What every start ends with: flash-only volumes, and write-back.
+/// Ends every start: adds the flash-only volumes and starts the background tasks.
 async fn finish(set: &CacheSet) {
     set.with(|s| {
-        // From here on nobody else is told.
+        // After the note's new session begins, this is not reported again.
         s.losses.before = lost_acks::by_volume(&s.note.given_up(), &s.uuids);
-        // What it held is durable now, and the superblock says that a new session has begun.
+        // What the note held is durable now, and the superblock says that a new session has begun.
         s.note.begin(s.superblock.session());
         s.note_held = false;
     });
@@ -306,7 +312,7 @@ mod tests {
     use super::*;
     use bcached_format::{SetMagic, Uuid};
 
-    /// What the superblock says may be more than any machine has.
+    /// The superblock may claim more buckets than any machine has memory for.
     #[test]
     fn a_set_of_more_buckets_than_there_can_be_memory_for_is_refused() {
         let of = |buckets| {

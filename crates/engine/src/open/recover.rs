@@ -1,8 +1,9 @@
-//! A set that has been started before.
+//! Recovery of a set that has been started before.
 //!
-//! If the last who wrote was bcached, and left enough buckets with a proof in them that they are free, requests are served as soon as
-//! what the journal says has come true: the tree is walked beside them (`btree::count`). Otherwise it is walked first, and served unwalked all
-//! the same if nodes are damaged (`open::damaged`).
+//! If bcached wrote to the set last, and left enough buckets with a proof in them that they are
+//! free, requests are served as soon as the journal has been replayed. The tree is walked in the
+//! background (`btree::background_walk`). Otherwise the tree is walked first. If that finds damaged
+//! nodes, the set may be served unwalked nevertheless (`open::damaged`).
 
 use super::{
     Parts, abandon_unless, assemble, check_memory, check_number, check_sizes, damaged, finish,
@@ -31,11 +32,11 @@ use alloc::vec::Vec;
 use bcached_env::{Disk, Env, Note, NoteRecord};
 use bcached_format::{BucketId, CacheSuperblock, DeviceIndex, Geometry, JsetHeader, Key, Position};
 
-/// What the tree has been found to be, if it has been walked.
+/// What is known of the tree.
 enum Known {
-    /// All of it.
+    /// All of it: it has been walked.
     Walked(walk::Findings),
-    /// Nothing but which buckets are free for certain.
+    /// Only which buckets are certainly free.
     Unwalked(Proven),
 }
 
@@ -61,7 +62,7 @@ pub(super) async fn recover(
     let metadata = metadata_buckets(&geometry, &stored.chain, &header.uuids)?;
     let noted = note.recovered(superblock.session());
     let journal = to_be_replayed(&geometry, (scan.newest, scan.current, scan.used_sectors), &header);
-    // The proof takes an entry, which a start that walks first does not.
+    // Using the proof takes a journal entry, which a start that walks first does not need.
     let vouches = header.marks_reserve && journal.can_spare_one();
     let node_sectors = geometry.node_sectors().max(root.key.sectors());
     let mut shares = Shares::new(options.node_budget_bytes, node_sectors, root.level)?;
@@ -86,11 +87,11 @@ pub(super) async fn recover(
         let node_sectors = node_sectors.max(found.node_sectors_max);
         shares = Shares::new(options.node_budget_bytes, node_sectors, root.level)?;
         if node_sectors > geometry.node_sectors() {
-            // How large nodes are must be known before they are read.
+            // The node size must be known before nodes are read.
             reserve_wanted = 0;
         }
     }
-    // What orders the buckets takes as much.
+    // Freed before the buckets are sorted, which takes as much memory.
     let (chain, sequence) = (stored.chain, stored.sequence);
     drop(stored.entries);
     let settled = settle(&geometry, &mut buckets, metadata, known)?;
@@ -123,12 +124,13 @@ pub(super) struct Before<'a> {
     pub stored: &'a Stored,
     /// Buckets that hold metadata other than nodes.
     pub metadata: &'a BTreeSet<u64>,
-    /// What the journal and the note hold.
+    /// The contents of the journal and the note.
     pub replayed: (&'a [Entry], &'a [NoteRecord]),
     pub root: Child,
 }
 
-/// The journal as it was found: the newest entry of each bucket, the bucket that was written last, and how much of it was used.
+/// The journal as it was found: the newest entry of each bucket, the bucket that was written last,
+/// and how much of it was used.
 fn to_be_replayed(
     geometry: &Geometry,
     (newest, current, used_sectors): (Vec<u64>, usize, u64),
@@ -156,7 +158,7 @@ impl Before<'_> {
     }
 }
 
-/// The buckets as they were stored.
+/// Builds the bucket table as stored.
 fn table(geometry: &Geometry, stored: &Stored, root: Child) -> Result<Buckets, Error> {
     let entries = stored.entries.iter().copied();
     let mut buckets = Buckets::new(DeviceIndex(0), geometry.bucket_sectors, geometry.first_bucket, entries)?;
@@ -164,16 +166,17 @@ fn table(geometry: &Geometry, stored: &Stored, root: Child) -> Result<Buckets, E
     Ok(buckets)
 }
 
-/// What a start begins with.
+/// The state that a start begins with.
 struct Settled {
     dirty: DirtyCounts,
     alive: Found,
     frontier: Frontier,
-    /// The chain of priorities that is written next.
+    /// The chain of priority buckets that is written next.
     spare: Vec<BucketId>,
 }
 
-/// Says of the buckets what is known of them. `metadata`: those that hold some, but for nodes.
+/// Classifies the buckets by what is known of them. `metadata`: the buckets that hold metadata
+/// other than nodes.
 fn settle(
     geometry: &Geometry,
     buckets: &mut Buckets,
@@ -210,7 +213,7 @@ fn settle(
     }
 }
 
-/// What the journal says comes true, and the set is ours.
+/// Replays the journal, and takes possession of the set.
 async fn take_over(
     set: &CacheSet,
     root: Child,
@@ -222,7 +225,7 @@ async fn take_over(
     set.with(|s| s.root_pin = Some(pin));
     start_tasks(set);
     if !set.with(|s| s.frontier.is_complete()) {
-        // What is proven free is handed out from here on. Whoever wants more waits for the walk.
+        // Proven free buckets are handed out from now on. Tasks that need more wait for the walk.
         prios::store(set).await.map_err(first_reason)?;
         set.spawn(Duty::Allocating, background_walk::run);
     }
@@ -236,13 +239,13 @@ async fn take_over(
     set.count_written(Cause::Superblock, record::placed_bytes(set.cache()));
     let placed = record::place_superblock(set.cache(), &next_superblock(set)).await;
     placed.map_err(|error| set.fail(error))?;
-    // The allocator may want one too, and there is one at a time.
+    // The allocator may need a flush too, and only one runs at a time.
     write::flush_cache(set).await.map_err(first_reason)?;
     finish(set).await;
     Ok(())
 }
 
-/// What latches the set while nobody else uses it is the reason itself.
+/// Returns the original error. No other task uses the set yet, so the latched failure is this one.
 fn first_reason(error: Error) -> Error {
     match error {
         Error::Failed(first) => *first,
@@ -250,7 +253,8 @@ fn first_reason(error: Error) -> Error {
     }
 }
 
-/// Checks the key of a root: a node of a sensible size in a usable bucket that covers the whole key space.
+/// Checks the key of a root: a node of a valid size in a usable bucket that covers the whole key
+/// space.
 fn root_of(geometry: &Geometry, key: &Key, level: u16) -> Result<Child, Error> {
     bcached_format::key_check::check_child_key(geometry, key)
         .map_err(|source| Error::Format { doing: Doing::Node, source: source.into() })?;
@@ -262,10 +266,10 @@ fn root_of(geometry: &Geometry, key: &Key, level: u16) -> Result<Child, Error> {
     Ok(Child { key: *key, level })
 }
 
-/// More levels than any tree that fits a device has.
+/// More levels than any tree that fits on a device has.
 const LEVELS_MAX: u8 = 16;
 
-/// Every bucket that holds metadata other than nodes. They must be distinct.
+/// Returns every bucket that holds metadata other than nodes. They must be distinct.
 fn metadata_buckets(geometry: &Geometry, chain: &[BucketId], uuids: &Key) -> Result<BTreeSet<u64>, Error> {
     let journal = geometry.first_bucket..geometry.first_bucket + geometry.journal_buckets;
     let mut metadata: BTreeSet<u64> = journal.collect();
@@ -279,7 +283,7 @@ fn metadata_buckets(geometry: &Geometry, chain: &[BucketId], uuids: &Key) -> Res
     if distinct { Ok(metadata) } else { Err(Error::Inconsistent("two kinds of metadata share a bucket")) }
 }
 
-/// No key of the tree (counted) or of what will be replayed (pinned) may take metadata for its data.
+/// Checks that no key of the tree (counted) or of the replay (pinned) points to metadata as data.
 fn check_metadata(buckets: &Buckets, metadata: &BTreeSet<u64>) -> Result<(), Error> {
     let mut shared = metadata.iter().map(|index| buckets.get(buckets.id(*index)));
     if shared.any(|bucket| bucket.live > 0 || bucket.pins > 0) {

@@ -1,23 +1,26 @@
-//! Whether the cache device is slower than it should be, and from what length on a request had better go past it.
+//! Congestion of the cache device: whether it is slower than it should be, and from which length on
+//! requests should bypass it.
 //!
-//! The rules are those of Linux bcache. Each read or write of cached data that takes longer than its threshold pulls a counter
-//! down by the milliseconds that it took, at most to -1024; each faster one lets it rise by one, at most to 0, and so does
-//! each millisecond since the last slow one. The limit follows the counter by powers of two: just below 0 everything up to
-//! some 32 MiB is cached, and each 64 further down halve that, to one sector, less a random number of sectors (16 in the
-//! middle), so that not all requests of a size meet one fate. As in the kernel a millisecond is 2^20 ns here, which a shift
-//! divides by; thresholds are compared as they are.
+//! The rules are those of Linux bcache. Each read or write of cached data that takes longer than
+//! its threshold decreases a counter by its latency in milliseconds, down to -1024 at the least.
+//! Each faster one increases it by one, up to 0, and so does each millisecond since the last slow
+//! one. The limit depends exponentially on the counter: just below 0, requests up to some 32 MiB
+//! are cached, and each further 64 down halve that, to one sector. A random number of sectors is
+//! subtracted (16 on average), so that not all requests of one size are treated the same. As in the
+//! kernel, a millisecond is 2^20 ns here, so that a shift replaces a division; thresholds are
+//! compared exactly.
 //!
-//! What makes a device look slow may be no fault of its own (a virtual or remote disk): a threshold of zero takes the
-//! reads or the writes out of it, two of them all.
+//! A device may look slow for reasons outside it (a virtual or remote disk). A threshold of zero
+//! excludes reads or writes; two zeroes exclude both.
 
 use bcached_env::Time;
 use bcached_env::rng::Rng;
 use core::time::Duration;
 
-/// As far as the counter goes down.
+/// The lowest value of the counter is minus this.
 const DEPTH: i64 = 1024;
 
-/// The counter's steps in which the limit doubles.
+/// Counter steps in which the limit doubles.
 const STEPS_TO_DOUBLE: u64 = 64;
 
 /// How slow the cache device is.
@@ -37,7 +40,8 @@ impl Default for Congestion {
 }
 
 impl Congestion {
-    /// Data has been read or written on the cache device, in so long a time. A threshold of zero: it does not count.
+    /// Records the latency of a read or write of data on the cache device. A threshold of zero: it
+    /// does not count.
     pub fn take_in(&mut self, now: Time, latency: Duration, threshold: Duration) {
         if threshold.is_zero() {
             return;
@@ -50,10 +54,10 @@ impl Congestion {
         }
     }
 
-    /// Streams of so many sectors and more are not added to the cache; `None`: not congested.
+    /// Streams of so many sectors or more are not added to the cache; `None`: not congested.
     pub fn limit(&mut self, now: Time) -> Option<u64> {
         let limit = self.limit_max(now)?;
-        // As many as one half of 32 bits is set, in the middle.
+        // The number of ones among 32 random bits: 16 on average.
         let spread = (self.rng.next() >> 32).count_ones();
         Some(limit.saturating_sub(spread.into()).max(1))
     }
@@ -76,11 +80,11 @@ fn milliseconds(duration: Duration) -> i64 {
 mod tests {
     use super::*;
 
-    /// The kernel's defaults.
+    /// The kernel's default thresholds.
     const READ: Duration = Duration::from_micros(2000);
     const WRITE: Duration = Duration::from_micros(20_000);
 
-    /// So many of our milliseconds.
+    /// A duration of so many milliseconds of 2^20 ns.
     const fn ms(count: u64) -> Duration {
         Duration::from_nanos(count << 20)
     }
@@ -118,7 +122,7 @@ mod tests {
     fn it_is_over_a_millisecond_for_each_or_a_fast_operation_for_each() {
         let mut congestion = Congestion::default();
         (0..100).for_each(|_| congestion.take_in(at(10), ms(25), WRITE));
-        // As was seen of a kernel: 0.5 s after the last slow one some 570 KiB.
+        // As observed on a kernel: some 570 KiB 0.5 s after the last slow operation.
         let later = congestion.limit_max(at(10 + 560)).expect("congested");
         assert!((300..1000).contains(&later), "{later}");
         assert!(congestion.limit(at(10 + 1023)).is_some());

@@ -1,26 +1,26 @@
-//! Two doubly linked lists over bucket slots: those that hold nothing, and those that do, in an order.
+//! Two doubly linked lists over bucket slots: the empty ones, and the used ones in an order.
 //!
-//! A bucket is on a list only while it could be given up (closed, nothing dirty); everything is O(1), so that choosing
-//! victims costs the same on a terabyte as on a gigabyte.
+//! A bucket is on a list only while it can be evicted (closed, no dirty data). All operations are
+//! O(1), so choosing victims costs the same on a terabyte as on a gigabyte.
 //!
-//! There are as many slots as the device has buckets, so each byte of one counts. While a slot is on no
-//! list, its caller keeps a number where a link is ([`Lists::spare`]).
+//! There are as many slots as the device has buckets, so each byte of a slot counts. While a slot
+//! is on no list, its caller can store a number in place of a link ([`Lists::spare`]).
 
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
 
 const NONE: u32 = u32::MAX;
 
-/// Which list a bucket is on.
+/// The list that a bucket is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rank {
-    /// Holds nothing live: given up before any other.
+    /// Holds no live data: evicted before any other.
     Empty,
-    /// Holds clean data: given up as the policy says.
+    /// Holds clean data: evicted in the order of the policy.
     Used,
 }
 
-/// Of a slot on a list, its neighbours; of any other, `previous` is its caller's number.
+/// The neighbours of a slot on a list. For any other slot, `previous` is the caller's number.
 #[derive(Clone, Copy, Default)]
 struct Link {
     previous: u32,
@@ -46,7 +46,7 @@ impl Lists {
     /// Memory that the lists take for each slot, in bytes.
     pub const SLOT_BYTES: usize = size_of::<Link>() + size_of::<Option<Rank>>();
 
-    /// Lists over `slots` buckets, none of them listed.
+    /// Creates lists over `slots` buckets, none of them listed.
     ///
     /// # Errors
     /// There is no memory for so many.
@@ -60,24 +60,24 @@ impl Lists {
         Ok(Self { links, ranks, empty: list, used: list })
     }
 
-    /// The number that is kept for `slot`: 0 while it is on a list, and when it has just left one.
+    /// The number stored for `slot`: 0 while it is on a list, and when it has just left one.
     #[inline]
     #[must_use]
     pub fn spare(&self, slot: u32) -> u32 {
         if self.rank(slot).is_none() { self.links[slot as usize].previous } else { 0 }
     }
 
-    /// Keeps a number for `slot` as long as it is on no list.
+    /// Stores a number for `slot` for as long as it is on no list.
     ///
     /// # Panics
-    /// If it is on one.
+    /// If it is on a list.
     #[inline]
     pub fn set_spare(&mut self, slot: u32, number: u32) {
         assert!(self.rank(slot).is_none(), "slot {slot} is on a list, so it has no room for a number");
         self.links[slot as usize].previous = number;
     }
 
-    /// Puts `slot` last in `rank`, wherever it was before.
+    /// Moves `slot` to the end of list `rank`, wherever it was before.
     pub fn append(&mut self, slot: u32, rank: Rank) {
         self.remove(slot);
         let tail = self.list(rank).tail;
@@ -92,7 +92,7 @@ impl Lists {
         list.length += 1;
     }
 
-    /// `slot`, which is on a list, stands last in it.
+    /// Returns whether `slot`, which is on a list, is the last one.
     #[must_use]
     pub fn is_last(&self, slot: u32) -> bool {
         self.links[slot as usize].next == NONE
@@ -122,7 +122,7 @@ impl Lists {
         self.links[slot as usize] = Link::default();
     }
 
-    /// How many slots are on the list.
+    /// Number of slots on the list.
     #[must_use]
     pub const fn length(&self, rank: Rank) -> usize {
         self.list(rank).length
@@ -134,7 +134,7 @@ impl Lists {
         known(self.list(rank).head)
     }
 
-    /// The slot behind `slot` in its list.
+    /// The slot after `slot` in its list.
     #[must_use]
     pub fn after(&self, slot: u32) -> Option<u32> {
         known(self.links[slot as usize].next)
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use alloc::vec;
 
-    /// What is dirty of a bucket stands where its links would be.
+    /// The dirty sectors of a bucket are stored in place of its links.
     #[test]
     fn a_slot_keeps_a_number_while_it_is_on_no_list() {
         let mut lists = Lists::new(3).expect("three slots");

@@ -1,13 +1,14 @@
-//! Which bucket to give up next, which requests are part of a stream, whether the cache device is congested or worn. Policies see
-//! numbers, times and touches, no I/O and no keys, and are replayable alone over traces.
+//! Policies: which bucket to evict next, which requests belong to a stream, whether the cache
+//! device is congested or worn. They see numbers, times and accesses, no I/O and no keys, so they
+//! can be replayed alone over traces.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `victims` | least recently used, first filled, or any: the order of giving up |
-//! | `lists` | which buckets could be given up |
-//! | `streams` | who streams |
+//! | `victims` | eviction order: least recently used, first in first out, or random |
+//! | `lists` | the buckets that can be evicted |
+//! | `streams` | sequential streams and their clients |
 //! | `congestion` | how slow the cache device is |
-//! | `wear` | how often it has failed of late |
+//! | `wear` | how often the cache device has failed recently |
 
 pub mod congestion;
 pub mod lists;

@@ -1,18 +1,25 @@
-//! Which requests belong to one stream, and how long the streams of a client are: reads and writes that go on where another
-//! has ended are cheap for the device behind the cache, and would push out what is not.
+//! Detection of sequential streams: which requests belong to one stream, and how long the streams
+//! of a client are. Reads and writes that continue where another has ended are cheap for the
+//! backing device, and would evict data that is not.
 //!
-//! The numbers are those of Linux bcache where they are right. A request continues the stream that expects its first sector,
-//! if that is less than [`STREAM_PAUSE`] old; any other begins a new one, in place of the stream that was longest without a
-//! request. When a client begins a new stream the one before goes into its average (an eighth of it, seven eighths of what the
-//! average was), so that somebody who reads a fragmented file is seen to stream too. What counts is the greater of
-//! the stream and the average.
+//! The numbers are those of Linux bcache where they are right. A request continues the stream that
+//! expects its first sector, if that is less than [`STREAM_PAUSE`] old. Any other request begins a
+//! new stream, which replaces the one that was longest without a request. When a client begins a
+//! new stream, its previous stream enters its average, with a weight of an eighth. So a client that
+//! reads a fragmented file counts as streaming too. The result is the greater of the stream and the
+//! average.
 //!
-//! Two things differ. A *client* is whoever asks (a connection, a queue, a virtual machine): kernel bcache takes the task, which
-//! is a flusher thread or a server for all of them together, so that one client's stream punished another's random
-//! requests. And bytes are counted in 64 bits: in 32 an average begins again at 4 GiB, and the next stream is cached whole.
+//! Two things differ from the kernel:
 //!
-//! Two streams that end at the same sector cannot be told apart by the next request: the newer one takes the place of the
-//! other, so a block that is read again and again holds one place and not all of them.
+//! - A *client* is the origin of a request (a connection, a queue, a virtual machine). Kernel
+//!   bcache uses the task, which is a flusher thread or a server for all clients together, so that
+//!   one client's stream penalises another's random requests.
+//! - Bytes are counted in 64 bits. In 32 bits an average wraps at 4 GiB, and the next stream is
+//!   cached whole.
+//!
+//! Two streams that end at the same sector cannot be told apart by the next request. The newer one
+//! replaces the older one, so a block that is read again and again takes one place, not all of
+//! them.
 
 use crate::policy::lists::{Lists, Rank};
 use crate::sorted_map::Sorted;
@@ -21,23 +28,25 @@ use alloc::vec::Vec;
 use bcached_env::Time;
 use core::time::Duration;
 
-/// Streams remembered of a volume (the kernel's number).
+/// Number of streams remembered per volume (as in the kernel).
 const STREAMS_MAX: usize = 128;
 
-/// Clients remembered of a volume; the average of one that has asked for nothing for longest is forgotten.
+/// Number of clients remembered per volume. The average of the client that has been idle for
+/// longest is forgotten.
 const CLIENTS_MAX: usize = 64;
 
-/// A stream ends when its next request takes so long (the kernel's time).
+/// A stream ends when its next request takes this long (as in the kernel).
 pub const STREAM_PAUSE: Duration = Duration::from_secs(5);
 
-/// Who asks, as whoever hands requests in tells them apart: the connection, the queue, the virtual machine. Numbers mean
-/// nothing; those who have one client leave them all the same.
+/// The origin of a request, as distinguished by the code that submits requests: the connection, the
+/// queue, the virtual machine. The numbers have no meaning; code with only one client always uses
+/// the same one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Client(pub u64);
 
 #[derive(Clone, Copy, Default)]
 struct Stream {
-    /// The sector that it expects next.
+    /// The sector that the stream expects next.
     end: u64,
     bytes: u64,
     last: Time,
@@ -47,18 +56,19 @@ struct Stream {
 struct Past {
     /// Bytes of the stream that the client's last request belonged to.
     current: u64,
-    /// Of those before it.
+    /// Average of the streams before that, in bytes.
     average: u64,
-    /// Number of its last request.
+    /// Sequence number of its last request.
     used: u64,
 }
 
-/// The recent streams of one volume, and of its clients. Its memory does not depend on what is asked.
+/// The recent streams of one volume, and of its clients. Its memory does not depend on the
+/// requests.
 pub struct Streams {
     slots: Vec<Stream>,
-    /// Slots by the sector that they expect, each once.
+    /// Slots by the sector that they expect; each sector occurs once.
     by_end: Sorted<u64, u32>,
-    /// A slot without a stream is given up first, then the one that was longest without a request.
+    /// A slot without a stream is reused first, then the one that was longest without a request.
     order: Lists,
     clients: Sorted<Client, Past>,
     requests: u64,
@@ -79,8 +89,9 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Takes in a request of sectors `[start, end)`, and says how much its client streams, in bytes: the stream that the
-    /// request belongs to, itself included, or the client's average if that is more.
+    /// Records a request of sectors `[start, end)`. Returns how much its client streams, in bytes:
+    /// the length of the stream that the request belongs to, including the request, or the client's
+    /// average if that is more.
     pub fn take_in(&mut self, now: Time, client: Client, start: u64, end: u64) -> u64 {
         let bytes = end.saturating_sub(start).saturating_mul(512);
         let continued = self.by_end.remove(start).map(|slot| (slot, self.slots[slot as usize])).filter(
@@ -102,7 +113,7 @@ impl Streams {
         stream.max(self.average(client, stream, continued.is_none()))
     }
 
-    /// A slot for a new stream.
+    /// Returns a slot for a new stream.
     fn oldest(&mut self) -> u32 {
         let slot = self.order.first(Rank::Empty).or_else(|| self.order.first(Rank::Used));
         let slot = slot.expect("every slot is on a list");
@@ -113,7 +124,8 @@ impl Streams {
         slot
     }
 
-    /// The client's average, now that its last request belongs to a stream of so many bytes.
+    /// Updates and returns the client's average, now that its last request belongs to a stream of
+    /// so many bytes.
     fn average(&mut self, client: Client, stream: u64, is_new: bool) -> u64 {
         self.requests += 1;
         let place = self.clients.place(client).unwrap_or_else(|_| self.first_request(client));
@@ -127,7 +139,8 @@ impl Streams {
         past.average
     }
 
-    /// A client comes, perhaps in place of the one that was longest without a request. Its place.
+    /// Adds a client, if need be in place of the one that was longest without a request. Returns
+    /// its index.
     fn first_request(&mut self, client: Client) -> usize {
         if self.clients.len() >= CLIENTS_MAX {
             let idle = self.clients.iter().min_by_key(|(_, past)| past.used).map(|(client, _)| *client);
@@ -149,7 +162,7 @@ mod tests {
     const ME: Client = Client(1);
     const OTHER: Client = Client(2);
 
-    /// Streams with a clock that goes on by a millisecond a request.
+    /// Streams with a clock that advances by a millisecond per request.
     #[derive(Default)]
     struct Bench {
         streams: Streams,
@@ -157,13 +170,14 @@ mod tests {
     }
 
     impl Bench {
-        /// True if a request of `bytes` at `sector` is bypassed.
+        /// Returns true if a request of `bytes` at `sector` is bypassed.
         fn bypasses(&mut self, client: Client, sector: u64, bytes: u64) -> bool {
             self.now = self.now + Duration::from_millis(1);
             self.streams.take_in(self.now, client, sector, sector + bytes / 512) >= CUTOFF
         }
 
-        /// How many of `bytes` in requests of 64 KiB from `sector` on are not bypassed; these are the first ones.
+        /// Returns how many requests of a stream are not bypassed; these are the first ones. The
+        /// stream has `bytes` from `sector` on, in requests of 64 KiB.
         fn stream(&mut self, client: Client, sector: u64, bytes: u64) -> usize {
             let requests = 0..bytes / (64 * KIB);
             let bypassed: Vec<bool> =
@@ -173,7 +187,8 @@ mod tests {
             cached
         }
 
-        /// How many of 40 requests of 4 KiB that continue nothing are bypassed; these are the first ones.
+        /// Returns how many of 40 requests of 4 KiB that continue nothing are bypassed; these are
+        /// the first ones.
         fn random(&mut self, client: Client) -> usize {
             let bypassed: Vec<bool> = (1..41)
                 .map(|number| self.bypasses(client, number * 1_000_003 % 7_777_777 * 64, 4 * KIB))
@@ -211,7 +226,7 @@ mod tests {
         assert_eq!(bench.random(ME), 6, "the average is its own, whatever others have asked for meanwhile");
     }
 
-    /// The requests of one stream may come over several connections.
+    /// The requests of one stream may arrive over several connections.
     #[test]
     fn a_stream_may_have_two_clients() {
         let mut bench = Bench::default();
@@ -236,7 +251,8 @@ mod tests {
         }
     }
 
-    /// In 32 bits the average was about 1 MiB after the second of them, and nothing was bypassed.
+    /// In 32 bits the average would be about 1 MiB after the second of them, and nothing would be
+    /// bypassed.
     #[test]
     fn averages_do_not_begin_again_at_4_gib() {
         let mut bench = Bench::default();
@@ -279,7 +295,7 @@ mod tests {
         let mut bench = Bench::default();
         for number in 0..10_000 {
             bench.bypasses(Client(number), number << 20, 4 * KIB);
-            // Some end where others do, some go on.
+            // Some end where others do, and some continue a stream.
             bench.bypasses(Client(number % 7), (number % 300) << 20, 4 * KIB);
         }
         let Streams { slots, by_end, clients, order, .. } = &bench.streams;

@@ -1,15 +1,17 @@
-//! The order in which buckets are given up: first those that hold nothing, then by the policy of the superblock.
+//! The order in which buckets are evicted: first the empty ones, then by the policy of the
+//! superblock.
 //!
-//! A policy is changed at any time at no cost: what differs is whether a touch counts, and where a search looks. Least recently used is exact.
-//! First filled is the same list without touches. Any is a walk over all slots in a stride drawn anew for each search, which comes
-//! to each of them once, in an order that has nothing to do with their use.
+//! The policy can be changed at any time at no cost: policies differ only in whether a touch counts
+//! and where a search looks. Least recently used is exact. First in first out is the same list
+//! without touches. Random is a walk over all slots with a new random stride for each search, which
+//! visits each slot once, in an order unrelated to their use.
 
 use crate::policy::lists::{Lists, Rank};
 use alloc::collections::TryReserveError;
 use bcached_env::rng::Rng;
 use bcached_format::Replacement;
 
-/// Buckets that could be given up, and in which order.
+/// The buckets that can be evicted, and their order.
 pub struct Victims {
     lists: Lists,
     slots: u32,
@@ -17,24 +19,24 @@ pub struct Victims {
     rng: Rng,
 }
 
-/// Where a search is.
+/// The position of a search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// At this slot of the lists.
     Listed(u32),
-    /// On its way over all slots.
+    /// On its walk over all slots.
     Striding {
-        /// The slot that is next.
+        /// The next slot.
         at: u32,
-        /// How far the one behind it lies.
+        /// Distance to the slot after it.
         stride: u32,
-        /// So many are left.
+        /// Number of slots left.
         left: u32,
     },
 }
 
 impl Victims {
-    /// Over `slots` buckets, none of which could be given up.
+    /// Creates the order for `slots` buckets, none of which can be evicted.
     ///
     /// # Errors
     /// There is no memory for so many.
@@ -47,42 +49,42 @@ impl Victims {
         Ok(Self { lists, slots: count, policy: Replacement::default(), rng: Rng::new(0) })
     }
 
-    /// The bucket could be given up.
+    /// Returns whether the bucket can be evicted.
     #[inline]
     #[must_use]
     pub fn is_listed(&self, slot: u32) -> bool {
         self.lists.rank(slot).is_some()
     }
 
-    /// The number that is kept for a bucket which cannot be given up ([`Lists::spare`]).
+    /// The number stored for a bucket that cannot be evicted ([`Lists::spare`]).
     #[inline]
     #[must_use]
     pub fn spare(&self, slot: u32) -> u32 {
         self.lists.spare(slot)
     }
 
-    /// Keeps a number for a bucket until it can be given up.
+    /// Stores a number for a bucket until it can be evicted.
     ///
     /// # Panics
-    /// If it can be now.
+    /// If it can be evicted now.
     #[inline]
     pub fn set_spare(&mut self, slot: u32, number: u32) {
         self.lists.set_spare(slot, number);
     }
 
-    /// The policy from here on. `seed`: of what is drawn.
+    /// Sets the policy from now on. `seed`: for random choices.
     pub const fn set_policy(&mut self, policy: Replacement, seed: u64) {
         self.policy = policy;
         self.rng = Rng::new(seed);
     }
 
-    /// How many could be given up of `rank`.
+    /// Number of buckets of `rank` that can be evicted.
     #[must_use]
     pub const fn length(&self, rank: Rank) -> usize {
         self.lists.length(rank)
     }
 
-    /// The bucket has become one of `rank`, or none that could be given up.
+    /// Moves the bucket to `rank`; `None`: it cannot be evicted.
     pub fn place(&mut self, slot: u32, rank: Option<Rank>) {
         match rank {
             None => self.lists.remove(slot),
@@ -91,16 +93,16 @@ impl Victims {
         }
     }
 
-    /// The bucket was read from or written to.
+    /// Records that the bucket was read from or written to.
     pub fn touch(&mut self, slot: u32) {
         let counts = self.policy == Replacement::Lru && self.lists.rank(slot) == Some(Rank::Used);
-        // What was used last stands there already.
+        // The most recently used bucket is last already.
         if counts && !self.lists.is_last(slot) {
             self.lists.append(slot, Rank::Used);
         }
     }
 
-    /// Where a search begins; `None` if there is nothing to give up.
+    /// The position where a search begins; `None` if nothing can be evicted.
     pub fn begin(&mut self) -> Option<Place> {
         self.lists.first(Rank::Empty).map(Place::Listed).or_else(|| self.begin_used())
     }
@@ -113,14 +115,15 @@ impl Victims {
         let below = |rng: &mut Rng, bound: u32| u32::try_from(rng.below(bound.into())).unwrap_or(0);
         let at = below(&mut self.rng, self.slots);
         let mut stride = below(&mut self.rng, self.slots).max(1);
-        // Without a common divisor it comes to every slot.
+        // Without a common divisor, the walk visits every slot.
         while common_divisor(stride, self.slots) > 1 {
             stride = stride % self.slots + 1;
         }
         Some(Place::Striding { at, stride, left: self.slots })
     }
 
-    /// A place from which a search can go on that was interrupted: it may have changed meanwhile what the place was.
+    /// Returns a position from which an interrupted search can continue. The lists may have changed
+    /// since.
     pub fn resume(&mut self, place: Option<Place>) -> Option<Place> {
         match place {
             Some(Place::Listed(slot)) if self.lists.rank(slot).is_none() => self.begin(),
@@ -129,7 +132,7 @@ impl Victims {
         }
     }
 
-    /// The slot at `place`, if it could be given up, and the place behind it.
+    /// Returns the slot at `place`, if it can be evicted, and the next position.
     pub fn look(&mut self, place: Place) -> (Option<u32>, Option<Place>) {
         match place {
             Place::Listed(slot) => {
@@ -159,7 +162,7 @@ mod tests {
     use super::*;
     use alloc::vec::Vec;
 
-    /// All victims, in the order of a search that is interrupted all the time.
+    /// All victims, in the order of a search that is interrupted after each.
     fn searched(victims: &mut Victims) -> Vec<u32> {
         let mut found = Vec::new();
         let mut at = victims.begin();

@@ -1,40 +1,45 @@
-//! How often the cache device has failed of late.
+//! Wear: how often the cache device has failed recently.
 //!
-//! The count is that of Linux bcache: each failed operation adds one, and with a half-life what was counted fades with what is done:
-//! every 88th part of so many operations takes a 128th of it, and 88 of those take half. But a place that goes on failing is
-//! counted once: it is tried again and again, and one bad sector is no reason to do without the rest of the cache. What follows
-//! from a count that has reached its limit is not the kernel's, either: it gives the whole set up, and what is dirty with it. Here
-//! nothing is added to the cache any more, and what is dirty leaves it as fast as it can ([`crate::Options::io_error_limit`]).
+//! The count is that of Linux bcache: each failed operation adds one. With a half-life, the count
+//! decays with the number of operations: each 88th part of the half-life removes 1/128 of it, and
+//! 88 such steps remove half. Two things differ from the kernel:
+//!
+//! - A place that keeps failing is counted once. It is retried again and again, and one bad sector
+//!   is no reason to give up the rest of the cache.
+//! - When the count reaches its limit, the kernel gives up the whole set with its dirty data. Here
+//!   nothing is added to the cache any more, and dirty data is written back as fast as possible
+//!   ([`crate::Options::io_error_limit`]).
 
 use alloc::collections::BTreeMap;
 use core::ops::Range;
 
-/// An error, in fixed point.
+/// One error, in fixed point.
 const ONE: u64 = 1 << 20;
 
-/// Places that are known as bad; of more than that some are counted again.
+/// Maximum number of places remembered as bad. If there are more, some are counted again.
 const PLACES_MAX: usize = 256;
 
-/// Steps in which half of the count fades.
+/// Number of steps in which the count halves.
 const STEPS: u64 = 88;
 
-/// The count.
+/// The error count.
 #[derive(Clone, Default, Debug)]
 pub struct Wear {
     /// Errors, in units of [`ONE`].
     count: u64,
     /// Operations since the last step.
     operations: u64,
-    /// Where operations have failed, and none has succeeded since: ends by beginnings, in sectors. None overlap.
+    /// Where operations have failed and none has succeeded since: ends by starts, in sectors. None
+    /// overlap.
     places: BTreeMap<u64, u64>,
 }
 
 impl Wear {
-    /// An operation on the sectors `range` of the device has ended, and `failed` or not. `halflife` in operations; 0: nothing
-    /// fades.
+    /// Records that an operation on the sectors `range` of the device has ended; `failed`: it
+    /// failed. `halflife`: in operations; 0: no decay.
     pub fn take_in(&mut self, range: &Range<u64>, failed: bool, halflife: u64) {
         self.fade(halflife);
-        // A device that does well does no more than this.
+        // A healthy device costs no more than this.
         let is_known = !self.places.is_empty() && self.bad_place(range).is_some();
         match (failed, is_known) {
             (true, false) => {
@@ -53,7 +58,7 @@ impl Wear {
         }
     }
 
-    /// The beginning of a bad place that shares a sector with `range`.
+    /// The start of a bad place that shares a sector with `range`.
     fn bad_place(&self, range: &Range<u64>) -> Option<u64> {
         let last = self.places.range(..range.end).next_back();
         last.filter(|(_, end)| **end > range.start).map(|(start, _)| *start)
@@ -62,7 +67,7 @@ impl Wear {
     const fn fade(&mut self, halflife: u64) {
         if halflife > 0 {
             self.operations += 1;
-            // Less than a step a time would never come to its end.
+            // With fractions of an operation per step, the loop would never end.
             let step = if halflife < STEPS { 1 } else { halflife / STEPS };
             while self.operations >= step {
                 self.operations -= step;
@@ -71,13 +76,14 @@ impl Wear {
         }
     }
 
-    /// Whole errors.
+    /// The count in whole errors.
     #[must_use]
     pub const fn errors(&self) -> u64 {
         self.count / ONE
     }
 
-    /// The device has failed, and as often as `limit` says; 0 is reached by the first error, as 1 is.
+    /// Returns true if the device has failed at least `limit` times. The first error reaches a
+    /// limit of 0, as it does 1.
     #[must_use]
     pub const fn has_reached(&self, limit: u64) -> bool {
         let errors = self.errors();
@@ -89,7 +95,7 @@ impl Wear {
 mod tests {
     use super::*;
 
-    /// Block `number` of the device.
+    /// The sectors of block `number` of the device.
     const fn block(number: u64) -> Range<u64> {
         8 * number..8 * number + 8
     }
@@ -121,7 +127,8 @@ mod tests {
         assert_eq!(wear.count, 0, "in the end all of it");
     }
 
-    /// One bad sector, tried again by each write-back or asked for by each read, did away with the whole cache.
+    /// One bad sector, retried by each write-back or requested by each read, must not disable the
+    /// whole cache.
     #[test]
     fn a_place_that_goes_on_failing_is_counted_once() {
         let mut wear = Wear::default();

@@ -1,23 +1,29 @@
-//! Whether a request adds to the cache, and if not, why: the first of these that is so. The order is that of Linux bcache.
+//! Decides whether a request adds to the cache, and if not, why: the first reason that applies. The
+//! order is that of Linux bcache.
 //!
 //! | reason | when |
 //! |---|---|
 //! | attaching or detaching | the volume is being detached or attached |
-//! | failing | the cache device has failed too often ([`Options::io_error_limit`]); the kernel would have given the set up |
-//! | full | so much of the cache cannot be had without writing dirty data back ([`Options::cutoff_cache_add`]) |
-//! | mode | `none`; `writearound`, of what is written |
+//! | failing | the cache device has failed too often ([`Options::io_error_limit`]) |
+//! | full | too much of the cache needs write-back first ([`Options::cutoff_cache_add`]) |
+//! | mode | `none`; `writearound` for writes |
 //! | sequential | the client streams ([`VolumeOptions::sequential_cutoff`]) |
-//! | congested | the cache device is slow, and the client streams at least so much as that allows |
+//! | congested | the cache device is slow, and the client streams at least as much as that allows |
 //!
-//! Not among them, other than in the kernel: a request that is not of whole blocks. Here such requests are made whole, so they
-//! are cached like any other; the kernel has to pass them by. And a hint that a request reads ahead, or in the background:
-//! between mode and sequential, as soon as a front end has one. NBD has none, so nothing carries it.
+//! The cache is *full* when at least that much of it cannot be allocated without writing back dirty
+//! data. When the cache device is *failing*, the kernel would have given the set up.
 //!
-//! Discards and zeroings are not asked about: they add nothing in any case, and are no reads, writes or streams.
+//! Unlike the kernel, bcached does not bypass requests that are not of whole blocks. It widens them
+//! to whole blocks, so they are cached like any other; the kernel has to bypass them. Hints that a
+//! request is read-ahead or background I/O are not used either. They would rank between mode and
+//! sequential, as soon as a front end has them; NBD has none, so nothing carries them.
 //!
-//! What is bypassed is still read from the cache where that has it, and goes there over older data that is dirty. Asked
-//! once a request, when that begins. A volume that has left the cache bypasses nothing, and neither does one that is nowhere
-//! else.
+//! Discards and zeroings are not considered: they add nothing in any case, and are no reads, writes
+//! or streams.
+//!
+//! A bypassed request is still read from the cache where the cache has the data, and written there
+//! over older dirty data. The decision is made once, when the request begins. A volume that has
+//! left the cache bypasses nothing, and neither does a flash-only volume.
 //!
 //! [`Options::cutoff_cache_add`]: crate::Options::cutoff_cache_add
 //! [`Options::io_error_limit`]: crate::Options::io_error_limit
@@ -35,22 +41,22 @@ pub enum Bypass {
     OnItsWay,
     /// The cache device has failed too often.
     Failing,
-    /// The cache is full of what must be written back first.
+    /// The cache is full of data that must be written back first.
     Full,
     /// The cache mode.
     Mode,
-    /// It is part of a stream.
+    /// The request is part of a stream.
     Sequential,
     /// The cache device is slow.
     Congested,
 }
 
 impl Bypass {
-    /// All of them, in the order in which they are asked for.
+    /// All reasons, in the order in which they are checked.
     pub const ALL: [Self; 6] =
         [Self::OnItsWay, Self::Failing, Self::Full, Self::Mode, Self::Sequential, Self::Congested];
 
-    /// In a word.
+    /// Returns the reason's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -64,7 +70,7 @@ impl Bypass {
     }
 }
 
-/// Whether `request` on `range` adds to the cache; counted if not.
+/// Decides whether `request` on `range` adds to the cache, and counts it if not.
 pub(super) fn decide(
     s: &mut State,
     target: &Target,

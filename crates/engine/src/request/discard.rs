@@ -1,9 +1,10 @@
-//! Discard.
+//! Handles discards.
 //!
-//! A discard makes void what the cache holds and is passed down; the hole is durable before the backing device drops
-//! its copy, so that a crash cannot bring back a cached value that differs from what was read since. Only whole
-//! blocks inside the range are touched: a discard is a hint. No data is written for it to either device, and what it costs
-//! depends on what is cached there, not on how long it is.
+//! A discard invalidates what the cache holds and is passed down to the backing device. The hole is
+//! durable before the backing device drops its copy. So a crash cannot bring back a cached value
+//! that differs from what was read since. A discard is a hint, so only whole blocks inside the
+//! range are touched. It writes no data to either device, and its cost depends on what is cached in
+//! the range, not on the length of the range.
 
 use crate::error::Error;
 use crate::request::uncached::in_turn;
@@ -20,18 +21,20 @@ pub async fn discard(set: &CacheSet, target: &Target, range: Range) -> Result<()
     if inside.start >= inside.end {
         return Ok(());
     }
-    // In the order of the calls, though there may be nothing to do: whoever is answered may rely on what came before.
+    // Discards take their turn in the order of the calls, even if there is nothing to do: once a
+    // discard is answered, the client may rely on earlier requests.
     in_turn(set, target, inside, async |target| discard_blocks(set, target, inside).await).await
 }
 
-/// Gives up whole blocks in the range of a turn.
+/// Gives up whole blocks, while the caller has its turn in the range.
 async fn discard_blocks(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     if target.inode.is_none() {
         return if passes_down(target) { pass_down(set, target, range).await } else { Ok(()) };
     }
     let survey = write::survey(set, target, range).await?;
     if !passes_down(target) {
-        // What is being written back must have landed before anybody reads the backing device there.
+        // Write-back in progress must have reached the backing device before any request reads the
+        // range there.
         write::wait_for_cleaning(set, target, range).await?;
         return if survey.present { holes::punch_found(set, target, range).await } else { Ok(()) };
     }
@@ -45,7 +48,8 @@ fn passes_down(target: &Target) -> bool {
 
 async fn pass_down(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let (disk, begun) = write::begin_backing_write(set, target, range).await?;
-    // Whether it is carried out is the device's business: it is answered as done, also if the device was not there.
+    // Whether the device carries it out is up to the device. The discard is answered as done, even
+    // if the device was absent.
     let said = beside(set, target, disk.discard(range.start, range.sectors())).await;
     write::end_client_write(set, target, begun, &said).map(drop)
 }

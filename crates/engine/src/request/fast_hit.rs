@@ -1,5 +1,6 @@
-//! A read of what is one piece, in the cache or not: most reads are. What is more, or wants something that is not in memory, is read step by
-//! step (`read`).
+//! Serves reads of one piece, cached or not, without a task. Most reads are of this kind. A read of
+//! several pieces, or one that needs something that is not in memory, is served step by step
+//! (`read`).
 
 use crate::btree::Content;
 use crate::btree::cache::Leaf;
@@ -12,7 +13,7 @@ use crate::state::State;
 use crate::volume::epoch::Asked;
 use bcached_env::{Buffer, IoError, Time};
 
-/// A read of what is in the cache, which is being read there.
+/// A read of cached data that is in flight.
 pub struct Hit {
     pub(super) target: Target,
     pub(super) cached: Cached,
@@ -22,16 +23,16 @@ pub struct Hit {
 
 /// How a read of one piece has begun.
 enum Started {
-    /// This is to be read from the cache device, from that sector on.
+    /// Read from the cache device: the slot of the request, and the first sector.
     Hit(usize, u64),
-    /// This from the backing device.
+    /// Read from the backing device: the slot of the request.
     Miss(usize),
-    /// With counting it alone.
+    /// Only counted; it needs a task.
     InSteps(Target, Option<Asked>),
 }
 
 impl State {
-    /// What a read of `range` is of, if that is one piece; else nothing has changed.
+    /// Returns the content of `range`, if it is one piece; otherwise nothing has changed.
     fn piece(&mut self, target: &Target, range: Range) -> Option<(Content, Leaf)> {
         let inode = target.inode?;
         if target.blocks_around(range) != Some(range) {
@@ -80,10 +81,10 @@ impl CacheSet {
         Begun::UnderWay
     }
 
-    /// The device has read what is kept there, or not.
+    /// Handles the completion of the read that is kept in slot `place`.
     pub(super) fn hit_ended(&self, place: usize, read: Result<(), IoError>, buffer: Buffer) {
         let ended = {
-            // Where it lies: to move it takes longer than what is done with it.
+            // Used where it lies: moving it takes longer than the work on it.
             let under_way = self.inner.under_way.borrow();
             let hit = &under_way.hits[place];
             self.with(|s| {
@@ -117,7 +118,7 @@ impl CacheSet {
 }
 
 impl State {
-    /// Such a read has its data.
+    /// Ends a cache hit that has its data.
     fn end_hit(&mut self, target: &Target, cached: &Cached, began: Time) {
         read::count(self, target, Sources::of_cache(cached.sectors()));
         self.end_read(target, began, true);

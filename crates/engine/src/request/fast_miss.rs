@@ -1,4 +1,5 @@
-//! A read of one piece that the cache does not have; at its end its fill begins.
+//! Serves a read of one piece that is not cached, without a task. Its fill begins when the read
+//! ends.
 
 use crate::btree::cache::Leaf;
 use crate::btree::{Content, Piece};
@@ -12,28 +13,30 @@ use crate::state::State;
 use crate::volume::epoch::Begun;
 use bcached_env::{Buffer, IoError, Time};
 
-/// A read of the backing device that has begun so.
+/// A read of the backing device that has begun.
 pub struct Miss {
     planned: Planned,
-    /// Of what is missing.
+    /// The leaf of the missing piece.
     leaf: Leaf,
     begun: Option<Begun>,
-    /// The device slept.
+    /// The device was asleep, and this read wakes it.
     wakes: bool,
 }
 
-/// Such a read that is under way.
+/// Such a read in flight.
 pub struct Missing {
     pub(super) target: Target,
     pub(super) miss: Miss,
     pub(super) began: Time,
-    /// The memory of its request, if that is lent and cannot be read to.
+    /// The memory of the request, if that is foreign memory that the read cannot use.
     pub(super) lent: Option<Buffer>,
     pub(super) whom: Whom,
 }
 
 impl State {
-    /// Begins to read `hole`, of which `leaf` says that it is one, from the backing device; `None` if some of it is not there alone, and then nothing has changed.
+    /// Begins to read `hole`, which `leaf` says is not cached, from the backing device. Returns
+    /// `None` if there is no backing device, or some of the range is parked in the cache; nothing
+    /// has changed then.
     pub(super) fn begin_miss(&mut self, target: &Target, hole: Range, leaf: Leaf) -> Option<Miss> {
         let volume = self.volumes.get(target.id)?;
         if target.backing.is_none() || volume.ranges.is_parked_in(hole.start, hole.end) {
@@ -47,7 +50,8 @@ impl State {
         Some(Miss { planned, leaf, begun, wakes })
     }
 
-    /// Such a read, which `began` then, has ended and is answered; what is put into the cache of it.
+    /// Ends such a read, which began at `began` and is answered now; returns its fill, if there is
+    /// one.
     fn end_such_miss(&mut self, target: &Target, miss: &Miss, is_read: bool, began: Time) -> Option<Fill> {
         self.client_goes(target.id, self.now.since(began));
         let fill = self.end_miss(target, &miss.planned, miss.begun.filter(|_| is_read));
@@ -60,7 +64,7 @@ impl State {
 }
 
 impl CacheSet {
-    /// Has the backing device read what is kept there.
+    /// Starts the read of the backing device for the miss in slot `place`.
     pub(super) fn begin_to_miss(&self, place: usize, buffer: Buffer) {
         let (backing, planned, wakes) = {
             let under_way = self.inner.under_way.borrow();
@@ -68,7 +72,7 @@ impl CacheSet {
             (target.backing.clone().expect("it is read from there"), miss.planned, miss.wakes)
         };
         if wakes {
-            // What has been gathered goes along.
+            // The device is awake, so gathered write-back is sent, too.
             self.signals().writeback_work.notify_all();
         }
         let (lent, buffer) = fill::land(self, planned.fill.is_some(), buffer);
@@ -78,7 +82,7 @@ impl CacheSet {
         self.read_for(&backing, planned.piece.start, buffer, Kept::Miss(place));
     }
 
-    /// It has, or not.
+    /// Handles the completion of the miss in slot `place`.
     pub(super) fn miss_ended(&self, place: usize, read: Result<(), IoError>, buffer: Buffer) {
         let missing = self.inner.under_way.borrow_mut().misses.remove(place);
         let Missing { target, miss, began, lent, whom } = missing;

@@ -1,6 +1,7 @@
-//! A write that goes to the cache alone, in one piece, with nobody else in its range: most writes are. Its data is written between its two
-//! transitions. What wants more than that is done step by step (`write`), as is the rest of a write that meets
-//! something on its way.
+//! Serves writes of one piece that go to the cache alone, in a range where nothing else is in
+//! progress, without a task. Most writes are of this kind. The data is written between two
+//! transitions. A write that needs more is served step by step (`write`), and so is the rest of a
+//! write that meets an obstacle.
 
 use crate::btree::cache::Leaf;
 use crate::btree::{Attempt, Record};
@@ -21,20 +22,20 @@ use bcached_env::{IoError, Payload, Time};
 use bcached_format::{Key, Position};
 use core::cell::Cell;
 
-/// A write that has begun so: it has its range and its space.
+/// A write that has begun: it has its range and its space.
 pub struct Put {
     range: Range,
     claim: Claim,
     chunk: Chunk,
     survey: Survey,
-    /// Where its key goes.
+    /// The leaf that its key enters.
     leaf: Leaf,
-    /// Nothing of the volume was dirty.
+    /// The volume had no dirty data.
     is_first: bool,
     left: Left,
 }
 
-/// Such a write that is under way.
+/// Such a write in flight.
 pub struct Putting {
     pub(super) target: Target,
     pub(super) asked: Option<Asked>,
@@ -46,22 +47,23 @@ pub struct Putting {
 
 /// How a write has begun.
 enum Started {
-    /// This is to be written.
+    /// The data is to be written.
     Put { place: usize, sector: u64, left: Left, is_first: bool },
-    /// With counting it alone.
+    /// Only counted; it needs a task.
     InSteps(Target, Option<Asked>),
 }
 
-/// How one ended, of which the data has been written, or not.
+/// How a write ended whose data has been written, or has failed to be.
 enum Ended {
-    /// As it should.
+    /// It is complete.
     Well(Result<(), Error>),
-    /// This of its key is not in the tree.
+    /// This part of its key is not in the tree.
     Without(Key),
 }
 
 impl State {
-    /// Begins a write, if it can go to the cache as a whole and at once; else nothing has changed.
+    /// Begins a write if it can go to the cache as a whole and at once; otherwise nothing has
+    /// changed.
     fn put_at_once(&mut self, target: &Target, range: Range, request: &Request) -> Option<(Put, Payload)> {
         let Request::Write { payload, fua: false, .. } = request else { return None };
         let inode = target.inode?;
@@ -95,7 +97,8 @@ impl State {
         Some((put, payload.clone()))
     }
 
-    /// The data of a write has been written, so: its key goes into the tree, if nothing is in the way of that, and it ends.
+    /// Handles the result of writing the data: puts the key into the tree, if nothing is in the
+    /// way, and ends the write.
     fn end_put(
         &mut self,
         target: &Target,
@@ -168,10 +171,10 @@ impl CacheSet {
         Begun::UnderWay
     }
 
-    /// The device has written what is kept there, or not.
+    /// Handles the completion of the write that is kept in slot `place`.
     pub(super) fn put_ended(&self, place: usize, written: Result<(), IoError>) {
         let ended = {
-            // Where it lies: to move it takes longer than what is done with it.
+            // Used where it lies: moving it takes longer than the work on it.
             let under_way = self.inner.under_way.borrow();
             let Putting { target, put, asked, began, .. } = &under_way.puts[place];
             self.with_telling(|s| s.end_put(target, put, (*asked, *began), &written))
@@ -181,7 +184,7 @@ impl CacheSet {
             Ended::Well(result) => {
                 self.signals().ranges.notify_all();
                 let Putting { payload, whom, .. } = take();
-                // Whoever asked may use its memory again as soon as he has his answer.
+                // The client may reuse its memory as soon as it has its answer.
                 drop(payload);
                 whom.tell(Reply { result, buffer: None });
             }
@@ -192,7 +195,7 @@ impl CacheSet {
         }
     }
 
-    /// The same step by step, from where `rest` of its key is not in the tree.
+    /// Finishes the write step by step, from where `rest` of its key is not in the tree.
     async fn put_in_steps(&self, putting: Putting, written: Result<(), IoError>, rest: Key) {
         let Putting { target, asked, put, payload, began, whom } = putting;
         let Put { range, claim, chunk, survey, .. } = put;

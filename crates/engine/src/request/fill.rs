@@ -1,8 +1,10 @@
-//! A fill: what was read from the backing device for somebody goes into the cache. It is a favour: nobody waits for it, its reader either,
-//! it waits for nothing itself but for its place on the device, and if it fails it is forgotten.
+//! Fills the cache with data that was read from the backing device for a client. A fill is
+//! optional: neither its reader nor any other task waits for it. It waits for nothing but its turn
+//! on the device, and is dropped if it fails.
 //!
-//! Most are of one piece, for which there is space: these begin in one transition and end in another. What wants more than that is done step
-//! by step, as is the rest of one that meets something on its way.
+//! Most fills are of one piece for which there is space: these begin in one transition and end in
+//! another. A fill that needs more is done step by step, and so is the rest of one that meets an
+//! obstacle.
 
 use crate::btree::cache::Leaf;
 use crate::btree::{Attempt, Need, Record};
@@ -20,59 +22,61 @@ use crate::volume::epoch::Stamp;
 use bcached_env::{Buffer, IoError, Payload, Time};
 use bcached_format::Key;
 
-/// Memory for fills in flight, for all volumes, in bytes; beyond, a miss just does not fill.
+/// Memory for fills in flight, for all volumes, in bytes; beyond it, a miss does not fill.
 const FILL_BYTES_MAX: u64 = 64 << 20;
-/// Fills in flight, for all volumes: each may want a task. As many as requests, whose misses they are; beyond, a miss just does not fill.
+/// Fills in flight, for all volumes: each may need a task. There are as many as requests, whose
+/// misses they are; beyond it, a miss does not fill.
 pub const FILLS_MAX: usize = REQUESTS_MAX;
 
 /// A fill that has begun.
 pub(super) struct Fill {
     range: Range,
     claim: Claim,
-    /// Of the read that brought its data.
+    /// The stamp of the read that brought its data.
     stamp: Stamp,
-    /// Where its key goes, if that is known.
+    /// The leaf that its key enters, if known.
     leaf: Option<Leaf>,
 }
 
 impl Fill {
-    /// The same of what has been missing in `leaf`.
+    /// Sets the leaf that lacked the data.
     pub(super) fn of(self, leaf: Leaf) -> Self {
         Self { leaf: Some(leaf), ..self }
     }
 
-    /// Of its data.
+    /// Returns the size of its data, in bytes.
     fn bytes(&self) -> usize {
         usize::try_from(self.range.sectors() * 512).expect("a fill fits in memory")
     }
 }
 
-/// One with what goes into the cache.
+/// A fill with its data.
 pub(super) struct FillOf {
     target: Target,
     fill: Fill,
     payload: Payload,
 }
 
-/// One whose data is being written.
+/// A fill whose data is being written.
 pub struct Filling {
     of: FillOf,
     chunk: Chunk,
     began: Time,
 }
 
-/// What is left of a fill whose data has been written, or not.
+/// What is left to do for a fill whose data has been written, or has failed to be.
 enum Undone {
     /// Nothing.
     None,
-    /// Nothing, but that it waits for a flush.
+    /// Nothing; it is parked until a flush.
     Parked,
-    /// This is to enter the tree.
+    /// This key is to enter the tree.
     Key(Key),
 }
 
 impl State {
-    /// There is a place and memory for a favour more, of so many bytes of volume `id`: it begins, to be ended by [`State::end_favour`].
+    /// Begins optional background work of `bytes` bytes for volume `id`, if there is a place and
+    /// memory for it; [`State::end_favour`] ends it.
     pub(super) fn begin_favour(&mut self, id: VolumeId, bytes: u64) -> bool {
         let has_place = self.fill_bytes < FILL_BYTES_MAX && self.fills < FILLS_MAX;
         if has_place {
@@ -83,15 +87,15 @@ impl State {
         has_place
     }
 
-    /// The end of that. The caller rings `ranges`.
+    /// Ends such work. The caller notifies `ranges`.
     pub(super) fn end_favour(&mut self, id: VolumeId, bytes: u64) {
         self.fills -= 1;
         self.fill_bytes -= bytes;
         self.end_background(id);
     }
 
-    /// What `claim` was entered for has been read, with that stamp: a fill begins, if it may. If not its claim is released, and the caller
-    /// rings `ranges`.
+    /// Begins a fill, if it may, when the data for which `claim` was entered has been read with
+    /// `stamp`. Otherwise the claim is released, and the caller notifies `ranges`.
     pub(super) fn begin_fill(&mut self, target: &Target, claim: Claim, stamp: Option<Stamp>) -> Option<Fill> {
         let range = self.volumes.get(target.id)?.ranges.range_of(claim)?;
         let range = Range { start: range.0, end: range.1 };
@@ -110,7 +114,7 @@ impl State {
         }
     }
 
-    /// Space for a fill, if that is there as a whole and at once.
+    /// Takes space for a fill, if it is available as a whole and at once.
     fn take_fill_space(&mut self, fill: &Fill) -> Option<(Chunk, Left)> {
         let sectors = fill.range.sectors();
         if !self.open.fits(Class::Clean, sectors) {
@@ -121,7 +125,8 @@ impl State {
         Some((Chunk { start: fill.range.start, space }, self.space_left()))
     }
 
-    /// The data of a fill has been written, so: its key goes into the tree, if nothing is in the way of that.
+    /// Handles the result of writing a fill's data: puts the key into the tree, if nothing is in
+    /// the way.
     fn end_fill(
         &mut self,
         target: &Target,
@@ -150,8 +155,9 @@ impl State {
         rest
     }
 
-    /// What becomes of a chunk that is in the cache: its key enters the tree if what it copies is durable on the backing device, else it
-    /// is parked until it is, and has the chunk's pin. Dropped if somebody wrote to the range since its claim was entered.
+    /// Decides what becomes of a chunk that is in the cache. If the backing device's copy is
+    /// durable, its key enters the tree. Otherwise it is parked until it is, and takes over the
+    /// chunk's pin. It is dropped if there was a write to the range since its claim was entered.
     fn fate(&mut self, target: &Target, chunk: &Chunk, fill: &Fill) -> Clean {
         let volume = self.volumes.get(target.id);
         if volume.is_some_and(|volume| volume.ranges.fill_is_good(fill.claim)) {
@@ -161,7 +167,7 @@ impl State {
         Clean::Void
     }
 
-    /// Puts the key of a fill into the tree; what is left of it.
+    /// Puts the key of a fill into the tree; returns what is left of it.
     fn index(&mut self, target: &Target, (fill, chunk): (&Fill, &Chunk)) -> Undone {
         let key = chunk.key(target.inode.expect("only attached volumes are cached"), false);
         if self.failed.is_some() {
@@ -169,15 +175,16 @@ impl State {
         }
         match self.insert_in(fill.leaf, &key, Record::Fill) {
             Attempt::Done(upto) => key.cut(upto, key.end).map_or(Undone::None, Undone::Key),
-            // A favour does not make the tree's caller wait for the journal: nothing of it is recorded.
+            // A fill does not wait for the journal: nothing of it is recorded.
             Attempt::Needs(Need::Journal) => unreachable!("a fill is not journalled"),
             Attempt::Needs(_) => Undone::Key(key),
         }
     }
 }
 
-/// Where a miss is read to instead of `buffer` if a fill follows: that is copied from it, which lent memory does not let us. With the
-/// memory that is lent, for [`give_back`].
+/// Returns the buffer that a miss is read into. If a fill follows, its data is copied from there,
+/// which foreign memory does not allow; the read then uses a buffer of our own. Also returns the
+/// foreign memory, for [`give_back`].
 pub(super) fn land(set: &CacheSet, fills: bool, buffer: Buffer) -> (Option<Buffer>, Buffer) {
     if !fills || buffer.lent().is_none() {
         return (None, buffer);
@@ -186,7 +193,7 @@ pub(super) fn land(set: &CacheSet, fills: bool, buffer: Buffer) -> (Option<Buffe
     (Some(buffer), own)
 }
 
-/// The memory of the request, with what was read.
+/// Returns the memory of the request, with the data that was read.
 pub(super) fn give_back(set: &CacheSet, lent: Option<Buffer>, landed: Buffer, is_read: bool) -> Buffer {
     let Some(mut lent) = lent else { return landed };
     if is_read {
@@ -196,7 +203,7 @@ pub(super) fn give_back(set: &CacheSet, lent: Option<Buffer>, landed: Buffer, is
     lent
 }
 
-/// A fill with what goes into the cache, a copy of `data`.
+/// Combines a fill with its data, a copy of `data`.
 pub(super) fn with_data(set: &CacheSet, target: Target, fill: Fill, data: &Buffer) -> FillOf {
     let bytes = fill.bytes();
     let mut copy = set.inner.stock.borrow_mut().take(bytes);
@@ -205,9 +212,9 @@ pub(super) fn with_data(set: &CacheSet, target: Target, fill: Fill, data: &Buffe
 }
 
 impl CacheSet {
-    /// Puts what was read into the cache, for which its reader does not wait.
+    /// Puts data that was read into the cache; its reader does not wait for that.
     pub(super) fn begin_to_fill(&self, fill: FillOf) {
-        // No waiting for space: a clean insert is a favour, not a duty.
+        // A fill is optional, so it does not wait for space.
         let Some((chunk, left)) = self.with(|s| s.take_fill_space(&fill.fill)) else {
             let set = self.clone();
             return self.env().spawn(async move { set.fill_in_steps(fill).await });
@@ -220,7 +227,7 @@ impl CacheSet {
         self.write_for(sector, payload, Kept::Fill(place));
     }
 
-    /// The device has written it, or not.
+    /// Handles the completion of the write for the fill in slot `place`.
     pub(super) fn fill_ended(&self, place: usize, written: Result<(), IoError>) {
         let Filling { of, chunk, began } = self.inner.under_way.borrow_mut().fills.remove(place);
         match self.with_telling(|s| s.end_fill(&of.target, (&of.fill, &chunk), (began, &written))) {
@@ -237,7 +244,7 @@ impl CacheSet {
         self.put_fill_away(of.payload);
     }
 
-    /// The same for what is not in one piece.
+    /// Does the same for a fill that is not in one piece.
     async fn fill_in_steps(&self, of: FillOf) {
         let FillOf { target, fill, payload } = &of;
         let chunks = self.take_chunks(Class::Clean, fill.range);
@@ -263,7 +270,7 @@ impl CacheSet {
         self.put_fill_away(payload);
     }
 
-    /// Its memory is used again.
+    /// Returns its memory to the pool.
     fn put_fill_away(&self, payload: Payload) {
         self.inner.stock.borrow_mut().put_payload(payload);
         self.signals().ranges.notify_all();

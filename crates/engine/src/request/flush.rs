@@ -1,8 +1,9 @@
-//! Flush: everything acknowledged before becomes durable. Two devices may hold it: the cache (keys in the journal,
-//! whose pre-flush covers the data) and the backing device (only if it was written to since its last flush).
+//! Handles flushes: everything acknowledged before becomes durable. Two devices may hold it: the
+//! cache (keys in the journal, whose pre-flush covers the data) and the backing device (only if it
+//! was written to since its last flush).
 //!
-//! A backing device runs one flush at a time. Who comes meanwhile waits, and then one flush serves all who waited; a
-//! failure is the answer to all of them.
+//! A backing device runs one flush at a time. Callers that arrive during a flush wait for the next
+//! one, which serves all of them. If it fails, all of them fail.
 
 use crate::error::{Doing, Error};
 use crate::journal::writer;
@@ -12,22 +13,25 @@ use crate::volume::VolumeId;
 use crate::volume::epoch::{Answers, Epoch, Stamp, Turn};
 use bcached_env::Time;
 
-/// A client's flush, which `answers` for what was acknowledged before it was asked for.
+/// Runs a client's flush, which `answers` for what was acknowledged before it was requested.
 pub async fn flush(set: &CacheSet, target: &Target, answers: Option<Answers>) -> Result<(), Error> {
     if target.inode.is_some() {
         writer::commit(set).await?;
     }
     let flushed = flush_backing(set, target).await;
     let lost = answers.is_some_and(|answers| report(set, target, answers) == Some(true));
-    // That something is lost is no matter of whether the device comes back: nobody may wait for that, and not hear of it.
+    // A loss does not depend on whether the device comes back: no client may wait for the device
+    // without being told of the loss.
     let flushed = if lost && flushed.as_ref().is_err_and(Error::is_absence) { Ok(()) } else { flushed };
     flushed?;
-    // A flush that was not ours failed: what it covered may be gone, though ours claims success.
+    // An earlier flush, run by another caller, failed. What it covered may be lost, although this
+    // one claims success.
     if lost { Err(Error::LostWrites) } else { Ok(()) }
 }
 
-/// Makes durable what was written to the backing device, if anything was since its last flush. An error if any flush
-/// failed meanwhile, whoever ran it. Clean data that waited enters the tree; after a failure it is dropped instead.
+/// Makes durable what was written to the backing device, if anything was since its last flush.
+/// Fails if any flush has failed meanwhile, whichever caller ran it. Parked clean data then enters
+/// the tree; after a failure it is dropped instead.
 pub async fn flush_backing(set: &CacheSet, target: &Target) -> Result<(), Error> {
     let Some(disk) = &target.backing else { return Ok(()) };
     let Some(wanted) = epoch(set, target.id, |epoch| epoch.wants_flush()).flatten() else { return Ok(()) };
@@ -45,7 +49,7 @@ pub async fn flush_backing(set: &CacheSet, target: &Target) -> Result<(), Error>
     }
 }
 
-/// Makes one write to the backing device durable, or says that it may be lost.
+/// Makes one write to the backing device durable, or reports that it may be lost.
 pub async fn prove(set: &CacheSet, target: &Target, stamp: Stamp) -> Result<(), Error> {
     flush_backing(set, target).await?;
     match epoch(set, target.id, |epoch| epoch.is_durable(stamp)) {
@@ -54,29 +58,29 @@ pub async fn prove(set: &CacheSet, target: &Target, stamp: Stamp) -> Result<(), 
     }
 }
 
-/// At the end of a set: everything on the backing device becomes durable, and a failure that no client's flush has
-/// reported is reported now.
+/// Flushes the backing device when a set ends, and reports a failure that no client's flush has
+/// reported.
 pub async fn last_flush(set: &CacheSet, target: &Target) -> Result<(), Error> {
     let flushed = flush_backing(set, target).await;
-    // Nothing is asked any more: whatever was answered, this tells of it.
+    // No more flushes will be requested, so this one answers for every change.
     let answers = epoch(set, target.id, |epoch| epoch.answers(Time::MAX));
     let lost = answers.and_then(|answers| report(set, target, answers));
     flushed?;
     if lost == Some(true) { Err(Error::LostWrites) } else { Ok(()) }
 }
 
-/// A flush ends: whether it must say that something it answers for may be gone.
+/// Ends a flush. Returns whether it must report that something it answers for may be lost.
 fn report(set: &CacheSet, target: &Target, answers: Answers) -> Option<bool> {
     let now = set.env().now();
     epoch(set, target.id, |epoch| epoch.report(answers, now))
 }
 
-/// Asks the epoch of a volume's backing device; `None` if there is none.
+/// Asks the epoch of a volume's backing device; returns `None` if there is none.
 pub fn epoch<T>(set: &CacheSet, volume: VolumeId, ask: impl FnOnce(&mut Epoch) -> T) -> Option<T> {
     set.with(|s| Some(ask(&mut s.volumes.get_mut(volume)?.backing.as_mut()?.epoch)))
 }
 
-/// The flush that was running has ended.
+/// Handles the end of the flush that was running.
 fn ended(set: &CacheSet, target: &Target, flushed: Result<(), bcached_env::IoError>) {
     let is_absent = flushed.is_err_and(|error| error.kind.is_final());
     set.with(|s| {
@@ -86,15 +90,16 @@ fn ended(set: &CacheSet, target: &Target, flushed: Result<(), bcached_env::IoErr
                 false => backing.epoch.flush_ends(flushed.is_ok()),
             }
         }
-        // What may be lost is not read any more from here on. Nothing proves it any more on a device that is gone.
+        // From here on data that may be lost is not read any more. Nothing can become proven any
+        // more on a device that is gone.
         match is_absent {
             true => parked::drop_all(s, target.id),
             false => parked::drop_parked(s, target.id),
         }
     });
     set.signals().flushed.notify_all();
-    // What is durable enters the tree behind the caller's back: a flush does not wait for nodes to be read. Without cache, or in write-back,
-    // nothing does.
+    // Durable data enters the tree in the background, because a flush does not wait for nodes to be
+    // read. Without a cache, or in write-back mode, there is none.
     let has_parked = set.with(|s| {
         let has_parked = s.volumes.get(target.id).is_some_and(|volume| volume.ranges.parked_count() > 0);
         if has_parked {

@@ -1,4 +1,4 @@
-//! Holes: what makes void what the tree says of a range of a volume.
+//! Puts holes over a range of a volume: they invalidate the keys that the tree has there.
 
 use crate::btree::Record;
 use crate::error::Error;
@@ -9,10 +9,11 @@ use crate::set::CacheSet;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Key};
 
-/// Longest hole put in the tree at once (the kernel's limit).
+/// Longest hole put into the tree at once, in sectors (the kernel's limit).
 const HOLE_SECTORS_MAX: u64 = 32768;
 
-/// Makes void what the tree says of a range, durably. Nothing is written if nothing is there and nothing was.
+/// Durably invalidates what the tree says of a range. Nothing is written if the range has no keys
+/// and earlier holes are durable.
 pub(crate) async fn invalidate(
     set: &CacheSet,
     target: &Target,
@@ -26,9 +27,9 @@ pub(crate) async fn invalidate(
     writer::commit_through(set, last_hole).await
 }
 
-/// Makes void, durably, what is cached clean in a range with dirty data: a crash in the middle of what follows must not
-/// leave an old clean copy over what is new on the backing device. Stale keys too: their buckets have been given up, and until
-/// that is durable a crash brings them back.
+/// Durably invalidates clean data in a range that also has dirty data. After a crash in a later
+/// step, no old clean copy may hide newer data on the backing device. Stale keys are invalidated
+/// too: their buckets have been reclaimed, but until that is durable a crash revives the keys.
 pub(super) async fn invalidate_clean(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let inode = target.inode.expect("only attached volumes have keys");
     let mut copies: Vec<Range> = Vec::new();
@@ -48,16 +49,17 @@ pub(super) async fn invalidate_clean(set: &CacheSet, target: &Target, range: Ran
     for copy in copies {
         punch(set, target, copy).await?;
     }
-    // The keys of the dirty data, too: until they are durable an old clean copy may stand on the device in their place.
+    // This covers the keys of the dirty data, too: until they are durable, an old clean copy may be
+    // on the device in their place.
     writer::commit(set).await
 }
 
-/// Puts holes over a range: journalled, not waited for.
+/// Puts holes over a range: journalled, without waiting for the journal.
 pub(crate) async fn punch(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let inode = target.inode.expect("only attached volumes have keys");
     for hole in holes(inode, range) {
         let punched = set.put_key(&hole, Record::Journal).await;
-        // Whatever came of it: some of its leaves may have their hole.
+        // This holds even after an error: some leaves may have received their hole.
         set.with(|s| {
             let sequence = s.journal.appended();
             if let Some(volume) = s.volumes.get_mut(target.id) {
@@ -69,7 +71,8 @@ pub(crate) async fn punch(set: &CacheSet, target: &Target, range: Range) -> Resu
     Ok(())
 }
 
-/// The same over what there is in a range: it costs what is there, however long the range is.
+/// Puts holes over the keys in a range. The cost depends on how many there are, not on the length
+/// of the range.
 pub(crate) async fn punch_found(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let inode = target.inode.expect("only attached volumes have keys");
     let mut found: Vec<Range> = Vec::new();
@@ -82,7 +85,7 @@ pub(crate) async fn punch_found(set: &CacheSet, target: &Target, range: Range) -
                     let (start, end) = (key.start().max(range.start), key.end.min(range.end));
                     match found.last_mut() {
                         _ if !buckets.could_return(key) => {}
-                        // One hole over both.
+                        // One hole covers both.
                         Some(last) if end - last.start <= HOLE_SECTORS_MAX => last.end = last.end.max(end),
                         _ => found.push(Range { start, end }),
                     }
@@ -96,7 +99,7 @@ pub(crate) async fn punch_found(set: &CacheSet, target: &Target, range: Range) -
     Ok(())
 }
 
-/// The keys that make a range of a volume void.
+/// Returns the hole keys that invalidate a range of a volume.
 pub(crate) fn holes(inode: Inode, range: Range) -> impl Iterator<Item = Key> {
     let mut at = range.start;
     core::iter::from_fn(move || {

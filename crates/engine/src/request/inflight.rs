@@ -1,8 +1,9 @@
-//! Requests without a task. One of one piece begins in a transition, and ends in another; between them a device does something. So nobody need
-//! wait for that: what the second transition must know is kept here, under a number, and who has asked is told what came of it.
+//! Serves requests in flight without a task each. A request of one piece begins in one transition
+//! and ends in another; between them a device works. No task waits for that: the state for the
+//! second transition is kept here, under a number, and the asker is told the result.
 //!
-//! What wants more than that is served step by step, by a task: from its beginning ([`Begun::InSteps`]), or from where something was in its
-//! way.
+//! A request that needs more is served step by step by a task: from its beginning
+//! ([`Begun::InSteps`]), or from where it met an obstacle.
 
 use crate::error::Error;
 use crate::policy::Client;
@@ -19,24 +20,26 @@ use bcached_env::sync::Coming;
 use bcached_env::{Buffer, Disk, IoError, Listener, Payload, Time};
 use slab::Slab;
 
-/// Who has asked for something, to be told what came of it.
+/// Receives the answers to requests.
 pub trait Asker {
-    /// The request with that number, the asker's own, is answered. What is done here cannot wait; another request may be begun.
+    /// Delivers the answer to the request with this number, which is the asker's own. This must not
+    /// wait; it may begin another request.
     fn answered(self: Rc<Self>, number: usize, reply: Reply);
 }
 
-/// What became of a request that was brought.
+/// The outcome of [`CacheSet::ask`].
 #[must_use = "the rest of a request is to be served, and who was refused to be told"]
 pub enum Begun {
-    /// Its asker will be told, once.
+    /// The asker will be told the result, once.
     UnderWay,
-    /// It was refused, and its asker will not be told.
+    /// The request was refused, and the asker will not be told.
     Refused(Reply),
-    /// It has begun and wants a task, which serves the rest of it ([`CacheSet::serve_rest`]) and tells whoever asked.
+    /// The request has begun and needs a task. The task serves the rest of it
+    /// ([`CacheSet::serve_rest`]) and delivers the answer.
     InSteps(Rest),
 }
 
-/// A request that has begun, to be served step by step. It must be: the set counts it.
+/// A request that has begun and is to be served step by step. It must be served: the set counts it.
 #[must_use = "the set waits for its end"]
 pub struct Rest {
     pub(super) target: Target,
@@ -51,7 +54,7 @@ impl From<Result<Rest, Reply>> for Begun {
     }
 }
 
-/// Whom to tell.
+/// The asker of a request, and the request's number.
 pub(super) struct Whom {
     asker: Rc<dyn Asker>,
     number: usize,
@@ -63,7 +66,7 @@ impl Whom {
     }
 }
 
-/// Who has asked where, and when.
+/// The origin of a request: client, volume and time.
 #[derive(Clone, Copy)]
 pub(super) struct Asks {
     pub(super) client: Client,
@@ -72,7 +75,7 @@ pub(super) struct Asks {
 }
 
 impl Asks {
-    /// `request` has begun so, with counting it alone, or is refused.
+    /// Wraps a `request` that has only been counted so far, or refuses it.
     pub(super) fn rest(
         self,
         request: Request,
@@ -85,7 +88,7 @@ impl Asks {
     }
 }
 
-/// What devices do something for, that no task waits for.
+/// Operations in flight on the devices that no task waits for.
 #[derive(Default)]
 pub(crate) struct UnderWay {
     pub(super) hits: Slab<Hit>,
@@ -94,7 +97,7 @@ pub(crate) struct UnderWay {
     pub(super) fills: Slab<Filling>,
 }
 
-/// Where one of those is kept.
+/// Where such an operation is kept.
 #[derive(Clone, Copy)]
 pub(super) enum Kept {
     Hit(usize),
@@ -104,7 +107,7 @@ pub(super) enum Kept {
 }
 
 impl Kept {
-    /// As the listener's number of an operation.
+    /// Returns the number under which the listener knows the operation.
     #[inline]
     const fn number(self) -> usize {
         match self {
@@ -128,11 +131,11 @@ impl Kept {
 }
 
 impl CacheSet {
-    /// Begins one request of one client of several: what each of them streams is its own affair. If that is all there is to do for now, `asker` is
-    /// told of its end, under that number.
+    /// Begins a request of one of several clients; streams are detected for each client by itself.
+    /// If nothing else is to be done now, `asker` is told of the end, under `number`.
     ///
-    /// Any number may be in flight; overlapping writes take effect in the order of the calls, if each that is to be served in steps
-    /// is so before the next call.
+    /// Any number of requests may be in flight. Overlapping writes take effect in the order of the
+    /// calls, if each request that is to be served in steps is served before the next call.
     pub fn ask(
         &self,
         client: Client,
@@ -143,7 +146,7 @@ impl CacheSet {
     ) -> Begun {
         let asks = Asks { client, volume, began: self.env().now() };
         let whom = || Whom { asker: Rc::clone(asker), number };
-        // Who begins many others lets some run between them.
+        // A caller that begins many requests lets other tasks run between them.
         let has_breath = self.env().has_breath();
         match request {
             Request::Read { .. } if has_breath => self.ask_to_read(asks, request, whom),
@@ -152,7 +155,7 @@ impl CacheSet {
         }
     }
 
-    /// Carries out one request, for who has one client.
+    /// Serves one request, for a caller with one client.
     pub async fn serve(&self, volume: VolumeId, request: Request) -> Reply {
         self.serve_for(Client::default(), volume, request).await
     }
@@ -164,7 +167,8 @@ impl CacheSet {
         answer.0.comes().await
     }
 
-    /// The same for who has a task: what wants one is served here, and `asker` is told of the end in any case, now or later, under the number 0.
+    /// Like [`CacheSet::ask`], for a caller that has a task. A request that needs a task is served
+    /// here. `asker` is told of the end in any case, now or later, under the number 0.
     pub async fn ask_and_serve(
         &self,
         client: Client,
@@ -182,7 +186,8 @@ impl CacheSet {
         }
     }
 
-    /// Carries one request out step by step, for who has a task for it and wants no memory for that.
+    /// Serves one request step by step, for a caller that has a task for it and wants no allocation
+    /// for that.
     pub async fn serve_in_steps(&self, client: Client, volume: VolumeId, request: Request) -> Reply {
         let asks = Asks { client, volume, began: self.env().now() };
         match self.begin_in_steps(asks, request) {
@@ -196,12 +201,12 @@ impl CacheSet {
         asks.rest(request, begun.map(|(target, asked, _)| (target, asked)))
     }
 
-    /// Has `disk` read for what is kept there.
+    /// Starts a read of `disk` for the operation in `kept`.
     pub(super) fn read_for(&self, disk: &Disk, sector: u64, buffer: Buffer, kept: Kept) {
         disk.read_for(sector, buffer, self.listener(), kept.number());
     }
 
-    /// Has the cache device write for what is kept there.
+    /// Starts a write to the cache device for the operation in `kept`.
     pub(super) fn write_for(&self, sector: u64, payload: Payload, kept: Kept) {
         self.cache().write_for(sector, payload, self.listener(), kept.number());
     }
@@ -223,7 +228,7 @@ impl Listener for Inner {
     }
 }
 
-/// Where a task waits that has asked.
+/// Where a task waits for its answer.
 #[derive(Default)]
 struct Answer(Coming<Reply>);
 

@@ -1,5 +1,5 @@
-//! Puts data in the cache: space, data, then keys. A key enters the tree only after its data has been written
-//! (format 14, rule 1), and a failed write is never indexed.
+//! Puts data in the cache: first space, then data, then keys. A key enters the tree only after its
+//! data has been written (format 14, rule 1), and a failed write is never indexed.
 
 use crate::btree::{Attempt, Need, Record, pointer_to_read};
 use crate::cache_writes::Cause;
@@ -18,24 +18,24 @@ use bcached_format::{Key, Pointer, Position};
 pub struct Chunk {
     /// First sector in the key space.
     pub start: u64,
-    /// Where the data goes.
+    /// Where the data is written.
     pub space: Space,
 }
 
 impl Chunk {
-    /// First sector of its first copy on the cache device.
+    /// Returns the first sector of its first copy on the cache device.
     #[must_use]
     pub fn sector(&self) -> u64 {
         self.space.pointers.as_slice().first().expect("space is somewhere").sector()
     }
 
-    /// End of the part.
+    /// Returns the end of the part.
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.start + self.space.sectors
     }
 
-    /// As a key of volume `inode`.
+    /// Returns it as a key of volume `inode`.
     #[must_use]
     pub fn key(&self, inode: bcached_format::Inode, dirty: bool) -> Key {
         let size = u16::try_from(self.space.sectors).expect("space is cut to a key");
@@ -43,18 +43,18 @@ impl Chunk {
     }
 }
 
-/// What is left when some space has been taken, for those who have to do with that.
+/// What is left after space has been taken, for the tasks that have to react to it.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     breath_ns: u64,
     /// Few buckets are free.
     are_few: bool,
-    /// Some were closed, and want a summary.
+    /// Some buckets were closed, and need a summary.
     has_closed: bool,
 }
 
 impl State {
-    /// See [`Left`].
+    /// Returns what is left; see [`Left`].
     pub(super) fn space_left(&self) -> Left {
         Left {
             breath_ns: self.breath_ns(),
@@ -65,7 +65,7 @@ impl State {
 }
 
 impl CacheSet {
-    /// Takes space for as much of the range as there is; pinned.
+    /// Takes space for as much of the range as is available, and pins it.
     pub(crate) fn take_chunks(&self, class: Class, range: Range) -> Few<Chunk> {
         let of = |start| match class {
             Class::Dirty(inode) => Some(Position { inode, offset: start }),
@@ -86,7 +86,7 @@ impl CacheSet {
         chunks
     }
 
-    /// Tells those who have to do with what is left.
+    /// Notifies the tasks that react to what is left.
     pub(super) fn tell_of_space(&self, left: Left) {
         let Left { breath_ns, are_few, has_closed } = left;
         self.env().set_breath(breath_ns);
@@ -98,7 +98,7 @@ impl CacheSet {
         }
     }
 
-    /// Gives chunks back that will not be indexed.
+    /// Gives back chunks that will not be indexed.
     pub(crate) fn release_chunks(&self, chunks: &[Chunk]) {
         self.with(|s| {
             for chunk in chunks {
@@ -107,7 +107,8 @@ impl CacheSet {
         });
     }
 
-    /// Writes the chunks' data, which lies in `payload` from `base` on. Returns each chunk with its outcome.
+    /// Writes the data of the chunks, which lies in `payload` from `base` on. Returns each chunk
+    /// with its outcome.
     pub(crate) async fn write_chunks(
         &self,
         chunks: Few<Chunk>,
@@ -138,7 +139,7 @@ impl CacheSet {
         let from = usize::try_from((chunk.start - base) * 512).expect("a request fits in memory");
         let length = usize::try_from(chunk.space.sectors * 512).expect("a request fits in memory");
         let part = payload.slice(from..from + length);
-        // One pointer a copy; every copy is written.
+        // There is one pointer for each copy; every copy is written.
         let mut written = Ok(());
         for pointer in chunk.space.pointers.as_slice() {
             written = self.write_data(*pointer, part.clone(), cause).await.map_err(Error::io(Doing::Data));
@@ -150,7 +151,8 @@ impl CacheSet {
         written
     }
 
-    /// Writes data to where `pointer` points, and remembers which flush of the cache device can take it away again.
+    /// Writes data to where `pointer` points, and records which flush of the cache device may still
+    /// lose it.
     pub(crate) async fn write_data(
         &self,
         pointer: Pointer,
@@ -169,8 +171,8 @@ impl CacheSet {
         written
     }
 
-    /// Writes chunks and puts them in the tree as dirty keys. Returns each with its outcome; whatever that is, none is
-    /// pinned any more.
+    /// Writes chunks and puts them into the tree as dirty keys. Returns each with its outcome; in
+    /// any case all are unpinned.
     pub(crate) async fn store_dirty(
         &self,
         target: &Target,
@@ -189,9 +191,9 @@ impl CacheSet {
         outcomes
     }
 
-    /// Inserts a dirty key, if its volume is not leaving the cache and *dirty* is durable: asked in the
-    /// transition that inserts. What was said of that before may have been unsaid meanwhile by who wanted the volume to
-    /// leave and could not.
+    /// Inserts a dirty key, if its volume is not leaving the cache and *dirty* is durable. Both are
+    /// checked in the transition that inserts. An earlier check may be outdated: a task that wanted
+    /// the volume to leave, and failed, may have cleared the mark meanwhile.
     pub(super) async fn put_dirty(&self, target: &Target, key: Key) -> Result<(), Error> {
         let mut rest = Some(key);
         while let Some(key) = rest {
@@ -227,8 +229,9 @@ impl CacheSet {
     }
 }
 
-/// Starts taking a clean `copy` out of the tree that the cache device does not give any more: else whoever reads it waits for the
-/// device's error again, for ever, and each read keeps its bucket from being given up.
+/// Starts removing from the tree a clean `copy` that the cache device can no longer read. Otherwise
+/// each read of it would wait for the device's error again, forever, and would keep its bucket from
+/// being reclaimed.
 pub fn spawn_drop(set: &CacheSet, target: &Target, copy: Key) {
     if !set.with(|s| s.begin_favour(target.id, 0)) {
         return;
@@ -241,7 +244,7 @@ pub fn spawn_drop(set: &CacheSet, target: &Target, copy: Key) {
     });
 }
 
-/// A favour that fails is forgotten: the copy stays where it is.
+/// Removes such a copy. If that fails, the copy stays where it is.
 async fn drop_copy(set: &CacheSet, target: &Target, copy: Key) {
     let mut rest = Some(copy);
     while let Some(expected) = rest {
@@ -249,7 +252,8 @@ async fn drop_copy(set: &CacheSet, target: &Target, copy: Key) {
         let dropped = set
             .attempt(|s| {
                 let replaced = s.replace(&expected, &hole);
-                // Who finds nothing there any more must know since when: what is written past the cache waits for that to be durable.
+                // A reader that no longer finds the key must know from which entry on: a write that
+                // bypasses the cache waits for that entry to be durable.
                 let sequence = s.journal.appended();
                 if let Some(volume) = s.volumes.get_mut(target.id) {
                     volume.last_hole = volume.last_hole.max(sequence);
@@ -262,8 +266,9 @@ async fn drop_copy(set: &CacheSet, target: &Target, copy: Key) {
     }
 }
 
-/// Inserts a clean key unless somebody wrote to its range since `claim` was entered: asked in the transition that
-/// inserts. Its pin ends, whatever comes of it: a favour that fails is forgotten.
+/// Inserts a clean key, unless its range was written to since `claim` was entered; this is checked
+/// in the transition that inserts. Unpins the key in any case. A failure is ignored, because the
+/// key is optional.
 pub async fn insert_clean(set: &CacheSet, target: &Target, key: &Key, claim: Claim) {
     debug_assert!(pointer_to_read(&key.pointers).is_some(), "clean data lies somewhere");
     let mut rest = Some(*key);
@@ -277,7 +282,7 @@ pub async fn insert_clean(set: &CacheSet, target: &Target, key: &Key, claim: Cla
                 }
                 match s.insert(&part, Record::Fill) {
                     Attempt::Done(upto) => Attempt::Done(Some(upto)),
-                    // A favour does not make the tree's caller wait for the journal: nothing of it is recorded.
+                    // A fill does not wait for the journal: nothing of it is recorded.
                     Attempt::Needs(Need::Journal) => unreachable!("a fill is not journalled"),
                     Attempt::Needs(need) => Attempt::Needs(need),
                 }

@@ -1,23 +1,23 @@
-//! Requests: from a volume-relative range to flows over the cache and the backing device.
+//! Serves requests: turns a volume-relative range into flows over the cache and the backing device.
 //!
 //! | file | what |
 //! |---|---|
-//! | `under_way` | those that want no task: how they begin and end |
+//! | `inflight` | requests that need no task: how they begin and end |
 //! | `bypass` | whether a request adds to the cache |
-//! | `at_once` | a read that is of one piece |
-//! | `miss_at_once` | the same of what is not in the cache |
-//! | `put_at_once` | a write of one piece to the cache alone |
+//! | `fast_hit` | a read of one piece |
+//! | `fast_miss` | a read of one piece that is not cached |
+//! | `fast_write` | a write of one piece to the cache alone |
 //! | `read` | pieces from the cache, holes from the backing device, fills |
 //! | `write` | the table of modes: back, through, around |
-//! | `holes` | what makes void what the cache holds of a range |
+//! | `holes` | invalidates what the cache holds of a range |
 //! | `insert` | space, data, then keys |
-//! | `fill` | the same for what was read, when the reader has it |
-//! | `flush` | flush, and what a backing flush sets free |
+//! | `fill` | puts data that was read into the cache, after the reader has it |
+//! | `flush` | flush, and what a flush of the backing device releases |
 //! | `discard` | discard |
 //! | `zeroes` | write-zeroes |
-//! | `ranges` | who waits for whom |
-//! | `parked` | clean data that waits for the backing device's flush |
-//! | `uncached` | how a volume goes on without its cache |
+//! | `ranges` | which operation waits for which |
+//! | `parked` | clean data that waits for a flush of the backing device |
+//! | `uncached` | how a volume continues without its cache |
 
 pub mod bypass;
 pub mod discard;
@@ -53,54 +53,56 @@ use inflight::Rest;
 use ranges::Claim;
 use uncached::or_uncached;
 
-/// Requests in flight at once, at most, for which the engine is made: whoever brings them sees to that.
+/// Most requests in flight at once that the engine is built for. The front end enforces this limit.
 ///
-/// Each may want a task, may leave a fill behind it, which may want one, and each of both may wait for the rewrite of a leaf, which is one as
-/// well. All of them must be let in together, or those that wait keep out what they wait for: that of two sets, of which one gives its
-/// volumes up, what works in the background, and as many idle tasks as whoever brings requests keeps for them.
+/// Each request may need a task and may leave a fill behind, which may need one. Each of the two
+/// may also wait for the rewrite of a leaf, which is a task as well. All of them must be admitted
+/// together, or the tasks that wait keep out those that they wait for. So the limit covers the
+/// tasks of two sets, one of which is giving up its volumes, the background tasks, and as many idle
+/// tasks as the front end keeps for requests.
 pub const REQUESTS_MAX: usize = 1024;
 const BACKGROUND_TASKS_MAX: usize = 1024;
 const OF_A_SET_MAX: usize = REQUESTS_MAX + 2 * fill::FILLS_MAX;
 const _: () = assert!(2 * OF_A_SET_MAX + BACKGROUND_TASKS_MAX + REQUESTS_MAX <= bcached_env::TASKS_MAX);
 
-/// One request. Sectors of 512 bytes, relative to the volume; memory is whole sectors.
+/// One request. Sectors have 512 bytes and are relative to the volume; buffers are whole sectors.
 #[derive(Debug)]
 pub enum Request {
-    /// Fill `buffer`.
+    /// Reads into `buffer`.
     Read {
         /// First sector.
         sector: u64,
-        /// Where to; comes back in the reply.
+        /// Destination; returned in the reply.
         buffer: Buffer,
     },
-    /// Write `payload`.
+    /// Writes `payload`.
     Write {
         /// First sector.
         sector: u64,
-        /// What.
+        /// The data.
         payload: Payload,
-        /// Durable when answered.
+        /// The write is durable when it is answered.
         fua: bool,
     },
-    /// Everything answered before this came here becomes durable.
+    /// Makes everything durable that was answered before this request arrived.
     Flush,
-    /// The same of one that was asked for at that time and has waited since. If it fails that tells of nothing
-    /// that was answered later, or at the same time.
+    /// Like `Flush`, but the client requested it at this time and it has waited since. If it fails,
+    /// that says nothing about changes answered later, or at the same time.
     FlushAskedAt(Time),
-    /// The content is not needed any more.
+    /// The content is no longer needed.
     Discard {
         /// First sector.
         sector: u64,
         /// Length in sectors.
         sectors: u64,
     },
-    /// The range reads as zeroes from here on.
+    /// Makes the range read as zeroes.
     WriteZeroes {
         /// First sector.
         sector: u64,
         /// Length in sectors.
         sectors: u64,
-        /// Durable when answered.
+        /// The zeroes are durable when this is answered.
         fua: bool,
         /// The space under the range may be given up, and none is taken.
         may_unmap: bool,
@@ -108,12 +110,12 @@ pub enum Request {
 }
 
 impl Request {
-    /// Whether it changes something, if it is carried out.
+    /// Returns whether the request changes something, if it is carried out.
     const fn changes(&self) -> bool {
         !matches!(self, Self::Read { .. } | Self::Flush | Self::FlushAskedAt(_))
     }
 
-    /// First sector and length, in sectors, of what has a place.
+    /// Returns the first sector and the length, in sectors, of a request that has a range.
     fn place(&self) -> Option<(u64, u64)> {
         match self {
             Self::Read { sector, buffer } => Some((*sector, buffer.len() as u64 / 512)),
@@ -129,15 +131,16 @@ impl Request {
 /// The answer to a request.
 #[derive(Debug)]
 pub struct Reply {
-    /// How it ended.
+    /// The result.
     pub result: Result<(), Error>,
-    /// A read's memory, also after a failure.
+    /// The buffer of a read, also after a failure.
     pub buffer: Option<Buffer>,
 }
 
-/// What a flow must know of its volume; it does not change while requests are in flight, except `mode`, `inode` and `bypass`,
-/// which each request takes as they are when it begins. If the volume has left that number meanwhile a flow finds out when it
-/// is its turn ([`uncached::in_turn`]), or inserts.
+/// What a flow must know of its volume. It does not change while requests are in flight, except for
+/// `mode`, `inode` and `bypass`, which each request takes as they are when it begins. If the volume
+/// has left the cache meanwhile, or has a new number, a flow finds out when it has its turn
+/// ([`uncached::in_turn`]), or when it inserts.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub id: VolumeId,
@@ -152,9 +155,10 @@ pub(crate) struct Target {
     pub cacheable_end: u64,
     pub mode: CacheMode,
     pub block_sectors: u64,
-    /// Why the request adds nothing to the cache, if so. None of the engine's own is bypassed.
+    /// Why the request adds nothing to the cache, if it does not. The engine's own requests are
+    /// never bypassed.
     pub bypass: Option<Bypass>,
-    /// The way that the request has gone until now, for its latency.
+    /// The path that the request has taken so far, for its latency.
     path: Cell<Option<Path>>,
 }
 
@@ -172,7 +176,7 @@ impl Range {
 }
 
 impl Target {
-    /// What a flow must know of `volume` as it is now.
+    /// Returns what a flow must know of `volume` as it is now.
     pub fn of(id: VolumeId, volume: &Volume, block_sectors: u64) -> Self {
         Self {
             id,
@@ -190,31 +194,33 @@ impl Target {
         }
     }
 
-    /// A request has failed because the backing device is not there any more.
+    /// Returns whether a request has failed because the backing device is gone.
     fn misses_backing(&self, result: &Result<(), Error>) -> bool {
         let Err(error @ Error::Io { source, .. }) = result else { return false };
         error.is_absence() && self.backing.as_ref().is_some_and(|disk| disk.id() == source.disk)
     }
 
-    /// The request has been answered after so long.
+    /// Records that the request has been answered after `latency`.
     fn is_done(&self, volume: &mut Volume, latency: Duration) {
         if let Some(path) = self.path.get() {
             volume.latencies.add(path, latency);
         }
     }
 
-    /// The request goes this way. Of the ways of its parts the last in the order of [`Path`] counts, which is the longest.
+    /// Records that the request takes this path. If its parts take several, the last in the order
+    /// of [`Path`] counts, which is the longest.
     pub fn goes(&self, path: Path) {
         self.path.set(self.path.get().max(Some(path)));
     }
 
-    /// The blocks that `range` touches, wherever they lie.
+    /// Returns the blocks that `range` touches, wherever they lie.
     pub const fn whole_blocks(&self, range: Range) -> Range {
         let start = range.start - range.start % self.block_sectors;
         Range { start, end: range.end.next_multiple_of(self.block_sectors) }
     }
 
-    /// The blocks that `range` touches, as far as they lie in the cacheable part; `None` if none does.
+    /// Returns the blocks that `range` touches, as far as they lie in the cacheable part; `None` if
+    /// none does.
     pub fn blocks_around(&self, range: Range) -> Option<Range> {
         let Range { start, end } = self.whole_blocks(range);
         let end = end.min(self.cacheable_end);
@@ -222,7 +228,7 @@ impl Target {
     }
 }
 
-/// The end of what was entered in the table of ranges: a write, fill, cleaning or miss.
+/// Releases an entry of the table of ranges: a write, fill, cleaning or miss.
 pub(crate) fn release(set: &CacheSet, target: &Target, claim: Claim) {
     set.with(|s| {
         if let Some(volume) = s.volumes.get_mut(target.id) {
@@ -233,7 +239,7 @@ pub(crate) fn release(set: &CacheSet, target: &Target, claim: Claim) {
 }
 
 impl CacheSet {
-    /// The rest of a request that has begun and wants a task.
+    /// Serves the rest of a request that has begun and needs a task.
     pub async fn serve_rest(&self, rest: Rest) -> Reply {
         let Rest { target, asked, request, began } = rest;
         let changes = request.changes();
@@ -260,8 +266,9 @@ impl CacheSet {
         reply
     }
 
-    /// Before a change is answered: waits until its keys outlive the process. The note sees to that by
-    /// itself; while it is gone only the journal does. Without a number no keys were made.
+    /// Waits, before a change is answered, until its keys survive the process. The note ensures
+    /// that immediately; while there is no note, only the journal does. Without an inode number no
+    /// keys were made.
     async fn outlast_process(&self, target: &Target) -> Result<(), Error> {
         if target.inode.is_none() || self.with(|s| s.note.is_kept()) {
             return Ok(());
@@ -274,13 +281,14 @@ impl CacheSet {
     }
 
     async fn client_flush(&self, target: &Target, asked: Time) -> Result<(), Error> {
-        // Once, also if it is tried again without the cache.
+        // Taken once, even if the flush is retried without the cache.
         let answers = flush::epoch(self, target.id, |epoch| epoch.answers(asked));
         let flush = async |target: &Target| flush::flush(self, target, answers).await;
         or_uncached(self, target, flush).await
     }
 
-    /// The reply, and the oldest stamp of what was put on the backing device and is not proven durable.
+    /// Carries out a request. Returns the reply, and the oldest stamp of what was written to the
+    /// backing device and is not proven durable.
     async fn dispatch(&self, target: &Target, request: Request) -> (Reply, Option<Stamp>) {
         let written = |result: Result<Option<Stamp>, Error>| match result {
             Ok(unproven) => (Reply { result: Ok(()), buffer: None }, unproven),
@@ -300,7 +308,8 @@ impl CacheSet {
                 Err(error) => plain(Err(error)),
                 Ok(range) => written(write::write(self, target, range, payload, fua).await),
             },
-            // Whatever was answered before it came is known to have been, even if no time has passed since.
+            // `Time::MAX`: the flush answers for everything answered before it arrived, even if no
+            // time has passed since.
             Request::Flush => plain(self.client_flush(target, Time::MAX).await),
             Request::FlushAskedAt(asked) => plain(self.client_flush(target, asked).await),
             Request::Discard { sector, sectors } => match target.range(sector, sectors) {
@@ -319,7 +328,8 @@ impl CacheSet {
 }
 
 impl State {
-    /// Counts a request; what it must know, when it was asked for by the backing device's flushes, and its place, if it has one in the volume.
+    /// Counts a request. Returns its target, its position relative to the backing device's flushes,
+    /// and its range, if it has one in the volume.
     fn begin_request(
         &mut self,
         client: Client,
@@ -337,14 +347,14 @@ impl State {
         volume.changes += u64::from(request.changes());
         let mut target = Target::of(id, volume, geometry.block_sectors);
         let asked = volume.backing.as_ref().map(|backing| backing.epoch.asks());
-        // What is not in the volume is refused later.
+        // A range that is not in the volume is refused later.
         let range = request.place().and_then(|(sector, sectors)| target.range(sector, sectors).ok());
         let decided = range.map_or(Ok(()), |range| bypass::decide(self, &target, client, request, range));
         target.bypass = decided.err();
         Ok((target, asked, range))
     }
 
-    /// Counts the end of a request; its volume, if that is still here.
+    /// Counts the end of a request; returns its volume, if that still exists.
     fn end_request(&mut self, target: &Target) -> Option<&mut Volume> {
         self.last_request = self.now;
         let volume = self.volumes.get_mut(target.id)?;
@@ -353,8 +363,9 @@ impl State {
         Some(volume)
     }
 
-    /// The same of a change that `began` then; its result, with what its backing device may have lost meanwhile. `unproven`: the oldest stamp
-    /// of what it has written there.
+    /// Ends a change that began at `began`. Returns its result, which includes whether its backing
+    /// device may have lost data meanwhile. `unproven` is the oldest stamp of what the change has
+    /// written there.
     fn end_change(
         &mut self,
         target: &Target,
@@ -367,11 +378,11 @@ impl State {
         let Some(volume) = self.end_request(target) else { return result };
         volume.changes -= 1;
         volume.earlier_changes -= u64::from(target.round != volume.round);
-        // What the backing device was not there for is nothing that it could have lost: whoever asked is refused, or asks the one
-        // that takes its place.
+        // A backing device cannot have lost a change for which it was absent: the client is
+        // refused, or asks the device that replaces it.
         let asked = asked.filter(|_| !target.misses_backing(&result));
         if let Some(range) = place.filter(|_| result.is_err()) {
-            // Write-back may have left the place to a write that has not come.
+            // Write-back may have left the range to a write that has now failed.
             volume.pace.age.write_failed(range.start, range.end);
         }
         let mut result = result;
@@ -387,7 +398,7 @@ impl State {
         result
     }
 
-    /// The same of a read, or a flush, that `began` then.
+    /// Ends a read or a flush that began at `began`.
     fn end_read(&mut self, target: &Target, began: Time, is_done: bool) {
         let latency = self.now - began;
         if let Some(volume) = self.end_request(target)
@@ -399,7 +410,7 @@ impl State {
 }
 
 impl Target {
-    /// The range in the key space; refused if it is empty or leaves the volume.
+    /// Returns the range in the key space; fails if it is empty or leaves the volume.
     fn range(&self, sector: u64, sectors: u64) -> Result<Range, Error> {
         match sector.checked_add(sectors).filter(|end| sectors > 0 && *end <= self.sectors) {
             Some(end) => Ok(Range { start: self.data_offset + sector, end: self.data_offset + end }),

@@ -1,5 +1,6 @@
-//! Clean data that is in the cache but not in the tree: the backing device's copy is not durable yet. After a flush
-//! of the backing device it enters the tree; the task here flushes when nobody else does.
+//! Keeps clean data that is in the cache but not in the tree yet, because the backing device's copy
+//! is not durable. It enters the tree after a flush of the backing device; the task here flushes
+//! when no client does.
 
 use crate::cpu_cost::PARKED_PIECE;
 use crate::request::insert::Chunk;
@@ -13,11 +14,12 @@ use alloc::vec::Vec;
 use bcached_format::{Inode, Key};
 use core::time::Duration;
 
-/// The least time between two flushes of the task: a device that is flushed all the time does nothing else.
+/// The shortest time between two flushes by the task: a device that is flushed all the time does
+/// nothing else.
 const REST: Duration = Duration::from_millis(1);
 
-/// The task of one volume: from time to time flushes its backing device, if parked data waits for that. Each has its own, so
-/// that a device that stands still keeps only its own data waiting.
+/// Runs the task of one volume: flushes its backing device from time to time, if parked data waits
+/// for that. Each volume has its own task, so that a device that hangs delays only its own data.
 pub async fn run(set: CacheSet, id: VolumeId) {
     loop {
         let until = set.env().now() + set.with(|s| s.options.parked_delay);
@@ -30,7 +32,7 @@ pub async fn run(set: CacheSet, id: VolumeId) {
         }
         let waits = set.with(|s| s.volumes.get(id).is_some_and(|volume| volume.ranges.parked_count() > 0));
         if let Some(target) = set.target(id).filter(|_| waits) {
-            // A failure is told by the next client's flush.
+            // The next client's flush reports a failure.
             let _ = flush::flush_backing(&set, &target).await;
         }
     }
@@ -44,15 +46,17 @@ fn has_many(s: &State, id: VolumeId) -> bool {
 /// What becomes of clean data that has been written to the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clean {
-    /// The backing device's copy is durable: it may enter the tree.
+    /// The backing device's copy is durable: the data may enter the tree.
     Ready,
-    /// It waits here. The pin is the parked piece's.
+    /// It waits here. The parked piece takes over the pin.
     Parked,
-    /// It is of no use: a flush that failed may have lost the backing device's copy, or the volume has left the cache.
+    /// It is of no use: a failed flush may have lost the backing device's copy, or the volume has
+    /// left the cache.
     Void,
 }
 
-/// Parks clean data if it must wait for a flush of the backing device, with whose `stamp` it was written or read.
+/// Parks clean data if it must wait for a flush of the backing device. `stamp` is that of the
+/// backing device's write or read of the data.
 pub fn park(s: &mut State, target: &Target, chunk: &Chunk, stamp: Stamp) -> Clean {
     let Some(volume) = s.volumes.get_mut(target.id).filter(|volume| volume.may_cache(target.inode)) else {
         return Clean::Void;
@@ -78,7 +82,8 @@ pub fn drop_parked(s: &mut State, volume: VolumeId) {
     }
 }
 
-/// Drops all parked pieces of a volume that is served no more, or whose backing device proves nothing any more.
+/// Drops all parked pieces of a volume that is no longer served, or whose backing device can prove
+/// nothing any more.
 pub fn drop_all(s: &mut State, volume: VolumeId) {
     let Some(volume) = s.volumes.get_mut(volume) else { return };
     for (_, piece) in volume.ranges.take_parked(usize::MAX, |_| true) {
@@ -86,7 +91,8 @@ pub fn drop_all(s: &mut State, volume: VolumeId) {
     }
 }
 
-/// Puts into the tree what is durable by now, piece by piece: what is still parked is found there meanwhile.
+/// Puts durable pieces into the tree, a batch at a time. Reads still find the remaining ones here
+/// meanwhile.
 pub async fn settle(set: &CacheSet, target: &Target) {
     let Some(inode) = target.inode else { return };
     loop {
@@ -99,16 +105,17 @@ pub async fn settle(set: &CacheSet, target: &Target) {
     }
 }
 
-/// Takes some of the pieces that are durable by now, with a claim for the time until their keys are in the tree; `None` if there are none.
+/// Takes some of the pieces that are durable by now, with a claim that lasts until their keys are
+/// in the tree; `None` if there are none.
 fn claim_durable(s: &mut State, target: &Target, inode: Inode) -> Option<Vec<(Key, Claim)>> {
-    // What is parked under another number is somebody else's by now.
+    // Data parked under another number belongs to another attachment by now.
     let volume = s.volumes.get_mut(target.id).filter(|volume| volume.inode == Some(inode))?;
     let epoch = volume.backing.as_ref().map(|backing| backing.epoch)?;
     let ready = volume.ranges.take_parked(PARKED_PIECE, |piece| epoch.is_durable(piece.stamp));
     let count = ready.len();
     let (mut claimed, mut dropped) = (Vec::new(), Vec::new());
     for (start, piece) in ready {
-        // A write in progress has cut its range out already.
+        // A write in progress has already cut its range out.
         match volume.ranges.begin_fill(start, piece.end) {
             Some(claim) => claimed.push((piece.key(inode, start), claim)),
             None => dropped.push(piece),

@@ -1,5 +1,5 @@
-//! A read, top to bottom: what the cache holds comes from there, the rest from the backing device, and what was
-//! missing is put in the cache, for which the caller does not wait.
+//! Serves a read from start to end. Cached pieces come from the cache, the rest from the backing
+//! device. Missing pieces are then put into the cache, and the caller does not wait for that.
 
 use crate::btree::{Attempt, Content, Piece, pointer_to_read};
 use crate::error::{Doing, Error};
@@ -18,16 +18,16 @@ use alloc::vec::Vec;
 use bcached_env::{Buffer, Disk, IoError, IoErrorKind, Time, join_all};
 use bcached_format::{Key, Pointer, Pointers};
 
-/// Most sectors of one request that are put in the cache after a miss (the kernel's limit).
+/// Most sectors of one request that are put into the cache after a miss (the kernel's limit).
 pub(super) const FILL_SECTORS_MAX: u64 = 2048;
 
-/// A piece of a read with what was entered for it.
+/// A piece of a read, with the claims entered for it.
 #[derive(Clone, Copy)]
 pub(super) struct Planned {
     pub(super) piece: Piece,
-    /// Of a hole that is to be filled.
+    /// The fill of a hole.
     pub(super) fill: Option<Claim>,
-    /// Of a hole that is read from the backing device, if that is not a matter of its fill.
+    /// The read of a hole from the backing device, unless the fill's claim covers it.
     miss: Option<Claim>,
 }
 
@@ -47,7 +47,7 @@ impl Sources {
         }
     }
 
-    /// All of it came from the cache.
+    /// Sources of a read that came from the cache alone.
     pub(super) const fn of_cache(sectors: u64) -> Self {
         Self { cache: sectors, elsewhere: 0 }
     }
@@ -58,7 +58,7 @@ impl Sources {
     }
 }
 
-/// A client's read of `range` into `buffer`.
+/// Serves a client's read of `range` into `buffer`.
 pub async fn read(
     set: &CacheSet,
     target: &Target,
@@ -72,8 +72,8 @@ pub async fn read(
     (result.map(drop), buffer)
 }
 
-/// A volume without a cache neither hits nor misses, and as in the kernel nor does one that is nowhere else. What the engine reads
-/// for itself is not counted.
+/// Counts a read as hit or miss. A volume without a cache neither hits nor misses, nor does a
+/// flash-only one, as in the kernel. The engine's own reads are not counted.
 pub(super) fn count(s: &mut State, target: &Target, sources: Sources) {
     s.stats.hit_bytes += sources.cache * 512;
     s.stats.miss_bytes += if target.backing.is_some() { sources.elsewhere * 512 } else { 0 };
@@ -94,7 +94,7 @@ pub(super) fn count(s: &mut State, target: &Target, sources: Sources) {
     }
 }
 
-/// Requests that are not whole blocks are read as whole blocks and copied out.
+/// Reads any range. A request that is not of whole blocks is read as whole blocks and copied out.
 async fn read_any(
     set: &CacheSet,
     target: &Target,
@@ -116,7 +116,8 @@ async fn read_any(
     (result, buffer)
 }
 
-/// Reads a range whose ends are block bounds, or the ends of the device, or that is not cached at all.
+/// Reads a range whose ends are block boundaries or the ends of the device, or that is not cached
+/// at all.
 pub(crate) async fn read_whole(
     set: &CacheSet,
     target: &Target,
@@ -141,7 +142,7 @@ pub(crate) async fn read_whole(
     }
 }
 
-/// Reads pieces that lie side by side, all at once.
+/// Reads adjacent pieces, all at once.
 async fn read_pieces(
     set: &CacheSet,
     target: &Target,
@@ -166,8 +167,8 @@ async fn read_pieces(
     (result.map(|()| sources), buffer)
 }
 
-/// The tree cannot say where the data is. A volume without dirty data has all of it on its backing device; for any
-/// other the error is the answer.
+/// Handles a read when the tree cannot say where the data is. A volume without dirty data has all
+/// of it on its backing device; for any other the read fails with `error`.
 async fn read_without_cache(
     set: &CacheSet,
     target: &Target,
@@ -179,14 +180,16 @@ async fn read_without_cache(
     match &target.backing {
         Some(backing) if is_clean() => {
             let (result, buffer) = read_instead(set, target, backing, range.start, buffer).await;
-            // What has become dirty meanwhile may not be what was read, nor what the next one reads.
+            // If the volume has become dirty meanwhile, the data may be neither the newest nor what
+            // the next read returns.
             (if is_clean() { result } else { Err(error) }, buffer)
         }
         _ => (Err(error), buffer),
     }
 }
 
-/// The backing device has the same data: a cache that fails is no reason to fail (incident F4).
+/// Reads from the backing device instead. It has the same data, so a failing cache is no reason to
+/// fail (incident F4).
 async fn read_instead(
     set: &CacheSet,
     target: &Target,
@@ -199,7 +202,7 @@ async fn read_instead(
     (result.map_err(Error::io(Doing::Backing)), buffer)
 }
 
-/// Puts a piece behind those joined so far. The rest of a split buffer is empty and stands last.
+/// Appends a piece to those joined so far. The rest of a split buffer is empty and comes last.
 fn joined(mut before: Buffer, piece: Buffer) -> Buffer {
     if before.is_empty() {
         return piece;
@@ -208,7 +211,8 @@ fn joined(mut before: Buffer, piece: Buffer) -> Buffer {
     before
 }
 
-/// Cuts the range into cached pieces, which are pinned, and holes, for which fills are entered where wanted.
+/// Splits the range into cached pieces, which are pinned, and holes, for which fills are entered
+/// where wanted.
 async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Few<Planned>, Error> {
     let mut plan = Few::default();
     let cached_end = if target.inode.is_some() { range.end.min(target.cacheable_end) } else { range.start };
@@ -232,7 +236,7 @@ async fn plan(set: &CacheSet, target: &Target, range: Range) -> Result<Few<Plann
     Ok(plan)
 }
 
-/// Plans what one leaf says; how far that goes.
+/// Plans what one leaf says; returns how far that reaches.
 fn plan_leaf(
     s: &mut State,
     target: &Target,
@@ -259,7 +263,7 @@ fn plan_leaf(
     Attempt::Done(upto)
 }
 
-/// Pins what is cached; enters the read of what is not, and its fill, if it may be filled.
+/// Pins a cached piece. For a hole, enters its read, and its fill if it may be filled.
 pub(super) fn plan_piece(s: &mut State, target: &Target, piece: Piece, fill_left: &mut u64) -> Planned {
     let (mut fill, mut miss) = (None, None);
     match piece.content {
@@ -290,7 +294,7 @@ pub(super) fn plan_piece(s: &mut State, target: &Target, piece: Piece, fill_left
     Planned { piece, fill, miss }
 }
 
-/// A hole may be parked: data that is in the cache, but not in the tree yet.
+/// Splits a hole at parked pieces: data that is in the cache, but not in the tree yet.
 fn with_parked(ranges: &crate::request::ranges::Ranges, hole: Piece) -> Few<Piece> {
     let mut pieces = Few::default();
     let mut at = hole.start;
@@ -338,7 +342,7 @@ async fn read_piece(
     }
 }
 
-/// What lies in the cache, pinned while it is read.
+/// A cached piece, pinned while it is read.
 #[derive(Clone, Copy)]
 pub(super) struct Cached {
     range: Range,
@@ -351,44 +355,46 @@ impl Cached {
         Self { range, pointers, dirty }
     }
 
-    /// The copy of it that is read.
+    /// Returns the copy that is read.
     #[inline]
     fn pointer(&self) -> Pointer {
         pointer_to_read(&self.pointers).expect("a cached piece has a pointer")
     }
 
-    /// How long it is.
+    /// Returns its length in sectors.
     pub(super) const fn sectors(&self) -> u64 {
         self.range.sectors()
     }
 
-    /// Where it is on the cache device.
+    /// Returns where it is on the cache device.
     pub(super) fn sector(&self) -> u64 {
         self.pointer().sector()
     }
 }
 
-/// What a read of that has come to.
+/// How a read of a cached piece has ended.
 #[derive(Clone, Copy)]
 pub(super) enum Ended {
-    /// It is what was written there.
+    /// The data is what was written there.
     Fine,
-    /// What this flush is about to fail for may be gone already, and anything may have been read. Still pinned.
+    /// If this running flush fails, the data may already be lost, and the read may have returned
+    /// anything. The piece is still pinned.
     BeingFlushed(Running),
-    /// The device has failed, or had failed to keep what was written there, so that this may be anything.
+    /// The device has failed, or had failed to keep what was written there, so the data may be
+    /// anything.
     Doubtful,
 }
 
 impl State {
-    /// What lies there is about to be read: it is pinned.
+    /// Pins data that is about to be read.
     pub(super) fn begin_to_read(&mut self, pointers: &Pointers) {
         for pointer in pointers.as_slice() {
             self.buckets.begin(*pointer);
         }
     }
 
-    /// A read of `cached` that was begun then has ended, so. The bucket tells when it was written to last, so data that is proven waits for
-    /// a flush too while more comes into its bucket.
+    /// Ends a read of `cached` that began at `begun`. Writes are tracked per bucket, so durable
+    /// data also waits for a running flush while its bucket is still being written to.
     pub(super) fn read_ended(&mut self, cached: &Cached, begun: Time, result: &Result<(), IoError>) -> Ended {
         let bytes = usize::try_from(cached.sectors() * 512).expect("a request fits in memory");
         self.cache_has_done(cached.sector(), bytes, result.is_ok());
@@ -399,7 +405,7 @@ impl State {
         }
     }
 
-    /// The pin kept the bucket from being reused while it was read.
+    /// Releases the piece. The pin kept the bucket from being reused while it was read.
     fn let_go(&mut self, cached: &Cached, is_read: bool) -> Ended {
         self.unpin(&cached.pointers);
         self.buckets.age(cached.sectors());
@@ -422,7 +428,8 @@ async fn read_cached(
     }
 }
 
-/// What was `read` from the cache is not known to be right: waits until it is, or reads it from elsewhere.
+/// Handles data `read` from the cache that may be wrong: waits until that is known, or reads it
+/// from elsewhere.
 pub(super) async fn in_doubt(
     set: &CacheSet,
     target: &Target,
@@ -438,7 +445,7 @@ pub(super) async fn in_doubt(
         }
         ended = set.with(|s| s.let_go(&cached, read.is_ok()));
     }
-    // What a failed flush has dropped is not what was written: the failure stands for it.
+    // Data that a failed flush has dropped is not what was written; the set's failure is the error.
     let result = match ended {
         Ended::Fine => Ok(()),
         Ended::BeingFlushed(_) | Ended::Doubtful => {
@@ -461,8 +468,9 @@ pub(super) async fn in_doubt(
     }
 }
 
-/// Reads from the backing device what could not be read from the cache. If some of it has become dirty meanwhile it is read as
-/// any data: who writes past that does not know of this read, which may have seen what the next one does not.
+/// Reads from the backing device what could not be read from the cache. If some of it has become
+/// dirty meanwhile, it is read again in the normal way. A write that bypasses that dirty data does
+/// not wait for this read, which may have seen data that the next read does not.
 async fn read_again(
     set: &CacheSet,
     target: &Target,
@@ -504,7 +512,8 @@ async fn read_hole(
 }
 
 impl State {
-    /// What is planned has been read from the backing device, if it has since `begun`: a fill may begin. The caller rings `ranges`.
+    /// Ends the read of a planned piece from the backing device; `begun` is `None` if it failed.
+    /// Returns the fill that may begin. The caller notifies `ranges`.
     pub(super) fn end_miss(
         &mut self,
         target: &Target,

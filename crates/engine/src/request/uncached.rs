@@ -1,11 +1,13 @@
-//! Going on without the cache: a volume whose data is all on its backing device does not fail because its
-//! cache does.
+//! Lets a volume continue without the cache: if all its data is on its backing device, it does not
+//! fail because its cache does.
 //!
-//! It leaves for good: its superblock says, durably, that what the cache holds of it is void, before the first request
-//! goes past it, and when it comes back it gets a new number. So what the cache still holds, readable or not, can never
-//! come back, and that is why a leaf of a working set that cannot be read is dealt with in the same way as a set that
-//! has failed. While a volume is about to leave no dirty key of it can be made: asked in the transition that inserts.
-//! A volume that is detached leaves by the same door.
+//! The volume leaves permanently. Before the first request bypasses the cache, its superblock
+//! durably says that what the cache holds of it is void. When the volume comes back it gets a new
+//! number. So what the cache still holds, readable or not, can never reappear. That is why an
+//! unreadable leaf of a working set is handled in the same way as a failed set.
+//!
+//! While a volume is about to leave, no dirty key of it can be made: this is checked in the
+//! transition that inserts. Detaching a volume uses the same code.
 
 use crate::error::{Doing, Error};
 use crate::request::ranges::Claim;
@@ -15,9 +17,9 @@ use crate::state::State;
 use crate::volume::{VolumeId, record};
 use bcached_format::{BackingState, BackingSuperblock, Inode};
 
-/// Carries out a request that changes a range, when it is its turn: through the cache or, if that fails and the volume can do
-/// without, without it. It keeps its turn when it is done again, because others may have seen what it has done: whoever writes
-/// after that must stay on top.
+/// Carries out a request that changes a range, when it has its turn: through the cache or, if that
+/// fails and the volume can do without, without it. It keeps its turn when it is repeated, because
+/// its effects may already have been seen: later writes must stay on top.
 pub async fn in_turn<T>(
     set: &CacheSet,
     target: &Target,
@@ -28,7 +30,7 @@ pub async fn in_turn<T>(
     from_queue(set, target, claim, flow).await
 }
 
-/// The same for who has queued already.
+/// Does the same for a caller that has already queued.
 pub async fn from_queue<T>(
     set: &CacheSet,
     target: &Target,
@@ -41,9 +43,10 @@ pub async fn from_queue<T>(
     done
 }
 
-/// Carries something out through the cache or, if that fails and the volume can do without, without it: `flow` is done again
-/// from its beginning then. If the volume has left the number that the request knows it goes without the cache at once, lest it
-/// take its neighbours' old content from there.
+/// Carries out `flow` through the cache. If that fails and the volume can do without the cache,
+/// `flow` is repeated from its beginning without it. If the volume no longer has the number that
+/// the request knows, the request bypasses the cache from the start. Otherwise it could take the
+/// old content of neighbouring sectors from there.
 pub async fn or_uncached<T>(
     set: &CacheSet,
     asked: &Target,
@@ -65,7 +68,7 @@ pub async fn or_uncached<T>(
     }
 }
 
-/// The cache failed, not the backing device and not the request.
+/// Returns whether the cache failed, rather than the backing device or the request.
 const fn is_of_cache(error: &Error) -> bool {
     matches!(
         error,
@@ -73,8 +76,8 @@ const fn is_of_cache(error: &Error) -> bool {
     )
 }
 
-/// Waits until nobody makes the volume leave the cache any more; the number that the request goes on with, if the volume
-/// has stayed after all.
+/// Waits until no task is making the volume leave the cache any more. Returns the number with which
+/// the request continues, if the volume has stayed after all.
 async fn where_it_went(set: &CacheSet, target: &Target) -> Option<Inode> {
     while set.with(|s| s.volumes.get(target.id).is_some_and(|volume| volume.leaving > 0)) {
         set.signals().ranges.wait().await;
@@ -82,12 +85,13 @@ async fn where_it_went(set: &CacheSet, target: &Target) -> Option<Inode> {
     kept_number(set, target)
 }
 
-/// The number that the request knows, if the volume still has it.
+/// Returns the number that the request knows, if the volume still has it.
 fn kept_number(set: &CacheSet, target: &Target) -> Option<Inode> {
     target.inode.filter(|_| set.with(|s| s.volumes.get(target.id)?.inode) == target.inode)
 }
 
-/// Makes a volume independent of the cache, because of `error`; refused with that error while it has dirty data there.
+/// Makes a volume independent of the cache, because of `error`; fails with that error if the volume
+/// has dirty data there.
 async fn leave(set: &CacheSet, target: &Target, error: Error) -> Result<(), Error> {
     let (Some(inode), Some(_)) = (target.inode, &target.backing) else { return Err(error) };
     let has_left =
@@ -95,10 +99,12 @@ async fn leave(set: &CacheSet, target: &Target, error: Error) -> Result<(), Erro
     if has_left { Ok(()) } else { Err(error) }
 }
 
-/// The one way out of the cache: if nothing of the volume is dirty its superblock says what `say` makes of it, durably,
-/// and from then on requests go past the cache. False if something is dirty.
+/// Makes a volume leave the cache; this is the only way out. If the volume has no dirty data, `say`
+/// changes its superblock durably, and from then on requests bypass the cache. Returns false if it
+/// has dirty data.
 ///
-/// Who comes when it has left already has nothing to say. After an error the volume is where it was.
+/// If the volume has already left, nothing is written. After an error the volume stays where it
+/// was.
 pub async fn depart(
     set: &CacheSet,
     id: VolumeId,

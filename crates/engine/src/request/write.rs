@@ -1,17 +1,23 @@
-//! A write, by the table of modes:
+//! Serves a write, by the table of modes:
 //!
 //! | way | when | data goes to |
 //! |---|---|---|
-//! | back | dirty data in the range, in every mode; in its stripe, in mode writeback, if parts of one are expensive, whatever is bypassed (`writeback/stripes`); mode writeback while there is room; flash-only volumes | cache, dirty |
+//! | back | dirty range or stripe; mode writeback with room; flash-only volumes | cache, dirty |
 //! | through | mode writethrough, or writeback without room | backing device and cache, clean |
-//! | around | what is bypassed (`bypass`); whatever there is while the volume is being detached or attached | backing device |
+//! | around | bypassed writes (`bypass`); volume being detached or attached | backing device |
 //!
-//! *Room* is what can be had without writing dirty data back, so a cache that is full of clean data has all of it. Durable
-//! writes stay in the cache for longer than others: anywhere else they cost a flush of the backing device.
+//! Dirty data in the range sends a write *back* in every mode. Dirty data in its stripe does so in
+//! mode writeback, while there is room, if partial stripes are expensive, even for a bypassed write
+//! (`writeback/stripes`). While a volume is being detached or attached all its writes go *around*,
+//! except in flash-only volumes.
 //!
-//! Before a write goes to the backing device, whatever the tree says of its range is made void *durably* (decision
-//! 11): otherwise a crash could leave an old clean copy in the cache that hides the newer data, until it is evicted
-//! and the sector changes its value without a write.
+//! *Room* is what can be allocated without writing back dirty data, so a cache that is full of
+//! clean data has all of it. Durable writes use the cache up to a higher level than others:
+//! anywhere else they cost a flush of the backing device.
+//!
+//! Before a write goes to the backing device, whatever the tree says of its range is invalidated
+//! *durably* (decision 11). Otherwise a crash could leave an old clean copy in the cache that hides
+//! the newer data until it is evicted, and then the sector would change its value without a write.
 
 use crate::btree::{Attempt, Record};
 use crate::cache_writes::Cause;
@@ -40,7 +46,8 @@ use bcached_format::{BackingState, CacheMode, Inode};
 pub(crate) struct Survey {
     /// Some of it is dirty.
     pub dirty: bool,
-    /// Some of it has a key that a crash could bring back: it must be made void before the backing device changes.
+    /// Some of it has a key that a crash could revive: the key must be invalidated before the
+    /// backing device changes.
     pub present: bool,
 }
 
@@ -51,8 +58,9 @@ pub(super) enum Way {
     Around,
 }
 
-/// Writes `payload` over `range` when it is its turn. The part that can be cached goes by the table; a rest behind the last
-/// whole block goes to the backing device. The stamp is the oldest of what went there and is not proven durable.
+/// Writes `payload` over `range` when it has its turn. The cacheable part is written by the table;
+/// a rest after the last whole block goes to the backing device. Returns the oldest stamp of what
+/// was written there and is not proven durable.
 pub async fn write(
     set: &CacheSet,
     target: &Target,
@@ -61,8 +69,9 @@ pub async fn write(
     fua: bool,
 ) -> Result<Option<Stamp>, Error> {
     let length = payload.len() as u64;
-    // Whole blocks, whether the volume is cached or not: requests that began before it left the cache go on writing whole
-    // ones, and must not lay their neighbours' old content over what is written here.
+    // The turn covers whole blocks, whether the volume is cached or not. Requests that began before
+    // the volume left the cache still write whole blocks, and must not overwrite what is written
+    // here with old content.
     let write = async |target: &Target| write_anywhere(set, target, range, payload.clone(), fua).await;
     let blocks = target.whole_blocks(range);
     let claim = queue(set, target, blocks)?;
@@ -111,7 +120,7 @@ async fn write_locked(
     Ok(Stamp::older(first, unproven(stamp, fua)))
 }
 
-/// What a flush can still take away: a durable write is not among it.
+/// Returns the stamp of a write that a failed flush can still lose; a durable write has none.
 fn unproven(stamp: Stamp, fua: bool) -> Option<Stamp> {
     (!fua).then_some(stamp)
 }
@@ -120,8 +129,9 @@ fn bytes(sectors: u64) -> usize {
     usize::try_from(sectors * 512).expect("a request fits in memory")
 }
 
-/// Reads the blocks around a part and lays it over them: extents and holes never lie off the block grid (decision
-/// 13). The range is locked, so the neighbours cannot change meanwhile.
+/// Reads the blocks around a part and lays the part over them: extents and holes are always aligned
+/// to blocks (decision 13). The range is locked, so the neighbouring sectors cannot change
+/// meanwhile.
 async fn widen(
     set: &CacheSet,
     target: &Target,
@@ -138,7 +148,7 @@ async fn widen(
     Ok(whole.freeze())
 }
 
-/// Writes whole blocks in the range of a turn; as of [`write`].
+/// Writes whole blocks, while the caller has its turn in the range; returns the same as [`write`].
 pub(crate) async fn write_blocks(
     set: &CacheSet,
     target: &Target,
@@ -170,7 +180,7 @@ pub(crate) async fn write_blocks(
 }
 
 pub(super) fn way(s: &State, target: &Target, range: Range, survey: Survey, fua: bool) -> Way {
-    // The volume may have set out after the request had begun.
+    // The volume may have begun to attach or detach after the request had begun.
     let is_on_its_way = s.volumes.get(target.id).is_some_and(Volume::is_bypassed);
     if target.backing.is_none() || survey.dirty && !is_on_its_way {
         return Way::Back;
@@ -194,7 +204,7 @@ pub(super) fn way(s: &State, target: &Target, range: Range, survey: Survey, fua:
     }
 }
 
-/// Queues a write for a range; to be granted, and released.
+/// Queues a write for a range. The caller waits until it is granted, and releases it.
 pub(crate) fn queue(set: &CacheSet, target: &Target, range: Range) -> Result<Claim, Error> {
     let queued = set.with(|s| Some(s.volumes.get_mut(target.id)?.ranges.queue_write(range.start, range.end)));
     queued.ok_or(Error::NoVolume)
@@ -222,7 +232,7 @@ pub(crate) async fn granted(set: &CacheSet, target: &Target, claim: Claim) {
     }
 }
 
-/// Asks the tree about a range, leaf by leaf.
+/// Surveys a range in the tree, leaf by leaf.
 pub(crate) async fn survey(set: &CacheSet, target: &Target, range: Range) -> Result<Survey, Error> {
     let inode = target.inode.expect("only attached volumes have keys");
     let mut survey = Survey::default();
@@ -233,8 +243,8 @@ pub(crate) async fn survey(set: &CacheSet, target: &Target, range: Range) -> Res
     Ok(survey)
 }
 
-/// Into the cache, dirty. Where the cache cannot take it the data goes to the backing device, flushed, before what is
-/// dirty in its range is made void.
+/// Writes to the cache, dirty. If the cache cannot take the data, it goes to the backing device and
+/// is flushed before the dirty data in its range is invalidated.
 async fn write_back(
     set: &CacheSet,
     target: &Target,
@@ -276,8 +286,9 @@ async fn write_back(
     Ok(unproven)
 }
 
-/// The cache has no space: waits if it will have some without anything being written back; false if not. What can go nowhere else
-/// waits also for what others write back, and for moving, of which `rounds_then` had begun.
+/// Handles a cache without space. Waits if space will come without any write-back, and returns
+/// false if not. Data that can be nowhere else also waits for the write-back of other volumes, and
+/// for moving, of which `rounds_then` rounds had begun.
 async fn wait_for_space(set: &CacheSet, target: &Target, rounds_then: u64) -> Result<bool, Error> {
     set.check_alive()?;
     set.signals().allocator_work.notify_all();
@@ -285,10 +296,10 @@ async fn wait_for_space(set: &CacheSet, target: &Target, rounds_then: u64) -> Re
     let is_vain = set.with(|s| {
         let is_patient =
             target.backing.is_none() && (!s.moving.are_in_vain(rounds_then) || s.others_give_way());
-        // Neither moving nor GC comes before the journal has been put.
+        // Neither moving nor GC runs before the journal's keys are in the tree.
         let is_stuck = s.replay_is_in_vain().is_some();
         let is_patient = is_patient && !is_stuck;
-        // What lives in the cache alone waits for the walk, too.
+        // A flash-only volume waits for the walk, too.
         let comes_late = !s.frontier.is_complete() && target.backing.is_some();
         let none_comes = s.frontier.is_complete() && s.buckets.available() <= reserve && !is_patient;
         let in_vain = s.starved().is_some()
@@ -308,7 +319,7 @@ async fn wait_for_space(set: &CacheSet, target: &Target, rounds_then: u64) -> Re
 }
 
 impl State {
-    /// Dirty data of some volume is on its way to its backing device.
+    /// Returns whether any volume has dirty data that is being written back.
     fn others_give_way(&self) -> bool {
         self.volumes.iter().any(|(_, volume)| {
             let is_dirty = volume.inode.is_some_and(|inode| self.dirty.of(inode) > 0);
@@ -317,9 +328,9 @@ impl State {
     }
 }
 
-/// A part that the cache cannot take goes to the backing device: holes over what is clean, the write, a flush, then holes
-/// over what is dirty, so that at every moment either the old dirty data or the new data is what a crash leaves. `payload`
-/// is that of the whole range.
+/// Writes a part that the cache cannot take to the backing device: holes over clean data, the
+/// write, a flush, then holes over dirty data. So at every moment a crash leaves either the old
+/// dirty data or the new data. `payload` is that of the whole range.
 pub(super) async fn write_out(
     set: &CacheSet,
     target: &Target,
@@ -339,8 +350,8 @@ pub(super) async fn write_out(
     Ok(stamp.filter(|_| !fua))
 }
 
-/// What the cache holds of a range gives way to what is `put` on the backing device. The stamp is that of what is not proven
-/// durable.
+/// Replaces what the cache holds of a range by what `put` writes to the backing device. Returns the
+/// stamp of that if it is not proven durable.
 pub(super) async fn give_way(
     set: &CacheSet,
     target: &Target,
@@ -352,21 +363,22 @@ pub(super) async fn give_way(
         invalidate(set, target, part, survey).await?;
         return put().await.map(Some);
     }
-    // What is being written back would turn clean behind the holes; and who missed the dirty data, because he looked before it
-    // came, must not read the new data while others still read the old.
+    // Write-back in progress would turn its data clean behind the holes. And a read that missed the
+    // dirty data, because it looked before that came, must not return the new data while other
+    // reads still return the old.
     let _phase = set.begin(Phase::WriteOut);
     wait_for_cleaning(set, target, part).await?;
     wait_for_misses(set, target, part).await?;
     invalidate_clean(set, target, part).await?;
     let stamp = put().await?;
-    // Old dirty data gives way to what is proven, and to nothing less.
+    // Old dirty data is only replaced by data that is proven durable.
     flush::prove(set, target, stamp).await?;
     punch(set, target, part).await?;
     writer::commit(set).await?;
     Ok(None)
 }
 
-/// To both devices at once; the clean key waits for the backing device's flush.
+/// Writes to both devices at once; the clean key waits for a flush of the backing device.
 async fn write_through(
     set: &CacheSet,
     target: &Target,
@@ -375,7 +387,7 @@ async fn write_through(
     survey: Survey,
     fua: bool,
 ) -> Result<Option<Stamp>, Error> {
-    // Both get the same, whoever writes to the memory of the request meanwhile.
+    // Both devices get the same data, even if the client writes to the request's memory meanwhile.
     let payload = &payload.stable().map_err(Error::OutOfReach)?;
     invalidate(set, target, range, survey).await?;
     let chunks = set.take_chunks(Class::Clean, range);
@@ -393,14 +405,14 @@ async fn write_through(
     backing.map(|stamp| unproven(stamp, fua))
 }
 
-/// Parks a clean chunk, or indexes it if the backing device keeps what it has acknowledged. Its range is locked by
-/// its write. The chunk's pin is gone, or belongs to the parked piece.
+/// Parks a clean chunk, or indexes it if the backing device's copy is already durable. Its write
+/// holds the range. Afterwards the chunk's pin is released, or belongs to the parked piece.
 async fn keep_clean(set: &CacheSet, target: &Target, chunk: Chunk, stamp: Stamp) {
     match set.with(|s| parked::park(s, target, &chunk, stamp)) {
         Clean::Parked => set.signals().parked_work.notify_all(),
         Clean::Void => set.release_chunks(&[chunk]),
         Clean::Ready => {
-            // A favour: the data is on the backing device.
+            // This is optional: the data is on the backing device.
             let key = chunk.key(target.inode.expect("attached"), false);
             let _ = set.put_key(&key, Record::Fill).await;
             set.release_chunks(&[chunk]);
@@ -408,8 +420,8 @@ async fn keep_clean(set: &CacheSet, target: &Target, chunk: Chunk, stamp: Stamp)
     }
 }
 
-/// Writes what a client has sent to the backing device, after write-back in the range has ended; the stamp of what was
-/// written. With `fua` it is durable, or this is an error.
+/// Writes a client's data to the backing device, after write-back in the range has ended; returns
+/// its stamp. With `fua` the data is durable on success.
 pub(crate) async fn write_backing(
     set: &CacheSet,
     target: &Target,
@@ -418,8 +430,8 @@ pub(crate) async fn write_backing(
     fua: bool,
 ) -> Result<Stamp, Error> {
     let (disk, begun) = begin_backing_write(set, target, range).await?;
-    // Asked for FUA, a device that has none would flush beside the one flush that may run, and its failure could be told
-    // to one of the two only.
+    // With FUA requested, a device without FUA would flush beside the one flush that may run, and a
+    // failure could be reported to only one of the two.
     let at_once = fua && disk.info().fua;
     let written = match at_once {
         true => beside(set, target, disk.write_fua(range.start, payload)).await,
@@ -434,13 +446,13 @@ pub(crate) async fn write_backing(
     Ok(stamp)
 }
 
-/// Waits until nothing older is on its way to the range of the backing device. The range is locked, so that nothing new
-/// sets out.
+/// Waits until no older data is in flight to the range of the backing device. The range is locked,
+/// so no new write-back starts.
 pub(crate) async fn wait_for_cleaning(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     wait_until(set, target, |ranges| ranges.backing_is_free(range.start, range.end)).await
 }
 
-/// Waits until nobody reads the range from the backing device who began before.
+/// Waits for all reads of the range from the backing device that began before.
 async fn wait_for_misses(set: &CacheSet, target: &Target, range: Range) -> Result<(), Error> {
     let then = set.with(|s| s.volumes.get(target.id).map(|volume| volume.ranges.now()));
     let then = then.ok_or(Error::NoVolume)?;
@@ -469,27 +481,28 @@ pub(crate) async fn begin_backing_write(
     Ok((disk, begun))
 }
 
-/// The same of what a client has sent, and what the device has `said`.
+/// Ends a write of a client's data to the backing device; `said` is the device's result.
 pub(crate) fn end_client_write(
     set: &CacheSet,
     target: &Target,
     begun: Begun,
     said: &Result<(), IoError>,
 ) -> Result<Stamp, Error> {
-    // A device that was not there has taken nothing that anybody is told of.
+    // A device that was absent has taken nothing that a client is told of.
     if said.as_ref().is_err_and(|error| error.kind.is_final()) {
         return end_backing_write(set, target, begun);
     }
     flush::epoch(set, target.id, |epoch| epoch.client_write_ends(begun)).ok_or(Error::NoVolume)
 }
 
-/// The end of a write to the backing device; the stamp of what was written.
+/// Ends a write to the backing device; returns its stamp.
 pub(crate) fn end_backing_write(set: &CacheSet, target: &Target, begun: Begun) -> Result<Stamp, Error> {
     flush::epoch(set, target.id, |epoch| epoch.write_ends(begun)).ok_or(Error::NoVolume)
 }
 
-/// *Dirty* on the backing superblock is durable before the first dirty key can be. True if nothing was dirty: who makes the
-/// first key rings.
+/// Makes *dirty* durable on the backing superblock, before the first dirty key can be. Returns true
+/// if the volume had no dirty data: the caller then notifies write-back when it has made the first
+/// key.
 pub(crate) async fn ensure_dirty(set: &CacheSet, target: &Target) -> Result<bool, Error> {
     let (id, inode) = (target.id, target.inode);
     if target.backing.is_none() {
@@ -497,7 +510,7 @@ pub(crate) async fn ensure_dirty(set: &CacheSet, target: &Target) -> Result<bool
     }
     if !set.with(|s| s.volumes.get(id).is_some_and(|volume| volume.dirty_marked)) {
         record::update(set, id, |s, superblock| {
-            // A volume that leaves the cache says so, and nothing else.
+            // The superblock of a volume that is leaving the cache only records that it leaves.
             if s.volumes.get(id).is_some_and(|volume| volume.may_cache(inode)) {
                 superblock.set_state(BackingState::Dirty);
             }
@@ -508,7 +521,7 @@ pub(crate) async fn ensure_dirty(set: &CacheSet, target: &Target) -> Result<bool
 }
 
 impl State {
-    /// Adds what one leaf says of `[start, end)` to a survey; returns where the leaf ends.
+    /// Adds what one leaf says of `[start, end)` to a survey; returns how far that reaches.
     pub(crate) fn survey_leaf(
         &mut self,
         inode: Inode,

@@ -1,8 +1,10 @@
-//! Write-zeroes.
+//! Handles write-zeroes.
 //!
-//! Zeroes are no data. They go to the backing device as an operation of its own, past the cache, and what the cache holds
-//! of the range is made void. A zeroing that may unmap takes no room anywhere: the space below is given up, or was never
-//! taken. One that may not keeps the space below, and its zeroes are data only where the cache holds dirty data.
+//! Zeroes are not stored as data. They go to the backing device as an operation of their own,
+//! bypassing the cache, and what the cache holds of the range is invalidated. A zeroing that may
+//! unmap takes no space anywhere: the space below is given up, or was never taken. A zeroing that
+//! may not unmap keeps the space below, and its zeroes are data only where the cache holds dirty
+//! data.
 //!
 //! | the cache holds | backing device | then |
 //! |---|---|---|
@@ -10,12 +12,14 @@
 //! | clean data | a durable hole first, then zeroed | |
 //! | dirty data, may unmap | zeroed and flushed | a durable hole |
 //! | dirty data, may not | | zeroes like any data, dirty |
-//! | all there is of the volume | | a hole |
+//! | all data (flash-only volume) | | a hole |
 //!
-//! So after a crash a sector is what it was or zero, and never what the backing device had below flushed dirty data.
+//! So after a crash a sector is what it was or zero, and never what the backing device had below
+//! flushed dirty data.
 //!
-//! A device that refuses to unmap is asked to zero with its space kept; one that refuses that as well is written to. Either
-//! way a long range is zeroed in pieces, each in its turn, so that other requests of the range go on in between.
+//! A device that refuses to unmap is asked to zero and keep its space; if it refuses that as well,
+//! zeroes are written to it. In any case a long range is zeroed in pieces, each with its own turn,
+//! so that other requests of the range proceed in between.
 
 use crate::error::{Doing, Error};
 use crate::phases::Phase;
@@ -28,34 +32,35 @@ use crate::writeback::contention::beside;
 use bcached_env::{Buffer, DiskInfo, IoErrorKind, Payload};
 use core::cell::Cell;
 
-/// Zeroes written by one operation, at most, in sectors.
+/// Most zeroes written by one operation, in sectors.
 const WRITE_SECTORS_MAX: u64 = 2048;
 
-/// So many times less is zeroed at once where that takes longer: where zeroes are written, or may become dirty data.
+/// Pieces are smaller by this factor where zeroing takes longer: where zeroes are written, or may
+/// become dirty data.
 const SLOW_SHARE: u64 = 32;
 
-/// What is asked of a zeroing.
+/// The options of a zeroing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// Durable when answered.
+    /// The zeroes are durable when this is answered.
     pub fua: bool,
     /// The space below may be given up.
     pub may_unmap: bool,
 }
 
-/// How a backing device is made zero: the first of these that it can do.
+/// How a backing device is zeroed: the first of these that it supports.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Way {
-    /// It is told to, and may unmap.
+    /// It is told to zero, and may unmap.
     Unmap,
-    /// It is told to, and keeps the space.
+    /// It is told to zero, and keeps the space.
     Keep,
     /// Zeroes are written to it.
     Write,
 }
 
 impl Way {
-    /// That of a device, from this one on.
+    /// Returns the way of a device, no earlier than `from`.
     fn of(info: &DiskInfo, may_unmap: bool, from: Self) -> Self {
         let can = |way: &Self| match way {
             Self::Unmap => may_unmap && info.unmap,
@@ -65,14 +70,14 @@ impl Way {
         [Self::Unmap, Self::Keep].into_iter().find(|way| *way >= from && can(way)).unwrap_or(Self::Write)
     }
 
-    /// The one after it has been refused.
+    /// Returns the way to try after this one has been refused.
     const fn next(self) -> Self {
         if matches!(self, Self::Unmap) { Self::Keep } else { Self::Write }
     }
 }
 
-/// Makes a range read as zeroes, in pieces, each in its turn. The stamp is the oldest of what went to the backing device
-/// and is not proven durable.
+/// Makes a range read as zeroes, in pieces, each with its own turn. Returns the oldest stamp of
+/// what was written to the backing device and is not proven durable.
 pub async fn write_zeroes(
     set: &CacheSet,
     target: &Target,
@@ -107,11 +112,12 @@ async fn zero_pieces(
         let done = Cell::new(Done { upto: at, unproven: None });
         let zero = async |target: &Target| zero_piece(set, target, piece, way, asked, &done).await;
         match in_turn(set, target, target.whole_blocks(piece), zero).await {
-            // Which may be known only now: files are asked by being tried.
+            // A refusal may be known only now: for files the only test is to try.
             Err(error) if way != Way::Write && is_refusal(&error) => from = way.next(),
             zeroed => zeroed?,
         }
-        // What is zero by now is left alone, also after a refusal: others may write there before the next turn.
+        // Whatever is zero by now is not zeroed again, even after a refusal: other requests may
+        // write there before the next turn.
         let done = done.get();
         unproven = Stamp::older(unproven, done.unproven);
         set.with(|s| {
@@ -125,9 +131,9 @@ async fn zero_pieces(
 /// The part of a piece that is zero, from its start on.
 #[derive(Clone, Copy)]
 struct Done {
-    /// To here.
+    /// End of the zeroed part.
     upto: u64,
-    /// The oldest stamp of what went to the backing device and is not proven durable.
+    /// The oldest stamp of what was written to the backing device and is not proven durable.
     unproven: Option<Stamp>,
 }
 
@@ -135,7 +141,7 @@ fn is_refusal(error: &Error) -> bool {
     matches!(error, Error::Io { doing: Doing::Backing, source } if source.kind == IoErrorKind::Unsupported)
 }
 
-/// Where the piece ends that begins `at`: pieces meet where blocks do.
+/// Returns where the piece that begins at `at` ends: pieces meet at block boundaries.
 fn cut_after(set: &CacheSet, target: &Target, at: u64, is_fast: bool) -> u64 {
     let most = set.with(|s| s.options.zero_batch_sectors);
     let most = if is_fast { most } else { most / SLOW_SHARE };
@@ -143,7 +149,8 @@ fn cut_after(set: &CacheSet, target: &Target, at: u64, is_fast: bool) -> u64 {
     (at / most + 1).saturating_mul(most)
 }
 
-/// Zeroes a piece in its turn: whole blocks, and what is left at both ends. `done` says how far that went, also after an error.
+/// Zeroes a piece in its turn: whole blocks, and the rest at both ends. `done` says how far that
+/// got, also after an error.
 async fn zero_piece(
     set: &CacheSet,
     target: &Target,
@@ -184,7 +191,7 @@ async fn zero_part(
     };
     let survey = write::survey(set, target, blocks).await?;
     let Some(backing) = &target.backing else {
-        // What such a volume does not hold reads as zero.
+        // Whatever such a volume does not hold reads as zero.
         if survey.present && part == blocks {
             holes::punch_found(set, target, part).await?;
         } else if survey.present {
@@ -197,7 +204,7 @@ async fn zero_part(
     };
     let logical = u64::from(backing.info().logical_block_sectors);
     let is_of_device = part.start.is_multiple_of(logical) && part.end.is_multiple_of(logical);
-    // A part of a block is the device's affair while the block's only data is there.
+    // A part of a block is left to the device while the block's only data is there.
     let stays_below = if survey.dirty { asked.may_unmap && part == blocks } else { is_of_device };
     if !stays_below {
         return write_as_data(set, target, part, asked.fua).await;
@@ -210,7 +217,7 @@ async fn zero_part(
     }
 }
 
-/// Zeroes what the cache has no part in.
+/// Zeroes a part in which the cache is not involved.
 async fn zero_below(
     set: &CacheSet,
     target: &Target,
@@ -225,7 +232,7 @@ async fn zero_below(
     Ok(Some(stamp))
 }
 
-/// Makes a range of the backing device zero; the oldest stamp of what was written.
+/// Zeroes a range of the backing device; returns the oldest stamp of what was written.
 async fn zero_backing(set: &CacheSet, target: &Target, part: Range, way: Way) -> Result<Stamp, Error> {
     if way == Way::Write {
         return write_backing(set, target, part).await;
@@ -246,7 +253,7 @@ async fn write_backing(set: &CacheSet, target: &Target, part: Range) -> Result<S
     Ok(oldest.expect("a part has sectors"))
 }
 
-/// Writes zeroes like any data, in the range of a turn.
+/// Writes zeroes like any data, while the caller has its turn in the range.
 async fn write_as_data(
     set: &CacheSet,
     target: &Target,
@@ -261,7 +268,7 @@ async fn write_as_data(
     Ok(unproven)
 }
 
-/// A range in parts that are written at once, with what is written there.
+/// Splits a range into parts that are each written at once, with their zeroes.
 fn zeroes(range: Range) -> impl Iterator<Item = (Range, Payload)> {
     let bytes = |sectors: u64| usize::try_from(sectors * 512).expect("bounded");
     let all = Buffer::zeroed(bytes(range.sectors().min(WRITE_SECTORS_MAX))).freeze();

@@ -1,5 +1,6 @@
-//! The task that keeps buckets free: invalidates victims in batches, stores their generations, hands them over.
-//! Beside it only the reserve has priorities stored while the set runs.
+//! The allocator: the task that keeps buckets free. It invalidates victims in batches, stores their
+//! generations, and puts them on the free list. Apart from the allocator, only the reserve stores
+//! priorities while the set runs.
 
 use crate::error::Error;
 use crate::journal::writer;
@@ -13,12 +14,13 @@ use alloc::vec::Vec;
 use bcached_format::BucketId;
 use core::time::Duration;
 
-/// So often must the walk, or a replay beside requests, have met what it cannot read before those who wait for its end give up: it may pass.
+/// Number of consecutive failures of the walk, or of a background replay, after which tasks that
+/// wait for its end give up. Fewer may be transient.
 const TRIES: u32 = 3;
-/// How long to rest when nothing can be invalidated.
+/// How long to pause when no bucket can be invalidated.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The task. It ends when the set does; what fails has made the set fail.
+/// Runs the allocator until the set ends. Any error it meets has already failed the set.
 pub async fn run(set: CacheSet) {
     let _of_set = keep_free(&set).await;
 }
@@ -27,7 +29,7 @@ async fn keep_free(set: &CacheSet) -> Result<(), Error> {
     loop {
         set.check_alive()?;
         if set.with(|s| s.settled) {
-            // What is given up in memory is so on the device.
+            // What has been invalidated in memory is also invalidated on the device.
             return store_pending(set).await.map(drop);
         }
         if !set.with(|s| s.frontier.is_complete() && s.buckets.free_count() < s.free_low()) {
@@ -43,7 +45,7 @@ async fn keep_free(set: &CacheSet) -> Result<(), Error> {
         if store_pending(set).await? {
             continue;
         }
-        // Perhaps the last dirty pointers of some buckets are gone, but not durably.
+        // The last dirty pointers into some buckets may be gone, but not durably yet.
         writer::commit(set).await?;
         set.with(|s| s.starvation.search_begins());
         let searched = invalidate(set, |_| 1).await;
@@ -53,8 +55,8 @@ async fn keep_free(set: &CacheSet) -> Result<(), Error> {
         });
         if searched.count == 0 {
             set.signals().parked_work.notify_all();
-            // Waiters look again: what they do without space (bypass) may be possible now. They ring back at once if
-            // it is not, so this rest is not cut short.
+            // Wake the waiters: what they can do without space (bypass) may be possible now. If it
+            // is not, they signal back at once, so this pause must not be cut short by that signal.
             set.signals().space.notify_all();
             set.signals().writeback_work.notify_all();
             set.signals().gc_work.notify_all();
@@ -63,7 +65,8 @@ async fn keep_free(set: &CacheSet) -> Result<(), Error> {
     }
 }
 
-/// Stores the generations of what was invalidated, and hands it over; false if nothing was.
+/// Stores the generations of the invalidated buckets and releases them to the free list. Returns
+/// false if none were pending.
 async fn store_pending(set: &CacheSet) -> Result<bool, Error> {
     if set.with(|s| s.buckets.pending().is_empty()) {
         return Ok(false);
@@ -76,7 +79,8 @@ async fn store_pending(set: &CacheSet) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Looks for buckets to invalidate, as many as `wanted` says, until some are found or all have been looked at.
+/// Searches for buckets to invalidate, up to the number that `wanted` returns. Returns when some
+/// are found or all buckets have been looked at.
 async fn invalidate(set: &CacheSet, wanted: impl Fn(&State) -> usize) -> Invalidated {
     loop {
         set.env().breathe().await;
@@ -95,7 +99,7 @@ async fn invalidate(set: &CacheSet, wanted: impl Fn(&State) -> usize) -> Invalid
     }
 }
 
-/// Takes `count` free buckets for metadata, all or none, waiting for the allocator.
+/// Takes `count` free buckets for metadata, all or none; waits for the allocator.
 pub async fn take_metadata(set: &CacheSet, count: usize) -> Result<Vec<BucketId>, Error> {
     loop {
         set.check_alive()?;
@@ -106,7 +110,7 @@ pub async fn take_metadata(set: &CacheSet, count: usize) -> Result<Vec<BucketId>
     }
 }
 
-/// Takes `count` free buckets for metadata if there are so many.
+/// Takes `count` free buckets for metadata, or returns `None` if fewer are free.
 pub fn try_take_metadata(set: &CacheSet, count: usize) -> Option<Vec<BucketId>> {
     let taken = set.with(|s| {
         (s.buckets.free_count() >= count)
@@ -116,11 +120,13 @@ pub fn try_take_metadata(set: &CacheSet, count: usize) -> Option<Vec<BucketId>> 
     taken
 }
 
-/// Waits until `count` buckets are free. If it is in vain the set has failed: its tree can grow no more. GC may need to
-/// rewrite nodes first, so nobody waits here who holds anything that it needs.
+/// Waits until `count` buckets are free. If they will never be, the set fails, because its tree
+/// cannot grow any more. GC may have to rewrite nodes first, so the caller must not hold anything
+/// that GC needs.
 pub async fn metadata_comes(set: &CacheSet, count: usize) -> Result<(), Error> {
     let in_vain = |s: &State, asked| {
-        // No pass comes while a set is opened or stopped, or while the journal cannot be put.
+        // No pass of GC runs while a set is being opened or stopped, or while the replay cannot
+        // finish.
         let comes = !s.note_held && !s.stopping && s.replay_is_in_vain().is_none();
         let is_last = !comes && s.starvation.needs_pass(asked);
         let last = || s.starvation.failure().unwrap_or(Error::NoSpace);
@@ -130,7 +136,8 @@ pub async fn metadata_comes(set: &CacheSet, count: usize) -> Result<(), Error> {
     buckets_come(set, count, asked, in_vain).await.map_err(|error| set.fail(error))
 }
 
-/// The same for GC itself. False: only the end of the pass that asks can free any, or the set is being stopped.
+/// Like [`metadata_comes`], for GC itself. Returns false if only the end of the calling pass can
+/// free buckets, or if the set is being stopped.
 pub async fn metadata_comes_to_gc(set: &CacheSet, count: usize) -> Result<bool, Error> {
     let in_vain = |s: &State, asked| (s.stopping || s.starvation.needs_pass(asked)).then_some(Error::NoSpace);
     let asked = set.with(|s| s.starvation.now());
@@ -140,7 +147,8 @@ pub async fn metadata_comes_to_gc(set: &CacheSet, count: usize) -> Result<bool, 
     }
 }
 
-/// The same for who puts the journal beside requests. False: neither the allocator nor the walk makes any, or the set is being stopped.
+/// Like [`metadata_comes`], for the background replay of the journal. Returns false if neither the
+/// allocator nor the walk will free any, or if the set is being stopped.
 pub async fn metadata_comes_to_replay(set: &CacheSet, count: usize) -> Result<bool, Error> {
     let in_vain = |s: &State, asked| {
         (s.stopping || s.starvation.needs_pass(asked) || s.walk_is_in_vain().is_some())
@@ -154,12 +162,13 @@ pub async fn metadata_comes_to_replay(set: &CacheSet, count: usize) -> Result<bo
 }
 
 impl State {
-    /// So often is something tried before those who wait for it give up.
+    /// Number of failed tries after which the tasks that wait for something give up.
     pub(crate) const fn tries_awaited(&self) -> u32 {
         if self.note_held || self.stopping { 1 } else { TRIES }
     }
 
-    /// Why the walk, which buckets must wait for, does not come to its end, if so. While a set is opened or stopped the first error counts.
+    /// Returns why the walk, which buckets must wait for, cannot finish. `None` if it may still
+    /// finish. While a set is being opened or stopped, the first error counts.
     pub(crate) fn walk_is_in_vain(&self) -> Option<Error> {
         self.frontier.trouble(self.tries_awaited())
     }
@@ -177,13 +186,13 @@ async fn buckets_come(
             return Ok(());
         }
         if set.with(|s| s.settled) {
-            // Nothing makes any more.
+            // No task frees buckets any more.
             return Err(Error::Stopping);
         }
         if set.with(|s| s.journal_is_exhausted()) {
             return Err(set.fail(Error::JournalFull));
         }
-        // One that is being discarded comes back.
+        // A bucket under discard will be returned.
         let in_vain = |s: &State| if s.buckets.free.under_discard() > 0 { None } else { in_vain(s, asked) };
         if let Some(error) = set.with(|s| in_vain(s)) {
             return Err(error);

@@ -1,13 +1,15 @@
-//! The task that tells the cache device of buckets that hold nothing: the kernel's `discard`, but in the background.
+//! The task that discards empty buckets on the cache device: the kernel's `discard`, but in the
+//! background.
 //!
-//! Only what is `Free` is discarded: its new generation is durable, so that no pointer that a crash could bring back names it. Buckets
-//! of metadata, those of the journal among them, are never. Of the free ones so many stay that who needs one has it at once, and
-//! the allocator works for more as if those under discard were not there: nobody waits for a discard, but that a stop waits
-//! for the one under way.
+//! Only `Free` buckets are discarded: their new generation is durable, so no pointer that a crash
+//! could bring back refers to them. Metadata buckets, including those of the journal, are never
+//! discarded. Enough free buckets are kept back to serve requests immediately, and the allocator
+//! frees more as if those under discard did not exist. So no request waits for a discard; only a
+//! stop waits for the one in flight.
 //!
-//! One discard runs at a time: devices carry them out slowly, and beside each other they slow down everything else. If one
-//! fails, or the device knows none, they are off until somebody sets the option or the set is opened again: they help the
-//! device, and nothing needs them.
+//! One discard is in flight at a time: devices execute them slowly, and concurrent ones slow down
+//! all other I/O. If one fails, or the device does not support them, discards are off until the
+//! option is set again or the set is reopened. They only help the device; nothing depends on them.
 
 use crate::set::CacheSet;
 use crate::space::free::runs;
@@ -16,45 +18,45 @@ use alloc::vec::Vec;
 use bcached_env::{IoError, IoErrorKind};
 use bcached_format::BucketId;
 
-/// Most buckets that are taken from the free ones at once.
+/// Maximum number of buckets taken from the free list at once.
 const BUCKETS_MAX: usize = 256;
 
-/// Most sectors that are discarded at once (64 MiB), if a bucket is not larger.
+/// Maximum number of sectors discarded at once (64 MiB), unless a bucket is larger.
 const SECTORS_MAX: u64 = 131_072;
 
-/// What has become of discards since the set was opened.
+/// Counters of discards since the set was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Discards {
-    /// What the device has been told to give up, in bytes.
+    /// Bytes discarded on the device.
     pub bytes: u64,
-    /// In so many discards.
+    /// Number of discards issued.
     pub count: u64,
-    /// Why none is tried any more, if so.
+    /// Why discards are no longer tried; `None` if they still are.
     pub refusal: Option<IoError>,
 }
 
 /// Whether buckets are discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiscardState {
-    /// Nobody asks for it.
+    /// Discards are not enabled.
     Off,
-    /// They are.
+    /// Discards are enabled and work.
     On,
-    /// Somebody asks for it, and the device knows no discard.
+    /// Discards are enabled, but the device does not support them.
     Unsupported,
-    /// Somebody asks for it, and one has failed.
+    /// Discards are enabled, but one has failed.
     Failed(IoError),
 }
 
 impl State {
-    /// Whether buckets are to be discarded: what was said, or else what the superblock says.
+    /// Returns whether discards are enabled: by the option if it is set, else by the superblock.
     #[must_use]
     pub fn wants_discard(&self) -> bool {
         self.options.discard.unwrap_or(self.superblock.discard())
     }
 
-    /// Free buckets that are left for who needs some while others are under discard: the reserves, and what is used while the
-    /// allocator makes more.
+    /// Free buckets kept back for allocation while others are under discard: the reserves, and what
+    /// is used while the allocator frees more.
     fn discard_keep(&self) -> usize {
         self.free_low() - self.free_batch() / 2
     }
@@ -71,7 +73,7 @@ impl State {
     }
 }
 
-/// The task. It ends when the set does, and when none of its discards is under way any more.
+/// Runs the task until the set ends and none of its discards is in flight.
 pub async fn run(set: CacheSet) {
     while !set.with(|s| s.settled || s.failed.is_some()) {
         let taken = set.with(State::begins_discard);
@@ -89,7 +91,8 @@ pub async fn run(set: CacheSet) {
     }
 }
 
-/// Discards neighbours, unless that has turned out to be in vain, or something else has to end.
+/// Discards a run of adjacent buckets. Does nothing and returns false if discards have turned out
+/// to be useless, are disabled, or the set is ending.
 async fn discard(set: &CacheSet, run: &[BucketId], bucket_sectors: u64) -> bool {
     let is_over =
         set.with(|s| s.settled || s.failed.is_some() || s.discards.refusal.is_some() || !s.wants_discard());
@@ -111,7 +114,7 @@ async fn discard(set: &CacheSet, run: &[BucketId], bucket_sectors: u64) -> bool 
 }
 
 impl State {
-    /// What becomes of freed buckets.
+    /// Returns the state of discards.
     #[must_use]
     pub fn discard_state(&self, device_can: bool) -> DiscardState {
         match self.discards.refusal {

@@ -1,60 +1,62 @@
-//! Flushes of the cache device: numbered as they begin, one at a time.
+//! Flushes of the cache device: numbered in the order in which they begin, one at a time.
 //!
-//! Who wants one while another runs waits for it and then runs the next, which serves all who waited: of two under way
-//! together the kernel may tell the failure of both to one only. After the first failure no success means anything.
+//! Callers that arrive during a flush wait for it and then run the next one, which serves all of
+//! them. Two flushes never overlap: if both fail, the kernel may report the failure to only one of
+//! them. After the first failure, no later success proves anything.
 
 use bcached_env::IoError;
 
 /// The flushes since the set was opened.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Flushes {
-    /// Number of the newest that has begun; 0: none.
+    /// Number of the newest flush that has begun; 0: none.
     begun: u64,
-    /// The newest has not ended.
+    /// The newest flush is still in flight.
     running: bool,
-    /// Number of the newest that has succeeded, while none had failed.
+    /// Number of the newest flush that succeeded before any failed.
     succeeded: u64,
-    /// The first that failed: what it covered may be gone.
+    /// The first failure: the writes that flush covered may be lost.
     failure: Option<IoError>,
 }
 
-/// What who wants a flush has to do.
+/// What a caller that needs a flush has to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// Nothing: one that began after he asked has succeeded.
+    /// Nothing: a flush that began after the request has succeeded.
     Done,
-    /// Nothing: one has failed.
+    /// Nothing: a flush has failed.
     Failed(IoError),
-    /// Wait until the one that runs has ended.
+    /// Wait until the flush in flight has ended.
     Wait,
-    /// Run one: it has begun.
+    /// Run a flush: it counts as begun.
     Run,
 }
 
-/// Names the flush that runs.
+/// Identifies the flush in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Running(u64);
 
 impl Flushes {
-    /// Number of the newest flush that has begun: who writes data now is covered by later ones only.
+    /// Number of the newest flush that has begun. Only later flushes cover data written from now
+    /// on.
     #[must_use]
     pub const fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// Whether one has succeeded before any failed.
+    /// Returns whether a flush has succeeded before any failed.
     #[must_use]
     pub const fn have_succeeded(&self) -> bool {
         self.succeeded > 0
     }
 
-    /// Number that a flush must have to cover what has been written by now.
+    /// Number of the first flush that covers everything written so far.
     #[must_use]
     pub const fn wanted(&self) -> u64 {
         self.begun + 1
     }
 
-    /// What to do for flush `wanted` or a later one.
+    /// Says what to do for flush `wanted` or a later one.
     pub const fn turn(&mut self, wanted: u64) -> Turn {
         if let Some(failure) = self.failure {
             return Turn::Failed(failure);
@@ -70,7 +72,7 @@ impl Flushes {
         Turn::Run
     }
 
-    /// The flush that was running has ended. After a failure none runs any more.
+    /// Records the end of the flush in flight. After a failure no flush runs any more.
     pub fn ends(&mut self, result: Result<(), IoError>) {
         assert!(self.running, "a flush that ends has begun");
         self.running = false;
@@ -80,27 +82,27 @@ impl Flushes {
         }
     }
 
-    /// One is running, or has failed: until then all that is read is what was written.
+    /// Returns true if a flush is in flight or has failed. Otherwise reads return what was written.
     #[must_use]
     pub const fn are_in_doubt(&self) -> bool {
         self.running || self.failure.is_some()
     }
 
-    /// True when data that was written while flush `number` was the newest may be gone. What was there when the set was
-    /// opened (0) is safe.
+    /// Returns true if data written while flush `number` was the newest may be lost. Data that was
+    /// there when the set was opened (0) is safe.
     #[must_use]
     pub fn may_have_dropped(&self, number: u64) -> bool {
         self.failure.is_some() && number >= self.succeeded.max(1)
     }
 
-    /// The flush that is running, if it may have dropped data that was written while flush `number` was the newest: nobody
-    /// knows until it ends.
+    /// Returns the flush in flight if it may lose data written while flush `number` was the newest.
+    /// Whether it does is unknown until it ends.
     #[must_use]
     pub fn may_be_dropping(&self, number: u64) -> Option<Running> {
         (self.running && number >= self.succeeded.max(1)).then_some(Running(self.begun))
     }
 
-    /// Whether that flush has not ended.
+    /// Returns whether that flush is still in flight.
     #[must_use]
     pub fn runs(&self, flush: Running) -> bool {
         self.running && self.begun == flush.0

@@ -1,52 +1,52 @@
-//! Buckets that are free: which of them the device has been told of (discarded), and which it is being told of.
+//! Free buckets: which have been discarded on the device, and which are being discarded.
 //!
-//! A bucket is here when its generation is durable, so that whatever stands in it is nobody's. One that is under discard is not
-//! handed out: what is written there meanwhile could be taken by it.
+//! A bucket is on this list once its generation is durable, so no key refers to its contents. A
+//! bucket under discard is not handed out: the discard could destroy data written to it.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use bcached_format::BucketId;
 
-/// The free buckets, in the order in which they came.
+/// The free buckets, in the order in which they became free.
 #[derive(Default, Debug)]
 pub struct FreeList {
-    /// Something may still stand in these, as far as the device knows.
+    /// Not discarded: as far as the device knows, these still hold data.
     filled: VecDeque<BucketId>,
-    /// These have been discarded since they were free.
+    /// Discarded since they became free.
     discarded: VecDeque<BucketId>,
-    /// These are being discarded.
+    /// Number of buckets under discard.
     under_discard: usize,
 }
 
 impl FreeList {
-    /// Buckets that can be handed out now.
+    /// Number of buckets that can be handed out now.
     #[must_use]
     pub fn len(&self) -> usize {
         self.filled.len() + self.discarded.len()
     }
 
-    /// Buckets that can be handed out later: they are being discarded.
+    /// Number of buckets under discard, which can be handed out later.
     #[must_use]
     pub const fn under_discard(&self) -> usize {
         self.under_discard
     }
 
-    /// A bucket has become free.
+    /// Adds a bucket that has become free.
     pub fn push(&mut self, id: BucketId) {
         self.filled.push_back(id);
     }
 
-    /// A bucket comes back to which nothing was written. Whether it has been discarded nobody remembers.
+    /// Returns a bucket to which nothing was written. Whether it was discarded is not remembered.
     pub fn put_back(&mut self, id: BucketId) {
         self.filled.push_front(id);
     }
 
-    /// The next one to be handed out.
+    /// Takes the next bucket to hand out.
     pub fn pop(&mut self) -> Option<BucketId> {
         self.discarded.pop_front().or_else(|| self.filled.pop_front())
     }
 
-    /// The first one that `fits`, rather one that the device knows nothing of.
+    /// Takes the first bucket that `fits`, preferring those not discarded yet.
     pub fn take(&mut self, fits: impl Fn(BucketId) -> bool) -> Option<BucketId> {
         let mut lists = [&mut self.filled, &mut self.discarded].into_iter();
         lists.find_map(|list| {
@@ -55,8 +55,8 @@ impl FreeList {
         })
     }
 
-    /// Takes buckets to be discarded, in the order of the device: `max` at most, those that would be handed out last, and none if fewer
-    /// than `keep` would be left to be handed out.
+    /// Takes buckets to discard, in device order: at most `max`, those that would be handed out
+    /// last. Takes only as many as leave `keep` buckets to hand out.
     pub fn take_to_discard(&mut self, keep: usize, max: usize) -> Vec<BucketId> {
         let count = self.len().saturating_sub(keep).min(self.filled.len()).min(max);
         let mut taken: Vec<BucketId> = self.filled.drain(self.filled.len() - count..).collect();
@@ -65,7 +65,7 @@ impl FreeList {
         taken
     }
 
-    /// The discard of these has ended. `was_done`: not in vain.
+    /// Records the end of a discard. `was_done`: it succeeded.
     pub fn discard_ends(&mut self, ids: &[BucketId], was_done: bool) {
         self.under_discard =
             self.under_discard.checked_sub(ids.len()).expect("a discard that ends has begun");
@@ -74,7 +74,8 @@ impl FreeList {
     }
 }
 
-/// Neighbours among `ids`, which are in order, as runs of at most `max` buckets (one at least).
+/// Splits the sorted `ids` into runs of adjacent buckets, of at most `max` buckets each (at least
+/// one).
 pub fn runs(ids: &[BucketId], max: usize) -> impl Iterator<Item = &[BucketId]> {
     let whole = ids.chunk_by(|one, other| one.device == other.device && one.index + 1 == other.index);
     whole.flat_map(move |run| run.chunks(max.max(1)))

@@ -1,17 +1,19 @@
-//! Buckets: what each holds, which are free, where the next data goes, and how one becomes free.
+//! Buckets: what each holds, which are free, where new data is written, and how a bucket becomes
+//! free.
 //!
 //! The life of a bucket (on-disk format, section 12.2):
 //!
 //! ```text
-//!   Data --invalidate: gen + 1 in memory--> Pending --priorities and their journal entry durable--> Free
-//!    ^                                                                                               |
-//!    +------- full --------- Open <------------------ data -------------------------------------------+
-//!    +------- node or table freed, durably replaced -- Meta <---- node, uuid table, priorities -------+
+//!   Data --invalidate: gen + 1 in memory--> Pending --priorities and their entry durable--> Free
+//!    ^                                                                                       |
+//!    +------- full --------- Open <------------------ data ----------------------------------+
+//!    +-- node or table freed, durably replaced -- Meta <-- node, uuid table, priorities -----+
 //! ```
 //!
-//! A bucket is handed out only from `Free`, that is after its new generation is durable: no pointer that a crash can
-//! bring back names it; so it can also be discarded there. It is invalidated only when nothing dirty points to it, no I/O is in flight to it, and the
-//! journal entry that took its last dirty pointer away is durable.
+//! A bucket is handed out only from `Free`, after its new generation is durable, so no pointer that
+//! a crash can bring back refers to it. For the same reason it can be discarded there. A bucket is
+//! invalidated only when no dirty data points to it, no I/O to it is in flight, and the journal
+//! entry that removed its last dirty pointer is durable.
 
 pub mod allocator;
 pub mod buckets;

@@ -1,7 +1,9 @@
-//! Where the next data goes: one open bucket a class, appended to until full. Sectors of a bucket are written at most
-//! once per generation, and an extent never crosses a bucket's end.
+//! Where new data is written: one open bucket per class, appended to until it is full. Each sector
+//! of a bucket is written at most once per generation, and an extent never crosses the end of a
+//! bucket.
 //!
-//! What will be dirty leaves room at the bucket's end for a summary of it (`space::summaries`), if that is small beside the bucket.
+//! A bucket of data that may be dirty leaves room at its end for a summary of it
+//! (`space::summaries`), if that is small compared with the bucket.
 
 use crate::sorted_map::Sorted;
 use crate::space::buckets::{Buckets, Usage};
@@ -10,15 +12,18 @@ use alloc::vec::Vec;
 use bcached_format::summary::{self, Extent};
 use bcached_format::{BucketId, Geometry, Inode, Pointer, Pointers, Position};
 
-/// Most buckets that wait for their summary to be written. Those closed beyond that get none.
+/// Maximum number of closed buckets that wait for their summary. Buckets closed beyond that get
+/// none.
 const CLOSED_MAX: usize = 64;
-/// Lists of extents that are kept for the next buckets: requests that fill one bucket after the other ask for no memory then.
+/// Extent lists kept for reuse, so that requests that fill one bucket after another do not
+/// allocate.
 const SPARE_MAX: usize = 8;
 
-/// What kind of data a bucket is filled with. Kinds are kept apart because they die at different times.
+/// The kind of data a bucket is filled with. Kinds are kept apart because they die at different
+/// times.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Class {
-    /// Written by users, dirty, of this volume.
+    /// Dirty data of this volume, written by clients.
     Dirty(Inode),
     /// Clean copies: fills and write-through data.
     Clean,
@@ -27,35 +32,35 @@ pub enum Class {
 }
 
 impl Class {
-    /// It may have to be moved one day.
+    /// Returns whether such a bucket gets a summary: its data may have to be moved later.
     const fn is_summed(self) -> bool {
         matches!(self, Self::Dirty(_) | Self::Moved)
     }
 }
 
-/// Space for one extent: pinned until its key is in the tree or it is given back.
+/// Space for one extent. Pinned until its key is in the tree or the space is returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// Where; one pointer a copy.
+    /// Where it is; one pointer per copy.
     pub pointers: Pointers,
-    /// How much, in sectors.
+    /// Length in sectors.
     pub sectors: u64,
 }
 
 struct OpenBucket {
     id: BucketId,
     used: u64,
-    /// What was written to it, as far as its summary has room for it.
+    /// The extents written to it, as many as its summary has room for.
     extents: Vec<Extent>,
 }
 
-/// A bucket that is full, pinned until its summary is written.
+/// A full bucket, pinned until its summary is written.
 pub struct Closed {
-    /// Where the summary goes.
+    /// Where the summary is written.
     pub pointer: Pointer,
     /// The bucket.
     pub id: BucketId,
-    /// What was written to it.
+    /// The extents written to it.
     pub extents: Vec<Extent>,
 }
 
@@ -63,15 +68,16 @@ pub struct Closed {
 pub struct OpenBuckets {
     open: Sorted<Class, OpenBucket>,
     closed: VecDeque<Closed>,
-    /// Empty, with room.
+    /// Empty lists with capacity.
     spare: Vec<Vec<Extent>>,
     bucket_sectors: u64,
-    /// What a summary takes of a bucket; 0: there are none.
+    /// Sectors of a bucket that a summary takes; 0: buckets have no summary.
     summary_sectors: u64,
 }
 
 impl OpenBuckets {
-    /// Of a set of that geometry. Buckets get a summary if that takes no more than one sector in `summary_share`; 0: they get none.
+    /// Creates the open buckets of a set with that geometry. Buckets get a summary if it takes at
+    /// most one sector in `summary_share`; 0: no bucket gets one.
     #[must_use]
     pub fn new(geometry: &Geometry, summary_share: u64) -> Self {
         let bucket_sectors = geometry.bucket_sectors;
@@ -87,7 +93,8 @@ impl OpenBuckets {
         }
     }
 
-    /// Whether so many sectors are taken for `class` as a whole, in its open bucket or in a new one if that can be had.
+    /// Returns whether `sectors` for `class` are taken as one piece: in its open bucket, or in a
+    /// new one if there is a free bucket.
     #[must_use]
     pub fn fits(&self, class: Class, sectors: u64) -> bool {
         let used = self.open.get(class).map_or(0, |open| open.used);
@@ -99,8 +106,9 @@ impl OpenBuckets {
         if class.is_summed() { self.data_sectors() } else { self.bucket_sectors }
     }
 
-    /// Takes up to `wanted` sectors (whole blocks) for `class`, pinned; fewer if the open bucket ends there. `None`
-    /// if a new bucket is needed and no more than `keep` are free. What will lie there begins at `of`, for the summary.
+    /// Takes up to `wanted` sectors (whole blocks) for `class`, pinned; fewer if the open bucket
+    /// ends there. Returns `None` if a new bucket is needed and no more than `keep` are free. `of`
+    /// is where the data begins in the volume, for the summary.
     pub fn take(
         &mut self,
         buckets: &mut Buckets,
@@ -134,7 +142,7 @@ impl OpenBuckets {
         Some(Space { pointers: Pointers::one(pointer), sectors })
     }
 
-    /// Closes the open bucket of a class that is full or ends.
+    /// Closes the open bucket of a class because it is full or no longer needed.
     pub fn close(&mut self, class: Class, buckets: &mut Buckets) {
         let Some(OpenBucket { id, extents, .. }) = self.open.remove(class) else { return };
         buckets.set_usage(id, Usage::Data);
@@ -147,7 +155,7 @@ impl OpenBuckets {
         self.closed.push_back(Closed { pointer, id, extents });
     }
 
-    /// Keeps a list for the next bucket.
+    /// Keeps an extent list for the next bucket.
     pub fn keep(&mut self, mut extents: Vec<Extent>) {
         if self.spare.len() < SPARE_MAX && extents.capacity() > 0 {
             extents.clear();
@@ -155,12 +163,12 @@ impl OpenBuckets {
         }
     }
 
-    /// Closes every open bucket, at stop.
+    /// Closes every open bucket, at a stop.
     pub fn close_all(&mut self, buckets: &mut Buckets) {
         self.close_those(|_| true, buckets);
     }
 
-    /// Closes the open buckets of some classes.
+    /// Closes the open buckets of the classes that `are_meant` selects.
     pub fn close_those(&mut self, mut are_meant: impl FnMut(Class) -> bool, buckets: &mut Buckets) {
         let classes: Vec<Class> =
             self.open.iter().map(|(class, _)| *class).filter(|class| are_meant(*class)).collect();
@@ -169,18 +177,19 @@ impl OpenBuckets {
         }
     }
 
-    /// The first of the buckets that were closed and want a summary, for who writes it, and then gives its list back ([`OpenBuckets::keep`]).
+    /// Takes the first closed bucket that needs a summary. The caller writes it and then returns
+    /// the list ([`OpenBuckets::keep`]).
     pub fn take_closed(&mut self) -> Option<Closed> {
         self.closed.pop_front()
     }
 
-    /// How many there are.
+    /// Number of closed buckets that need a summary.
     #[must_use]
     pub fn closed(&self) -> usize {
         self.closed.len()
     }
 
-    /// Some wait for that.
+    /// Returns whether any closed bucket needs a summary.
     #[must_use]
     pub fn has_closed(&self) -> bool {
         !self.closed.is_empty()
@@ -192,13 +201,13 @@ impl OpenBuckets {
         self.bucket_sectors - self.summary_sectors
     }
 
-    /// Sectors that a summary takes; `None`: buckets get none.
+    /// Sectors that a summary takes; `None`: buckets have no summary.
     #[must_use]
     pub fn summary_sectors(&self) -> Option<u64> {
         Some(self.summary_sectors).filter(|sectors| *sectors > 0)
     }
 
-    /// Buckets open now.
+    /// Number of open buckets.
     #[must_use]
     pub fn count(&self) -> usize {
         self.open.len()
@@ -206,7 +215,8 @@ impl OpenBuckets {
 }
 
 impl OpenBucket {
-    /// What lies behind the rest begins at `of`. Of more than `most` extents some are forgotten.
+    /// Records an extent appended to the bucket, which begins at `of` in its volume. Extents beyond
+    /// `most` are not recorded.
     fn remember(&mut self, of: Position, sectors: u64, most: usize) {
         let sectors = u32::try_from(sectors).expect("a bucket has fewer");
         let goes_on = |last: &&mut Extent| last.inode == of.inode && last.end() == of.offset;

@@ -1,29 +1,29 @@
-//! How long ago the data in the buckets was last used: the kernel's `priority_stats`. It looks at every bucket, so nobody
-//! asks for it without need.
+//! How long ago the data in the buckets was last used: the kernel's `priority_stats`. It looks at
+//! every bucket, so use it sparingly.
 
 use crate::set::CacheSet;
 use alloc::vec::Vec;
 use bcached_format::prio::PRIO_FRESH;
 
-/// The buckets are divided into so many groups of one size, by age.
+/// Number of equal-sized groups that the buckets are divided into, by age.
 const GROUPS: u64 = 32;
 
-/// Ages of the buckets that hold no metadata and are not as old as can be told, in steps of the cache's clock: one for as much
-/// traffic as a 1024th of it.
+/// Ages of the buckets that hold no metadata and whose age can still be told. Unit: one step of the
+/// cache's clock, which is traffic of 1/1024 of the cache's size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ages {
-    /// How many they are.
+    /// Number of such buckets.
     pub buckets: u64,
-    /// Their mean (`Average`). `None`: there are none.
+    /// Their mean age (`Average`). `None`: there are no such buckets.
     pub average: Option<u64>,
-    /// Sectors in a 32nd part of them (`Sectors per Q`).
+    /// Sectors in one 32nd of them (`Sectors per Q`).
     pub sectors_per_quantile: u64,
-    /// The ages that divide them into 32 such parts, the youngest first (`Quantiles`).
+    /// The ages that divide them into 32 such parts, youngest first (`Quantiles`).
     pub quantiles: Vec<u64>,
 }
 
 impl CacheSet {
-    /// Looks at every bucket; others run meanwhile.
+    /// Computes the ages from every bucket; other tasks run in between.
     pub async fn ages(&self) -> Ages {
         let mut by_age = alloc::vec![0_u64; usize::from(PRIO_FRESH)];
         self.each_bucket(|s, id, _| {
@@ -37,7 +37,7 @@ impl CacheSet {
     }
 }
 
-/// `by_age`: how many buckets are so old.
+/// Computes the ages. `by_age`: the number of buckets of each age.
 fn summed(by_age: &[u64], bucket_sectors: u64) -> Ages {
     let buckets: u64 = by_age.iter().sum();
     let total: u64 = (0..).zip(by_age).map(|(age, count)| age * count).sum();

@@ -1,5 +1,6 @@
-//! Storing generations and priorities: a chain of blocks into the spare buckets, last one first, then a journal entry
-//! that names the first (format 10). The former chain becomes the spare one when that entry is durable.
+//! Storing generations and priorities (format 10). A chain of blocks is written into the spare
+//! buckets, last block first, then a journal entry that names the first block. When that entry is
+//! durable, the former chain becomes the spare one.
 
 use crate::cache_writes::Cause;
 use crate::cpu_cost::{priorities_ns, sum_ns};
@@ -15,7 +16,7 @@ use bcached_format::checksum::{CHECKSUM_BYTES, Sum};
 use bcached_format::prio::{BucketPrio, PRIO_BTREE, PRIO_FRESH, PRIO_RESERVE, PrioSet, PrioWriter};
 use bcached_format::{BucketId, Gen, Geometry};
 
-/// Stores all generations and releases the buckets that were pending when it began.
+/// Stores all generations and frees the buckets that were pending when the store began.
 pub async fn store(set: &CacheSet) -> Result<(), Error> {
     let _alone = set.inner.metadata.acquire(1).await;
     let entry = writer::claim_entry(set).await?;
@@ -37,7 +38,7 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     });
     drop(chain);
     let _entry = set.begin(Phase::PriorityEntry);
-    // Its pre-flush makes the chain durable before the entry that names it.
+    // The entry's pre-flush makes the chain durable before the entry that names it.
     entry.commit().await?;
     set.with(|s| {
         s.prios.spare = former;
@@ -48,17 +49,18 @@ pub async fn store(set: &CacheSet) -> Result<(), Error> {
     Ok(())
 }
 
-/// Buckets in one piece of a block, or of one that is read.
+/// Buckets per piece of work when a block is built or read.
 const PIECE: u32 = 512;
-/// Bytes that are summed in one piece.
+/// Bytes checksummed per piece of work.
 const SUM_BYTES: usize = 128 << 10;
 
-/// What block `index` of the chain says. Others run between its pieces, and may change generations: what is pending when a
-/// store begins is in it, and what comes to be pending later waits for the next.
+/// Builds block `index` of the chain. Other tasks run between its pieces and may change
+/// generations. Buckets that are pending when a store begins are in it; those that become pending
+/// later wait for the next store.
 async fn build(set: &CacheSet, index: usize) -> Buffer {
     let (mut block, mut at, end) = set.with(|s| {
         let chain = &s.prios.spare;
-        // The last one's successor is junk by definition; zero is as good as any.
+        // The last block's successor is junk by definition; zero is as good as any value.
         let next = chain.get(index + 1).map_or(0, |bucket| bucket.index);
         let first = index as u64 * s.geometry.prios_per_set();
         let memory = Buffer::zeroed(s.geometry.meta_bytes());
@@ -83,7 +85,8 @@ async fn build(set: &CacheSet, index: usize) -> Buffer {
     }
 }
 
-/// What is stored of a bucket. One priority is the reserve's alone.
+/// The priority and generation stored for a bucket. One priority value is used by the reserve
+/// alone.
 fn stored(s: &State, bucket: u64) -> BucketPrio {
     let id = s.buckets.id(bucket);
     let prio = match s.buckets.prio(id) {
@@ -94,17 +97,18 @@ fn stored(s: &State, bucket: u64) -> BucketPrio {
     BucketPrio { prio, generation: s.buckets.get(id).generation }
 }
 
-/// What a chain says.
+/// The contents of a chain.
 pub struct Stored {
     /// Generation and priority of every bucket.
     pub entries: Vec<(Gen, u16)>,
-    /// Where it is.
+    /// The buckets of the chain.
     pub chain: Vec<BucketId>,
-    /// Its sequence.
+    /// Its sequence number.
     pub sequence: u64,
 }
 
-/// Reads the chain that starts in bucket `first`. `is_ours`: of one that a kernel wrote the priorities of nodes say nothing of their lengths.
+/// Reads the chain that starts in bucket `first`. `is_ours`: bcached wrote it. In a chain written
+/// by a kernel, the priorities of nodes say nothing about their lengths.
 pub async fn read(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
@@ -113,7 +117,7 @@ pub async fn read(
 ) -> Result<Stored, Error> {
     let known = |prio: u16| if is_ours || prio <= PRIO_FRESH { prio } else { PRIO_BTREE };
     let mut entries = Vec::new();
-    // What the superblock says is more than there may be memory for.
+    // The superblock may claim more buckets than there is memory for.
     usize::try_from(geometry.buckets).ok().and_then(|count| entries.try_reserve_exact(count).ok()).ok_or(
         Error::BucketMemory { buckets: geometry.buckets, needed: buckets::table_bytes(geometry.buckets) },
     )?;
@@ -146,7 +150,7 @@ pub async fn read(
     Ok(stored)
 }
 
-/// The sequence of the priorities in bucket `id`, wherever in a chain they are.
+/// Returns the sequence number of the priority block in bucket `id`, wherever in a chain it is.
 pub async fn sequence_of(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
@@ -167,7 +171,7 @@ fn parse<'a>(bytes: &'a [u8], geometry: &Geometry, sum: u64) -> Result<PrioSet<'
     parsed.map_err(|source| Error::Format { doing: Doing::Priorities, source: source.into() })
 }
 
-/// The sum of a block; others run between its pieces.
+/// Computes the checksum of a block; other tasks run between its pieces.
 async fn sum(env: &Env, block: &[u8]) -> u64 {
     let mut sum = Sum::default();
     for piece in block.get(CHECKSUM_BYTES..).unwrap_or_default().chunks(SUM_BYTES) {
@@ -178,7 +182,8 @@ async fn sum(env: &Env, block: &[u8]) -> u64 {
     sum.value()
 }
 
-/// Takes unreferenced buckets for the first chain or the first spare one: only while a set is being started.
+/// Takes unreferenced buckets for the first chain or the first spare chain. Only while a set is
+/// being started.
 pub fn take_unreferenced(buckets: &mut Buckets, count: u64) -> Result<Vec<BucketId>, Error> {
     let mut chain = Vec::new();
     for _ in 0..count {

@@ -1,17 +1,21 @@
-//! The reserve: buckets kept free for the next start, each with a proof in it that it is, so that requests are served before the
-//! tree has been walked. Before the walk nothing else says of a bucket that nobody points into it.
+//! The reserve: buckets kept free for the next start, each with a proof in it that it is free. With
+//! them, requests are served before the tree has been walked; before the walk, nothing else shows
+//! that no pointer leads into a bucket.
 //!
 //! The proof (decision 8 of the architecture, and `docs/decisions/0008`):
-//! 1. A free bucket is *stamped*: its first block says which bucket of which generation it is (`bcached_format::stamp`).
-//! 2. Then the priorities are stored, with a priority that only the reserve has, and every journal entry from then on vouches for
-//!    that ([`PrioChains::marks_reserve`]). A kernel's entries do not. Nor do ours after a start that took buckets because it had
-//!    walked the tree, until the priorities are stored anew.
-//! 3. A start that finds such an entry as the newest reads the stamps of what is marked, and uses half of it. Those buckets get a new
-//!    generation, which is stored before data or nodes come into them: then they are not marked any more, and their stamps are void. The
-//!    other half stays, for the case that this start, too, ends before its walk.
+//! 1. A free bucket is *stamped*: its first block names the bucket and its generation
+//!    (`bcached_format::stamp`).
+//! 2. Then the priorities are stored, with a priority value that only the reserve has. Every
+//!    journal entry from then on vouches for that ([`PrioChains::marks_reserve`]). A kernel's
+//!    entries do not. Nor do ours after a start that took buckets because it had walked the tree,
+//!    until the priorities are stored again.
+//! 3. A start whose newest journal entry vouches reads the stamps of the marked buckets and uses
+//!    half of those proven. They get a new generation, which is stored before data or nodes are
+//!    written to them: then they are no longer marked, and their stamps are void. The other half is
+//!    kept in case this start, too, ends before its walk.
 //!
-//! So a bucket that is marked by the newest entry and stamped for its generation has not been used since it was stamped. When the
-//! walk has ended the reserve is filled up again.
+//! So a bucket that the newest entry marks, and that is stamped with its generation, has not been
+//! used since it was stamped. After the walk, the reserve is refilled.
 //!
 //! [`PrioChains::marks_reserve`]: crate::state::PrioChains
 
@@ -32,44 +36,46 @@ use bcached_format::stamp::{is_stamped, stamp};
 use bcached_format::{BucketId, DeviceIndex, Geometry, Pointer};
 use core::time::Duration;
 
-/// One bucket in so many is of the reserve, if that is enough to start from.
+/// One bucket in so many belongs to the reserve, if that is enough to start from.
 const SHARE: u64 = 256;
-/// Buckets for data that a start is to have, at the least.
+/// Minimum number of buckets for data that a start needs.
 const DATA_MIN: u64 = 4;
-/// Most marked buckets that a start looks at.
+/// Maximum number of marked buckets that a start examines.
 const MARKED_MAX: usize = 8192;
-/// Stamps read or written at once.
+/// Number of stamps read or written at once.
 const DEPTH: usize = 16;
-/// How often to look whether there are buckets for it, and how soon to try again after an error.
+/// Interval at which the task checks for buckets for the reserve, and retries after an error.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// The least that a start needs: a chain of priorities, what is kept for the tree and for moving, and some for data.
+/// The minimum that a start needs: a chain of priorities, the reserves for the tree and for moving,
+/// and some buckets for data.
 pub fn needed(geometry: &Geometry) -> u64 {
     geometry.prio_sets() + (BTREE_RESERVE + MOVING_RESERVE) as u64 + DATA_MIN
 }
 
-/// What suffices for two starts, of which the second finds half of what the first found.
+/// Enough for two starts, of which the second finds half of what the first found.
 pub fn enough(geometry: &Geometry) -> u64 {
     4 * needed(geometry)
 }
 
-/// How many buckets a set keeps: enough for two starts, or none.
+/// Number of buckets a set keeps in reserve: enough for two starts, or none.
 #[must_use]
 pub fn wanted(geometry: &Geometry, asked: Option<u64>) -> u64 {
     let wanted = asked.unwrap_or(geometry.buckets / SHARE).min(MARKED_MAX as u64);
     if wanted < enough(geometry) && asked.is_none() { 0 } else { wanted }
 }
 
-/// What a start has found, by index.
+/// The buckets that a start has proven free, by index.
 pub struct Proven {
-    /// Free for certain, for this start.
+    /// Certainly free; for this start.
     pub now: Vec<u64>,
-    /// The same, for the next.
+    /// Certainly free; kept for the next start.
     pub later: Vec<u64>,
 }
 
-/// Looks for proof. `None`: there is too little of it, and the tree must be walked first. `taken`: what holds metadata. What
-/// `entries` and `note` point to is in use whatever its stamp says.
+/// Looks for proven free buckets. Returns `None` if there are too few: then the tree must be walked
+/// first. `taken`: the buckets that hold metadata. If `entries` or `note` point to a marked bucket,
+/// it is in use whatever its stamp says, and nothing is proven.
 pub async fn prove(
     (env, disk): (&Env, &Disk),
     geometry: &Geometry,
@@ -99,7 +105,8 @@ pub async fn prove(
     (now.len() as u64 >= needed(geometry)).then_some(Proven { now, later })
 }
 
-/// Shows the buckets that keys to be replayed point to, whatever their generation. Others run between the entries.
+/// Calls `look` for each bucket that keys to be replayed point to, whatever their generation. Other
+/// tasks run between the entries.
 pub async fn each_named(
     (env, geometry): (&Env, &Geometry),
     entries: &[Entry],
@@ -127,11 +134,11 @@ async fn is_proven((env, disk): (&Env, &Disk), geometry: &Geometry, stored: &Sto
     read.is_ok() && is_stamped(block.as_slice(), geometry.magic, index, generation)
 }
 
-/// The task that keeps the reserve as large as it is to be.
+/// Runs the task that keeps the reserve at its intended size.
 pub async fn run(set: CacheSet) {
     set.walk_ends().await;
     while !set.is_ending() {
-        // After an error there is less for the next start, and nothing else.
+        // An error leaves less for the next start and has no other effect.
         let _ = fill(&set).await;
         let until = set.env().now() + PAUSE;
         while set.env().now() < until && !set.is_ending() {
@@ -140,7 +147,8 @@ pub async fn run(set: CacheSet) {
     }
 }
 
-/// Stamps free buckets until the reserve is as large as it is to be, and has them marked.
+/// Stamps free buckets until the reserve has its intended size, and stores the priorities that mark
+/// them.
 async fn fill(set: &CacheSet) -> Result<(), Error> {
     let (mut stamped, mut written) = (false, Ok(()));
     while written.is_ok() && !set.is_ending() && set.with(|s| missing(s)) > 0 {
@@ -149,7 +157,7 @@ async fn fill(set: &CacheSet) -> Result<(), Error> {
             stamped = false;
             prios::store(set).await?;
         } else if some.is_empty() {
-            // Requests and the tree come first; the allocator makes more.
+            // Requests and the tree come first; the allocator frees more.
             set.signals().allocator_work.notify_all();
             set.env().wait_until(&set.signals().space, set.env().now() + PAUSE).await;
         } else {
@@ -158,16 +166,16 @@ async fn fill(set: &CacheSet) -> Result<(), Error> {
             written = each.into_iter().collect();
         }
     }
-    // The flush before its journal entry makes the stamps durable.
+    // The flush before the journal entry makes the stamps durable.
     if stamped { prios::store(set).await.and(written) } else { written }
 }
 
-/// Buckets that the reserve lacks.
+/// Number of buckets that the reserve lacks.
 fn missing(s: &State) -> u64 {
     s.reserve_wanted.saturating_sub(s.buckets.count_of(Usage::Reserve))
 }
 
-/// Free buckets for the reserve, as many as are stamped at once and can be spared.
+/// Takes free buckets for the reserve: as many as are stamped at once and can be spared.
 fn take_some(s: &mut State) -> Vec<BucketId> {
     let count = usize::try_from(missing(s)).unwrap_or(usize::MAX).min(DEPTH);
     let keep = BTREE_RESERVE + MOVING_RESERVE + 1;

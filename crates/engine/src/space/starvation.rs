@@ -1,26 +1,29 @@
-//! Want of buckets that only GC can end: every one that could be invalidated is kept by the age of the pointers to it.
+//! Bucket starvation that only GC can end: every bucket that could be invalidated is kept because
+//! of the age of the pointers to it.
 //!
-//! A pass may meet an error that has passed when the next one comes. So nobody gives up for what one pass met, or one
-//! that began earlier: who cannot do without a bucket waits until two passes in a row have failed, of which the second
-//! began after it asked, *and* a search for buckets that began after it asked has found nothing. Nor does anybody wait
-//! for ever: such a pass is due at once ([`wants_pass`]).
+//! A pass of GC may meet a transient error, which is gone at the next pass. So no waiter gives up
+//! because of one failed pass, or of one that began before it asked. A task that cannot do without
+//! a bucket waits until two passes in a row have failed, of which the second began after it asked,
+//! *and* a search for buckets that began after it asked has found nothing. Nor does any task wait
+//! forever: such a pass is due at once ([`wants_pass`]).
 //!
 //! [`wants_pass`]: Starvation::wants_pass
 
 use crate::error::Error;
 
-/// What searches for buckets and passes of GC have come to.
+/// The results of searches for buckets and of passes of GC.
 #[derive(Default, Debug)]
 pub struct Starvation {
-    /// Searches that have begun.
+    /// Number of searches begun.
     searches: u64,
-    /// Passes that have begun.
+    /// Number of passes begun.
     passes: u64,
-    /// The newest search, and the passes that had begun at the first of those in a row, that came to nothing but for GC.
+    /// The newest search, if it found nothing that is usable without GC. Also the number of passes
+    /// begun at the first of the consecutive searches with that result.
     starved: Option<Starved>,
-    /// The newest pass that has ended, if it failed, and how many have in a row.
+    /// The newest pass that has ended, if it failed, and the number of consecutive failures.
     failed: Option<Failed>,
-    /// How many passes had begun when somebody asked last.
+    /// Number of passes begun when a task last asked.
     asked: u64,
 }
 
@@ -37,10 +40,10 @@ struct Failed {
     error: Error,
 }
 
-/// So many passes in a row must fail before anybody gives up.
+/// Number of passes that must fail in a row before a waiter gives up.
 const TIMES_MIN: u64 = 2;
 
-/// When somebody began to wait for buckets: how many searches and passes had begun.
+/// When a task began to wait for buckets: the numbers of searches and passes begun by then.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     searches: u64,
@@ -48,72 +51,75 @@ pub struct Asked {
 }
 
 impl Starvation {
-    /// A search for buckets begins that shows whether there are any: what was let go of is durable.
+    /// Records the start of a search for buckets that counts: everything released so far is
+    /// durable.
     pub const fn search_begins(&mut self) {
         self.searches += 1;
     }
 
-    /// The search has ended. `kept_by_age`: it found nothing, and would have if the pointers were younger.
+    /// Records the end of the search. `kept_by_age`: it found nothing, but would have if the
+    /// pointers were younger.
     pub fn search_ends(&mut self, kept_by_age: bool) {
         let passes = self.starved.map_or(self.passes, |starved| starved.passes);
         self.starved = kept_by_age.then_some(Starved { search: self.searches, passes });
     }
 
-    /// A pass of GC begins.
+    /// Records the start of a pass of GC.
     pub const fn pass_begins(&mut self) {
         self.passes += 1;
     }
 
-    /// The pass that began last has ended, and why before its time.
+    /// Records the end of the newest pass. `failure`: why it did not complete.
     pub fn pass_ends(&mut self, failure: Option<Error>) {
         let times = 1 + self.failed.as_ref().map_or(0, |failed| failed.times);
         self.failed = failure.map(|error| Failed { pass: self.passes, times, error });
     }
 
-    /// Whether a pass must begin at once, for those who wait.
+    /// Returns whether a pass must begin at once, for the tasks that wait.
     #[must_use]
     pub fn wants_pass(&self) -> bool {
         let was_once = self.failed.as_ref().is_some_and(|failed| failed.times < TIMES_MIN);
         self.starved.is_some_and(|starved| was_once || self.passes <= starved.passes.max(self.asked))
     }
 
-    /// Somebody begins to wait, also for a pass.
+    /// Records that a task begins to wait, if need be for a pass.
     pub const fn ask(&mut self) -> Asked {
         self.asked = self.passes;
         self.now()
     }
 
-    /// Somebody begins to wait who has no use for a pass: the pass.
+    /// Returns the same without asking for a pass: for the pass itself.
     #[must_use]
     pub const fn now(&self) -> Asked {
         Asked { searches: self.searches, passes: self.passes }
     }
 
-    /// Whether a search that began after `asked` has shown that only a pass can help.
+    /// Returns whether a search that began after `asked` has shown that only a pass can help.
     #[must_use]
     pub fn needs_pass(&self, asked: Asked) -> bool {
         self.starved.is_some_and(|starved| starved.search > asked.searches)
     }
 
-    /// Whether the newest search has shown that.
+    /// Returns whether the newest search has shown that only a pass can help.
     #[must_use]
     pub const fn needs_pass_now(&self) -> bool {
         self.starved.is_some()
     }
 
-    /// Why who has waited since `asked` waits in vain, if so.
+    /// Returns the error for a task that has waited since `asked`, if its wait cannot succeed.
     #[must_use]
     pub fn verdict(&self, asked: Asked) -> Option<Error> {
         self.failed_after(asked.passes).filter(|_| self.needs_pass(asked))
     }
 
-    /// The same for those who can do without a bucket, and begin to wait while others do.
+    /// Like [`Starvation::verdict`], for a task that can do without a bucket and begins to wait
+    /// while others wait.
     #[must_use]
     pub fn refusal(&self) -> Option<Error> {
         self.failed_after(self.starved?.passes)
     }
 
-    /// Why the last pass did not come to its end, if so.
+    /// Returns why the last pass did not complete; `None` if it did.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.failed.as_ref().map(|failed| failed.error.clone())

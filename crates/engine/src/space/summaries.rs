@@ -1,8 +1,11 @@
-//! What lies in a bucket of dirty data, written behind it when it is full: so that emptying it costs as many looks into the tree
-//! as it has extents, and not a walk over the tree.
+//! Summaries: the list of extents in a bucket of dirty data, written at its end when it is full.
+//! With it, emptying the bucket costs one lookup in the tree per extent instead of a walk over the
+//! tree.
 //!
-//! Nothing waits for a summary. It is written without a flush, may be lost or be of another life of its bucket, and says only
-//! where to look: what is still in the bucket, the tree is asked. Only of what a damaged node names it is taken at its word (`btree::frozen`).
+//! Nothing waits for a summary. It is written without a flush, may be lost, or may describe an
+//! earlier generation of its bucket. It says only where to look: what is still in the bucket is
+//! looked up in the tree. Only for keys in a damaged node is it taken at its word
+//! (`btree::frozen_ranges`).
 
 use crate::cache_writes::Cause;
 use crate::set::CacheSet;
@@ -12,7 +15,7 @@ use bcached_env::{Buffer, join_all};
 use bcached_format::summary::{self, Extent};
 use bcached_format::{BucketId, Pointer};
 
-/// The task. It ends when the last bucket has been closed by a request.
+/// Runs the task until no request can close a bucket any more.
 pub async fn run(set: CacheSet) {
     while set.check_alive().is_ok() {
         write_all(&set).await;
@@ -25,9 +28,11 @@ pub async fn run(set: CacheSet) {
     }
 }
 
-/// Writes the summaries of all buckets that have been closed. One that cannot be written is missed by nobody.
+/// Writes the summaries of all closed buckets. If one cannot be written, the bucket simply has
+/// none.
 pub async fn write_all(set: &CacheSet) {
-    // Those that are there now: others are closed meanwhile, and somebody waits for the end of this.
+    // Only the buckets that are closed now. More may be closed while this runs, and the caller
+    // waits for it to end.
     for _ in 0..set.with(|s| s.open.closed()) {
         let Some(Closed { pointer, id, extents }) = set.with(|s| s.open.take_closed()) else { return };
         let payload = set.with(|s| {
@@ -39,7 +44,7 @@ pub async fn write_all(set: &CacheSet) {
         if let Some(payload) = payload {
             let _ = set.write_cache(Cause::Summaries, pointer.sector(), payload).await;
         }
-        // Until now nobody else could write there.
+        // The pin has kept others from writing there until now.
         set.with(|s| {
             s.buckets.unpin(pointer);
             s.open.keep(extents);
@@ -48,7 +53,8 @@ pub async fn write_all(set: &CacheSet) {
     }
 }
 
-/// What was written to each of the `ids`, of which a summary says all; in the same order.
+/// Reads what was written to each of the `ids`, in the same order. `None`: no valid summary that is
+/// complete.
 pub async fn read(set: &CacheSet, ids: &[BucketId]) -> Vec<Option<Vec<Extent>>> {
     join_all(ids.iter().map(|id| read_one(set, *id))).await
 }
@@ -62,7 +68,7 @@ async fn read_one(set: &CacheSet, id: BucketId) -> Option<Vec<Extent>> {
     let bytes = usize::try_from(sectors * 512).expect("a summary is small");
     let (read, buffer) = set.read_cache(pointer.sector(), Buffer::zeroed(bytes)).await;
     read.ok()?;
-    // Others may have come at the same moment.
+    // Others may have completed at the same moment.
     set.env().breathe().await;
     set.with(|s| {
         let found = summary::extents(buffer.as_slice(), s.geometry.magic, id.index, pointer.generation())?;

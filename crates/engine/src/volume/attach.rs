@@ -1,4 +1,5 @@
-//! How a volume comes to a set: attaching a backing device (format 17). Those without one: [`super::flash`].
+//! Adds volumes to a set: attaches backing devices (format 17). For flash-only volumes see
+//! [`super::flash`].
 
 use crate::error::{Doing, Error};
 use crate::latency::Latencies;
@@ -21,16 +22,18 @@ use bcached_format::{
 };
 
 impl CacheSet {
-    /// Serves the backing device `disk`, attached to this set if its superblock says so or says nothing. Refused if
-    /// its newest data may be in another cache. With `mode`, its cache mode becomes that.
+    /// Serves the backing device `disk`. It is attached to this set if its superblock says so or
+    /// names no set. Refused if its newest data may be in another cache. `mode`, if given, becomes
+    /// its cache mode.
     ///
     /// After an error the volume is not served, and can be added again.
     pub async fn add_backing(&self, disk: DiskId, mode: Option<CacheMode>) -> Result<VolumeId, Error> {
         self.add(disk, mode, false, None).await
     }
 
-    /// As [`CacheSet::add_backing`], also of a device that has left another set with all of its data on it, because that set failed or was
-    /// missing: what that holds of it is void already.
+    /// Like [`CacheSet::add_backing`], but also accepts a device that left another set with all of
+    /// its data on it, because that set failed or was missing. What that set holds of it is already
+    /// void.
     pub async fn adopt_backing(&self, disk: DiskId, mode: Option<CacheMode>) -> Result<VolumeId, Error> {
         self.add(disk, mode, true, None).await
     }
@@ -48,7 +51,7 @@ impl CacheSet {
         };
         let uuid = superblock.uuid();
         self.check_not_served(uuid)?;
-        // Of several copies that come at once none but the first is written to.
+        // If several copies of a device are added concurrently, only the first is written to.
         self.with(|s| s.coming.push(uuid));
         let added = self.add_first(disk, superblock, mode, adopts, number).await;
         self.with(|s| s.coming.retain(|coming| *coming != uuid));
@@ -80,14 +83,14 @@ impl CacheSet {
         let kept = known.filter(|_| !fresh);
         let has_dirty = |s: &State, inode| s.dirty.of(inode) > 0 || s.overlay.has_dirty_of(inode);
         let may_be_dirty = kept.is_some_and(|inode| self.with(|s| has_dirty(s, inode)));
-        // It looks at the tree itself, because not all may have been counted.
+        // This searches the tree, because counting may not have finished.
         if let Some(inode) =
             kept.filter(|inode| self.with(|s| s.dirty.of(*inode) > 0 || !s.has_counted(*inode)))
         {
             self.check_end(inode, disk.info().sectors).await?;
         }
         if superblock.attachment().is_some() && disk.info().volatile_cache {
-            // The slot is about to say that this may still stand there after a crash.
+            // The slot is about to record that this stamp may still be there after a crash.
             disk.flush().await.map_err(Error::io(Doing::Superblock))?;
         }
         let must_be_clean = kept.is_some_and(|inode| {
@@ -97,7 +100,7 @@ impl CacheSet {
         let inode = self.take_slot(&superblock, known, fresh, &Cancel::default()).await?;
         let before = superblock.clone();
         if known.is_none() || fresh {
-            // The slot is durable: now the device may say whose it is.
+            // The slot is durable, so now the device may say that it belongs to this set.
             superblock.set_set_uuid(set_uuid);
             superblock.set_state(BackingState::Clean);
         }
@@ -105,8 +108,8 @@ impl CacheSet {
             superblock.set_cache_mode(mode);
         }
         if may_be_dirty {
-            // A kernel says so when it has dirty data already, and the power may have gone in between. What is found later has the walk
-            // say so.
+            // A kernel writes *dirty* only when it already has dirty data, and the power may have
+            // failed in between. For dirty data found later, the walk has *dirty* written.
             superblock.set_state(BackingState::Dirty);
         }
         superblock.set_attachment(self.with(|s| attachment::of(s, inode)));
@@ -114,7 +117,7 @@ impl CacheSet {
         record::write_superblock(&disk, &superblock.seal()).await?;
         drop(phase);
         self.forget_former_stamp(inode).await?;
-        // Nothing can fail any more, unless somebody has made the set forget it meanwhile.
+        // Nothing can fail any more, unless the volume is being forgotten meanwhile.
         self.with(|s| {
             match s.uuids.find(superblock.uuid()) == Some(inode) && !s.forgetting.contains(&inode) {
                 true => Ok(()),
@@ -130,8 +133,8 @@ impl CacheSet {
         Ok(id)
     }
 
-    /// Serves the backing device `disk` past the cache. Whatever a cache may hold of it is void from then on, durably; refused if that is
-    /// newer than what is on the device.
+    /// Serves the backing device `disk` without the cache. Whatever a cache may hold of it becomes
+    /// void, durably. Refused if a cache may hold newer data than the device.
     ///
     /// After an error the volume is not served, and can be added again.
     pub async fn add_uncached(&self, disk: DiskId) -> Result<VolumeId, Error> {
@@ -180,19 +183,21 @@ impl CacheSet {
         if backing < set { Err(Error::BlockSize { backing, set }) } else { Ok(()) }
     }
 
-    /// Refuses a device that ends before its dirty data does: it was cut, or is another one's copy.
+    /// Refuses a device that ends before its dirty data does: it was cut, or is a copy of another
+    /// device.
     async fn check_end(&self, inode: Inode, sectors: u64) -> Result<(), Error> {
-        // What lies in a damaged node is not written back, whatever the size of the device.
+        // Dirty data in a damaged node is not written back, whatever the size of the device.
         if self.has_dirty_from(inode, sectors).await? { Err(Error::TooSmall { sectors }) } else { Ok(()) }
     }
 
-    /// Whether dirty keys stand under this number from sector `at` on, in nodes that are sound.
+    /// Returns true if undamaged nodes hold dirty keys under this inode from sector `at` on.
     pub(super) async fn has_dirty_from(&self, inode: Inode, at: u64) -> Result<bool, Error> {
         let passes_by = |error: &Error| matches!(error, Error::Node { .. });
         Ok(self.survey_past(inode, at, |found| found.dirty, passes_by).await?.dirty)
     }
 
-    /// True if data of the volume is cached behind the end of its backing device: that was longer once.
+    /// Returns true if the cache holds data of the volume behind the end of its backing device,
+    /// which must have been longer once.
     ///
     /// # Errors
     /// The index of that part cannot be read.
@@ -205,7 +210,8 @@ impl CacheSet {
         Ok(self.survey_beyond(inode, sectors, |beyond| beyond.present).await?.present)
     }
 
-    /// What the set holds of a volume from sector `at` on; no more than it takes until it is `enough`.
+    /// Surveys what the set holds of a volume from sector `at` on. Stops as soon as the result is
+    /// `enough`.
     pub(super) async fn survey_beyond(
         &self,
         inode: Inode,
@@ -215,7 +221,8 @@ impl CacheSet {
         self.survey_past(inode, at, enough, |_| false).await
     }
 
-    /// The same without the leaves that cannot be read for what `passes_by` lets pass.
+    /// Like [`CacheSet::survey_beyond`], but skips leaves that cannot be read if `passes_by`
+    /// accepts the error.
     async fn survey_past(
         &self,
         inode: Inode,
@@ -234,7 +241,8 @@ impl CacheSet {
         Ok(beyond)
     }
 
-    /// The volume's number: the one it had, or a new slot. `fresh`: cached data from before must never be used.
+    /// Returns the volume's inode: the one it had, or that of a new slot. `fresh`: data cached
+    /// before must never be used.
     pub(super) async fn take_slot(
         &self,
         superblock: &BackingSuperblock,
@@ -244,7 +252,7 @@ impl CacheSet {
     ) -> Result<Inode, Error> {
         let seconds = self.env().wall_seconds();
         let keep = known.filter(|_| !fresh);
-        // Somebody else may have added it meanwhile, or made the set forget it.
+        // Another caller may have added the volume, or may be forgetting it.
         self.with(|s| {
             let Some(inode) = known else { return Ok(()) };
             if s.uuids.find(superblock.uuid()) != known {
@@ -261,7 +269,7 @@ impl CacheSet {
         let choose = |s: &State| keep.or_else(|| s.uuids.vacant());
         let stamp = uuids::new_stamp(self);
         let inode = self.with_slot(cancel, choose, |s, inode| {
-            // Somebody else may have added it while a slot was made free.
+            // Another caller may have added the volume while a slot was being freed.
             if keep.is_none() && s.uuids.find(superblock.uuid()).is_some() {
                 return Err(Error::Duplicate);
             }
@@ -272,7 +280,7 @@ impl CacheSet {
             let slot = s.uuids.slot_mut(inode).ok_or(Error::NoVolume)?;
             slot.last_registered = seconds;
             slot.label = superblock.label();
-            // Until its superblock has been written that says what it said before.
+            // Keep the previous stamp until a superblock with the new one has been written.
             slot.attachment = [superblock.attachment().map_or(0, |of| of.stamp), stamp];
             Ok(inode)
         });
@@ -282,7 +290,7 @@ impl CacheSet {
         Ok(inode)
     }
 
-    /// The volume is served from here on.
+    /// Begins to serve the volume.
     fn enter(
         &self,
         disk: Disk,
@@ -295,8 +303,8 @@ impl CacheSet {
             let block = s.geometry.block_sectors;
             let data_offset = superblock.data_offset();
             let sectors = info.sectors.saturating_sub(data_offset);
-            // What says the number was written durably just now. Of what was read only a former process may have died between the
-            // write and its flush.
+            // A superblock with an inode was written durably just now. One that was only read may
+            // not be durable: a former process may have died between its write and its flush.
             let in_doubt = inode.is_none() && info.volatile_cache;
             let is_dirty = superblock.state() == BackingState::Dirty;
             let mut volume = Volume {
@@ -329,27 +337,28 @@ impl CacheSet {
         id
     }
 
-    /// The volume's own tasks begin.
+    /// Starts the volume's own tasks.
     pub(super) fn begin_workers(&self, id: VolumeId) {
         self.spawn_worker(id, task::run);
         self.spawn_worker(id, parked::run);
         self.signals().writeback_work.notify_all();
     }
 
-    /// The volumes being served.
+    /// The volumes that are being served.
     #[must_use]
     pub fn volumes(&self) -> Vec<VolumeInfo> {
         self.with(|s| s.volumes.iter().map(|(id, volume)| info(s, id, volume)).collect())
     }
 
-    /// The mode of a volume that is served through the cache. `None`: it is not, or there is no such volume.
+    /// The mode of a volume that is served through the cache; `None`: it is not, or there is no
+    /// such volume.
     #[must_use]
     pub fn cache_mode(&self, id: VolumeId) -> Option<CacheMode> {
         self.with(|s| s.volumes.get(id).filter(|volume| volume.inode.is_some()).map(|volume| volume.mode))
     }
 
-    /// Changes a volume's cache mode; durable when this returns. Requests in flight end under the old one. If it has been
-    /// changed again meanwhile, that holds.
+    /// Changes a volume's cache mode. Durable when this returns. Requests in flight end under the
+    /// old mode. If the mode is changed again meanwhile, the later change wins.
     pub async fn set_cache_mode(&self, id: VolumeId, mode: CacheMode) -> Result<(), Error> {
         self.with(|s| s.hold(id))?;
         let changed = self.change_mode(id, mode).await;
@@ -370,7 +379,8 @@ impl CacheSet {
         })
     }
 
-    /// Has the superblock of a volume's device say a cache mode, durably; in force stays what is.
+    /// Writes a cache mode to the superblock of a volume's device, durably. The mode in force does
+    /// not change.
     ///
     /// # Errors
     /// There is no such volume, or its device fails.
@@ -381,13 +391,13 @@ impl CacheSet {
         kept
     }
 
-    /// How long the requests of a volume took. `None`: there is no such volume.
+    /// Latencies of the requests of a volume; `None`: there is no such volume.
     #[must_use]
     pub fn latencies(&self, id: VolumeId) -> Option<Latencies> {
         self.with(|s| s.volumes.get(id).map(|volume| volume.latencies.clone()))
     }
 
-    /// What background tasks need to know of a volume.
+    /// What background tasks need to know about a volume.
     pub(crate) fn target(&self, id: VolumeId) -> Option<Target> {
         self.with(|s| {
             let volume = s.volumes.get(id)?;

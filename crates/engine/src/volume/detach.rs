@@ -1,13 +1,19 @@
-//! Detaching a volume that is served: it goes on being served, at first through the cache and then without it.
+//! Detaches a volume while it is served: first it is served through the cache, and then without it.
 //!
-//! The order: while everything dirty is written back nothing new enters the cache, so that this comes to an
-//! end however much is written. When nothing is dirty, and durably so, the superblock says *none*; no dirty key can be made
-//! any more by then, and nothing goes past the cache before that is durable. The table forgets the volume last. Whoever
-//! starts after a crash in between gives the volume a new number, because its superblock says *none*. So a volume is
-//! attached with all that is dirty, or detached with all of it on its backing device, at every moment.
+//! The order:
 //!
-//! Its number is not used again by this process, nor while anything is left of it. What the cache still holds under it is
-//! clean and goes as it would have gone: by eviction, and by the passes of GC.
+//! 1. All dirty data is written back. Meanwhile nothing new enters the cache, so that this ends
+//!    however much is written.
+//! 2. When nothing is dirty, durably, the superblock says *none*. By then no dirty key can be
+//!    created any more, and no request bypasses the cache before *none* is durable.
+//! 3. The UUID table forgets the volume.
+//!
+//! After a crash before step 3, the next start gives the volume a new inode, because its superblock
+//! says *none*. So at every moment the volume is attached with all of its dirty data, or detached
+//! with all of its data on its backing device.
+//!
+//! Its inode is not reused by this process, nor while any keys remain under it. What the cache
+//! still holds under it is clean and is dropped as usual: by eviction, and by GC passes.
 
 use crate::error::Error;
 use crate::journal::writer;
@@ -20,12 +26,13 @@ use crate::writeback::urgent::{self, Cancel};
 use bcached_format::{BackingState, BackingSuperblock, Inode, Uuid};
 
 impl CacheSet {
-    /// Takes a volume from the cache: writes everything dirty back, whatever the options of write-back say, and goes on
-    /// serving it without the cache. *None* is durable on its superblock when this returns.
+    /// Detaches a volume from the cache: writes all dirty data back, whatever the write-back
+    /// options say, and continues to serve the volume without the cache. *None* is durable on its
+    /// superblock when this returns. The caller must await the end of this; it always ends.
     ///
-    /// After an error the volume is attached as before, and nothing is lost: if its backing device takes no data, if it is
-    /// cancelled, if the set is being stopped or fails, or if there is nothing to detach. Like all that the engine does, this is to be
-    /// waited for to its end; it ends by itself.
+    /// # Errors
+    /// The backing device refuses data, the work is cancelled, the set is being stopped or fails,
+    /// or the volume is not attached. Then the volume is attached as before, and nothing is lost.
     pub async fn detach(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
         let target = self.with(|s| s.begin_course(id, Course::Waiting))?;
         let detached = match target.inode {
@@ -39,16 +46,17 @@ impl CacheSet {
     }
 
     async fn take_out(&self, target: &Target, inode: Inode, cancel: &Cancel) -> Result<(), Error> {
-        // The longest part of it, if the set was opened just now; requests use the cache meanwhile.
+        // The longest part, if the set was opened just now; requests use the cache meanwhile.
         urgent::walked(self, cancel).await?;
         self.with(|s| s.volumes.get_mut(target.id).map(|volume| volume.course = Course::Detaching));
         self.leave_clean(target, inode, cancel).await?;
         self.is_not_ours(target.id, inode).await
     }
 
-    /// A volume that goes without the cache is nobody's: its superblock says so, durably, and then the table.
+    /// Ends the ownership of a volume that is served without the cache: first on its superblock,
+    /// durably, and then in the UUID table.
     pub(super) async fn is_not_ours(&self, id: VolumeId, inode: Inode) -> Result<(), Error> {
-        // If it left for another reason meanwhile, that is what its superblock says.
+        // If the volume has left for another reason meanwhile, its superblock says so.
         record::update(self, id, |_, superblock| say_none(superblock)).await?;
         let seconds = self.env().wall_seconds();
         self.with(|s| {
@@ -58,18 +66,20 @@ impl CacheSet {
             }
             s.uuids.give_up(inode, seconds);
         });
-        // The superblock has the last word, whatever the table says. If that cannot be stored the set has failed.
+        // The superblock is authoritative, whatever the table says. If the table cannot be stored,
+        // the set has failed.
         let _ = uuids::store(self).await;
         Ok(())
     }
 
-    /// Writes back until nothing is dirty, and then leaves. Holds the volume's write-back meanwhile.
+    /// Writes back until nothing is dirty, and then leaves the cache. Holds the volume's write-back
+    /// lock meanwhile.
     async fn leave_clean(&self, target: &Target, inode: Inode, cancel: &Cancel) -> Result<(), Error> {
         urgent::write_back(self, target, cancel, async || {
             if self.with(|s| !s.is_clean(inode)) {
                 return Ok(false);
             }
-            // The keys that say so are durable before the superblock does.
+            // The clean keys become durable before the superblock says *none*.
             writer::commit(self).await?;
             uncached::depart(self, target.id, inode, say_none).await
         })
@@ -84,8 +94,9 @@ pub(super) fn say_none(superblock: &mut BackingSuperblock) {
 }
 
 impl State {
-    /// A volume sets out; refused if it is there already or on its way, or if it has no backing device and is to live on without
-    /// the cache. Until it has arrived the set does not stop.
+    /// Begins a change of a volume. Refused if another change is under way or the volume is already
+    /// there, or if the volume is flash-only and the change would detach or attach it. The set does
+    /// not stop before the change has ended.
     pub(super) fn begin_course(&mut self, id: VolumeId, course: Course) -> Result<Target, Error> {
         if self.stopping {
             return Err(Error::Stopping);
@@ -105,7 +116,7 @@ impl State {
         Ok(Target::of(id, volume, self.geometry.block_sectors))
     }
 
-    /// It has arrived, or stays where it was.
+    /// Ends a change of a volume, successful or not.
     pub(super) fn end_course(&mut self, id: VolumeId) {
         self.background -= 1;
         if let Some(volume) = self.volumes.get_mut(id) {

@@ -1,24 +1,28 @@
-//! What of a backing device's writes is durable.
+//! Tracks which writes to a backing device are durable.
 //!
-//! Flushes are numbered as they begin, and one runs at a time. A write is proven durable by a flush that began after
-//! the write ended and succeeded, if no flush has failed since the write began: a flush that fails may have dropped
-//! whatever was not proven then, and the next one will claim success all the same. Failures divide time into eras, and
-//! a stamp is worth something in its own era only. So a later success can never overrule a failure, nothing has to be
-//! remembered of past eras, and whoever asks too late gets the safe answer: what he wrote counts as lost.
+//! Flushes are numbered as they begin, and one runs at a time. A write is proven durable by a
+//! successful flush that began after the write ended, if no flush has failed since the write began.
+//! A failing flush may have dropped whatever was not proven by then, and the next one claims
+//! success nevertheless. Failures divide time into eras, and a stamp is valid in its own era only.
+//! So a later success can never overrule a failure, and nothing needs to be remembered of past
+//! eras. A caller that asks too late gets the safe answer: its write counts as lost.
 //!
-//! Clients learn of a failure by their flushes. A flush answers for the changes (writes, zeroes, discards of clients) that
-//! had ended when it was asked for, so their ends are numbered, and each failure puts all in doubt that came before it. A
-//! flush says so if it answers for one in doubt of which none had said so when it was asked for, and since the newest
-//! failure: what outlived one may have been read since, and be gone with the next. Changes that were refused count for the
-//! same reason.
+//! Clients learn of a failure through their own flushes. A client's flush answers for the changes
+//! (writes, zeroes, discards of clients) that had ended when it was requested. So the ends of
+//! changes are numbered, and each failure puts all earlier changes in doubt. A client's flush
+//! reports a loss if it answers for a change in doubt that no flush had reported, since the newest
+//! failure, when it was requested. Data that survived one failure may have been read since, and be
+//! gone with the next one. Refused changes count for the same reason.
 //!
-//! A flush may have waited before it came here, and its client means what was answered before it asked. So a flush that
-//! was asked for before the newest change in doubt was answered says that something is lost, and the next one says so
-//! once more; and one that was asked for before another one had said so says so, too.
+//! A flush may have been queued before it gets here, and its client means the changes that were
+//! answered before it requested the flush. So a flush that was requested before the newest change
+//! in doubt was answered reports a loss, and the next flush reports it once more. A flush that was
+//! requested before another one reported the loss reports it too.
 //!
-//! A write or zeroing of which something was being written, or waited for its proof, when a flush failed does not succeed
-//! unless it is durable by itself: it might be told that what is gone is there. (Whether the device had the data when it
-//! flushed, nobody can tell who sees completions later than they happen.)
+//! A write or zeroing with data in flight, or waiting for proof, when a flush fails does not
+//! succeed unless it is durable by itself: otherwise a client might be told that lost data is
+//! there. (Completions are seen later than they happen, so it is unknown whether the device had the
+//! data when it flushed.)
 
 use bcached_env::Time;
 
@@ -29,42 +33,42 @@ pub struct Epoch {
     begun: u64,
     /// Number of the newest flush that has succeeded.
     good: u64,
-    /// The newest flush has not ended.
+    /// The newest flush is still in flight.
     running: bool,
-    /// Flushes that have failed.
+    /// Number of failed flushes.
     era: u64,
-    /// Changes of clients that have ended; a former process is taken to have made one.
+    /// Client changes that have ended; a former process is assumed to have made one.
     changes: u64,
-    /// When the newest of them ended.
+    /// When the newest change ended.
     changed_at: Time,
-    /// The newest of them that the newest failure has put in doubt.
+    /// The newest change that the newest failure has put in doubt.
     doubtful: u64,
-    /// When that one ended.
+    /// When that change ended.
     doubtful_at: Time,
-    /// The newest in doubt of which a flush has said so since.
+    /// The newest change in doubt that a flush has reported since.
     reported: u64,
-    /// When the last one did.
+    /// When the last such report was made.
     reported_at: Time,
-    /// Those up to here had ended when the newest flush began,
+    /// Changes up to this one had ended when the newest flush began.
     covered: u64,
-    /// and up to here when one began that has succeeded.
+    /// Changes up to this one had ended when the newest successful flush began.
     proven: u64,
-    /// Writes of clients that have ended, and found the device there.
+    /// Client writes that have ended and reached a present device.
     client_writes: u64,
-    /// Writes that have begun and not ended.
+    /// Writes in flight.
     open: u64,
     /// The newest flush that had begun when the newest write ended.
     last_write: Option<u64>,
     volatile: bool,
 }
 
-/// A write or a read has begun.
+/// Token of a write or a read that has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Begun {
     era: u64,
 }
 
-/// A request of a client has begun that may write to the device.
+/// Token of a client request that has begun and may write to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
     client_writes: u64,
@@ -73,13 +77,13 @@ pub struct Asked {
 /// What a client's flush answers for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answers {
-    /// Changes up to this one,
+    /// It answers for changes up to this one.
     upto: u64,
-    /// but of those in doubt up to this one it has been said,
+    /// Changes in doubt up to this one have been reported already,
     reported: u64,
-    /// if no flush has failed after this era.
+    /// unless a flush has failed after this era.
     era: u64,
-    /// When the client asked for it; `Time::MAX`: as this was made.
+    /// When the client requested the flush; `Time::MAX`: when this was made.
     asked: Time,
 }
 
@@ -92,30 +96,30 @@ pub struct Stamp {
     era: u64,
 }
 
-/// A flush that somebody wants.
+/// A flush that a caller needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wanted {
-    /// This one or a later one must succeed,
+    /// This flush or a later one must succeed,
     number: u64,
-    /// and none may fail before.
+    /// and no flush may fail before that.
     era: u64,
 }
 
-/// What who wants a flush has to do.
+/// What a caller that needs a flush has to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// Nothing: what he wanted to be durable is.
+    /// Nothing: its data is durable.
     Durable,
-    /// Nothing: a flush has failed since he asked.
+    /// Nothing: a flush has failed since it asked.
     Lost,
-    /// Wait until the flush that is running has ended.
+    /// Wait until the running flush has ended.
     Wait,
-    /// Run one: it has begun.
+    /// Run the flush, which has been recorded as begun.
     Run,
 }
 
 impl Stamp {
-    /// The one of the older era, if there is any.
+    /// The stamp of the older era, if there is any.
     #[must_use]
     pub fn older(one: Option<Self>, other: Option<Self>) -> Option<Self> {
         one.into_iter().chain(other).min_by_key(|stamp| stamp.era)
@@ -123,40 +127,42 @@ impl Stamp {
 }
 
 impl Epoch {
-    /// A device that has (or has not) a volatile cache; what it may hold from before is unknown, so the first flush
-    /// of a client goes through.
+    /// Creates the epoch of a device with or without a volatile write cache. What the cache may
+    /// hold from before is unknown, so the first client flush is sent to the device.
     #[must_use]
     pub fn new(volatile: bool) -> Self {
         Self { volatile, last_write: volatile.then_some(0), changes: u64::from(volatile), ..Self::default() }
     }
 
-    /// A write begins.
+    /// Begins a write.
     pub const fn write_begins(&mut self) -> Begun {
         self.open += 1;
         Begun { era: self.era }
     }
 
-    /// A write of what a client has sent ended, of which the device may have taken something.
+    /// Ends a write of client data of which the device may have taken some. Returns the stamp of
+    /// its data.
     pub const fn client_write_ends(&mut self, write: Begun) -> Stamp {
         self.client_writes += 1;
         self.write_ends(write)
     }
 
-    /// A write ended; the stamp of its data.
+    /// Ends a write, and returns the stamp of its data.
     pub const fn write_ends(&mut self, write: Begun) -> Stamp {
         self.open = self.open.checked_sub(1).expect("a write that ends has begun");
         self.last_write = Some(self.begun);
         Stamp { ended: self.begun, era: write.era }
     }
 
-    /// A read begins.
+    /// Begins a read.
     #[must_use]
     pub const fn read_begins(&self) -> Begun {
         Begun { era: self.era }
     }
 
-    /// A read ended; the stamp of its data, which is that of the newest write, because what was read may be in the
-    /// volatile cache only. Whatever waits with it, a flush is still wanted until it is durable or lost.
+    /// Ends a read, and returns the stamp of its data. That is the stamp of the newest write,
+    /// because what was read may be in the volatile write cache only. Whatever waits along with it,
+    /// a flush remains needed until the data is durable or lost.
     #[must_use]
     pub const fn read_ends(&self, read: Begun) -> Stamp {
         let ended = match self.last_write {
@@ -166,20 +172,21 @@ impl Epoch {
         Stamp { ended, era: read.era }
     }
 
-    /// True when data with this stamp survives a power cut.
+    /// Returns true if data with this stamp survives a power cut.
     #[must_use]
     pub const fn is_durable(&self, stamp: Stamp) -> bool {
         !self.volatile || (stamp.era == self.era && self.good > stamp.ended)
     }
 
-    /// True when data with this stamp may have been dropped by a flush that failed. It stays so for ever.
+    /// Returns true if data with this stamp may have been dropped by a failed flush. The answer
+    /// stays true forever.
     #[must_use]
     pub const fn is_lost(&self, stamp: Stamp) -> bool {
         self.volatile && stamp.era != self.era
     }
 
-    /// The flush that makes durable all that has been written; `None` if that is so already. After a failure one is
-    /// wanted until one succeeds, though it cannot bring anything back.
+    /// The flush that makes everything written so far durable; `None` if it already is. After a
+    /// failure a flush is needed until one succeeds, although it cannot bring anything back.
     #[must_use]
     pub fn wants_flush(&self) -> Option<Wanted> {
         if !self.volatile {
@@ -189,7 +196,7 @@ impl Epoch {
         (self.good < number).then_some(Wanted { number, era: self.era })
     }
 
-    /// What who wants a flush has to do now.
+    /// What a caller that needs a flush has to do now.
     pub const fn turn(&mut self, wanted: Wanted) -> Turn {
         if self.era != wanted.era {
             return Turn::Lost;
@@ -206,7 +213,7 @@ impl Epoch {
         Turn::Run
     }
 
-    /// The flush that was running has ended.
+    /// Ends the running flush.
     pub fn flush_ends(&mut self, succeeded: bool) {
         assert!(self.running, "a flush that ends has begun");
         self.running = false;
@@ -219,27 +226,31 @@ impl Epoch {
         }
     }
 
-    /// The flush that was running has met a device that never works again. What had not been proven stays so for ever, and what has
-    /// become of it is not asked here, but when another device takes its place: [`Epoch::may_have_lost`].
+    /// Ends the running flush after it met a device that never works again. Unproven writes stay
+    /// unproven forever. What has become of them is decided when another device takes its place:
+    /// [`Epoch::may_have_lost`].
     pub fn flush_finds_nobody(&mut self) {
         assert!(self.running, "a flush that ends has begun");
         self.running = false;
     }
 
-    /// A request of a client begins, for [`Epoch::change_ends`].
+    /// Begins a client request, for [`Epoch::change_ends`].
     #[must_use]
     pub const fn asks(&self) -> Asked {
         Asked { client_writes: self.client_writes }
     }
 
-    /// A client is about to be told how its change went, of which `first` is of the oldest era among what was put on the
-    /// device and not proven durable at its end. False if it must not be told of success, because a flush has failed since
-    /// that began, and may have dropped it. (A good flush in between may have proven it: who failed after that is not
-    /// remembered, the answer is the safe one.)
+    /// Ends a client's change, before its client is answered. `first` is the stamp of the oldest
+    /// era among the data that was written to the device and not proven durable at its end. Returns
+    /// false if the change must not be reported as successful: a flush has failed since that write
+    /// began, and may have dropped it. (A successful flush in between may have proven it. The order
+    /// of the two is not remembered, and false is the safe answer.)
     ///
-    /// If no client's write to the device has ended since the request was asked for it has not written there, and no flush of the device is
-    /// about it. (Its own end before it does.) One that found no device does not count: whoever asked for it is refused for that, or asks again
-    /// when the device is back, and others who were told of success beside it have lost nothing.
+    /// If no client write to the device has ended since the request began, the request has not
+    /// written there, and flushes of the device do not concern it. (Its own writes end before it
+    /// does.) A write that found no device does not count. Its client gets an error, or retries
+    /// when the device is back, and other clients that were told of success meanwhile have lost
+    /// nothing.
     #[must_use]
     pub fn change_ends(&mut self, asked: Asked, first: Option<Stamp>, now: Time) -> bool {
         if !self.volatile || self.client_writes == asked.client_writes {
@@ -250,22 +261,22 @@ impl Epoch {
         !first.is_some_and(|first| self.is_lost(first))
     }
 
-    /// What a client's flush that begins now answers for, which was asked for then.
+    /// What a client's flush that begins now answers for, if it was requested at `asked`.
     #[must_use]
     pub const fn answers(&self, asked: Time) -> Answers {
         let reported = if asked.0 > self.reported_at.0 { self.reported } else { 0 };
         Answers { upto: self.changes, reported, era: self.era, asked }
     }
 
-    /// The device may have lost all that no flush has proven: true if that may be a change of a client, or if there is one in doubt of
-    /// which no flush has said so yet.
+    /// Returns true if a client's change may be lost when the device loses all that no flush has
+    /// proven, or if a change in doubt has not been reported by any flush yet.
     #[must_use]
     pub const fn may_have_lost(&self) -> bool {
         self.volatile && (self.changes > self.proven || self.doubtful > self.reported)
     }
 
-    /// At the end of a client's flush: true if it must say that something it answers for may be gone; then that has been
-    /// said to whoever asks from `now` on.
+    /// Ends a client's flush. Returns true if it must report that something it answers for may be
+    /// lost. From `now` on that counts as reported to clients that request a flush.
     pub fn report(&mut self, answers: Answers, now: Time) -> bool {
         let doubtful = self.doubtful.min(answers.upto);
         if answers.asked > self.doubtful_at && doubtful > self.reported {
@@ -279,7 +290,7 @@ impl Epoch {
 mod tests {
     use super::*;
 
-    /// A flush by somebody who wants one now.
+    /// Begins the flush that a caller needs now.
     fn begin(epoch: &mut Epoch) {
         let wanted = epoch.wants_flush().expect("there is something to flush");
         assert_eq!(epoch.turn(wanted), Turn::Run);
@@ -348,7 +359,7 @@ mod tests {
         assert_eq!((epoch.turn(first), epoch.turn(second)), (Turn::Lost, Turn::Lost));
     }
 
-    /// A request that writes to the device, from asking to its answer.
+    /// A request that writes to the device, from its beginning to its answer.
     fn asked_and_written(epoch: &mut Epoch) {
         let asked = epoch.asks();
         let write = epoch.write_begins();
@@ -380,7 +391,8 @@ mod tests {
         assert!(!epoch.report(sixth, Time(1)), "it has been said");
     }
 
-    /// It was taken to answer for all that had ended when it came here, and the next one for nothing.
+    /// Regression: the flush was taken to answer for all changes that had ended when it got here,
+    /// and the next one for nothing.
     #[test]
     fn a_flush_that_has_waited_does_not_take_the_error_of_what_was_answered_meanwhile() {
         let mut epoch = Epoch::new(true);
@@ -398,7 +410,8 @@ mod tests {
 
     #[test]
     fn a_write_that_was_under_way_when_a_flush_failed_is_not_acknowledged() {
-        // The device may have had it when it flushed, though its end is noticed after that of the flush.
+        // The device may have received the write before it flushed, although its completion is seen
+        // after that of the flush.
         for flush_first in [false, true] {
             let mut epoch = Epoch::new(true);
             let asked = epoch.asks();
@@ -500,7 +513,7 @@ mod tests {
         let asked = epoch.asks();
         let write = epoch.write_begins();
         epoch.client_write_ends(write);
-        // It failed elsewhere. Somebody reads what is there now.
+        // It failed elsewhere. A client reads what is there now.
         assert!(epoch.change_ends(asked, None, Time(1)));
         fail(&mut epoch);
         let next = epoch.answers(Time::MAX);

@@ -1,7 +1,8 @@
-//! Volumes that live in the cache alone: made, served again, and how much they can be promised.
+//! Flash-only volumes: creating them, serving them again, and how much space they can be promised.
 //!
-//! A kernel promises any size, and when the buckets have run out its writers wait for ever. Here a volume is made only if it can be
-//! filled to its last block, whatever the order and the size of the writes ([`State::flash_room`]).
+//! A kernel promises any size, and its writers wait forever when the buckets have run out. bcached
+//! creates a volume only if it can be filled to its last block, whatever the order and the size of
+//! the writes ([`State::flash_room`]).
 
 use crate::error::Error;
 use crate::set::CacheSet;
@@ -13,17 +14,19 @@ use crate::writeback::urgent::Cancel;
 use alloc::vec::Vec;
 use bcached_format::{CacheMode, Inode, Label, Uuid, UuidSlot};
 
-/// Bytes of the index for a block of data: a key of three words, in leaves that are half full, as splits leave them.
+/// Bytes of index per block of data: a key of three words, in leaves that are half full, as splits
+/// leave them.
 const INDEX_BYTES: u128 = 2 * 3 * 8;
 
 impl CacheSet {
-    /// Makes a volume of so many sectors that lives in the cache alone, with a UUID of its own. The table knows it durably before it
-    /// is served. All of it reads as zeroes.
+    /// Creates a flash-only volume of `sectors` sectors with a new UUID. It is durable in the UUID
+    /// table before it is served. All of it reads as zeroes.
     ///
     /// # Errors
-    /// If it is not whole blocks, if there is no room for it or for its slot, or if the set is being stopped or fails.
+    /// The size is not whole blocks, there is no room for the volume or its slot, or the set is
+    /// being stopped or fails.
     pub async fn create_flash_only(&self, sectors: u64, label: Label) -> Result<VolumeId, Error> {
-        // How much there is room for depends on what is dirty, and where.
+        // The room available depends on how much is dirty, and where.
         self.walked().await?;
         self.check_alive()?;
         self.with(State::begin_work)?;
@@ -49,7 +52,7 @@ impl CacheSet {
                 };
                 slot.set_flash_only(true);
                 s.uuids.assign(inode, slot);
-                // Nobody else serves it before the table is stored.
+                // No other caller can serve it before the table is stored.
                 s.forgetting.insert(inode);
                 s.background += 1;
                 Ok(inode)
@@ -66,10 +69,11 @@ impl CacheSet {
         self.add_flash_only(uuid)
     }
 
-    /// Serves a volume of the table that lives in the cache alone.
+    /// Serves a flash-only volume that is in the UUID table.
     ///
     /// # Errors
-    /// If there is no such volume, if it is served already or being forgotten, or if the set is being stopped.
+    /// There is no such volume, it is already served or being forgotten, or the set is being
+    /// stopped.
     pub fn add_flash_only(&self, uuid: Uuid) -> Result<VolumeId, Error> {
         self.with(|s| {
             if s.stopping {
@@ -87,16 +91,16 @@ impl CacheSet {
         })
     }
 
-    /// Of a set that has been opened again and of which nothing has been asked: the volumes that live in it alone have the numbers and
-    /// options of `former`, and those that are not among them are not served. An opening gives them numbers in the order of the table,
-    /// which those of other volumes may be.
+    /// Restores the flash-only volumes of a reopened set that has had no requests yet: they get the
+    /// numbers and options in `former`, and those not in `former` are not served. Opening assigns
+    /// numbers in table order, which may be the former numbers of other volumes.
     pub fn resume_flash_only(&self, former: &[VolumeInfo]) {
         self.with(|s| {
             let opened: Vec<VolumeId> =
                 s.volumes.iter().filter(|(_, volume)| volume.backing.is_none()).map(|(id, _)| id).collect();
             let opened: Vec<Volume> = opened.into_iter().filter_map(|id| s.volumes.remove(id)).collect();
             for volume in opened {
-                // Two slots of a damaged table may have one UUID.
+                // Two slots of a damaged table may have the same UUID.
                 let is_it = |info: &&VolumeInfo| {
                     info.flash_only && info.uuid == volume.uuid && info.inode == volume.inode
                 };
@@ -108,7 +112,7 @@ impl CacheSet {
     }
 }
 
-/// Serves all of the table.
+/// Serves all flash-only volumes in the UUID table.
 pub fn add_all(set: &CacheSet) {
     set.with(|s| {
         let found: Vec<(Inode, UuidSlot)> =
@@ -119,7 +123,7 @@ pub fn add_all(set: &CacheSet) {
     });
 }
 
-/// A kernel leaves slots without a size behind.
+/// Returns true for a flash-only slot with a size. A kernel leaves slots without a size behind.
 fn is_usable(slot: &UuidSlot) -> bool {
     slot.is_flash_only() && slot.sectors > 0
 }
@@ -153,8 +157,9 @@ impl State {
         Ok(())
     }
 
-    /// The largest volume in the cache alone that can be made now, in sectors: what can be stored, less what the others are
-    /// promised or hold behind their ends, and what is dirty of volumes with backing devices, which may be gone for good.
+    /// The largest flash-only volume that can be created now, in sectors: the storable amount, less
+    /// what the other flash-only volumes are promised or hold behind their ends, and less the dirty
+    /// data of volumes with backing devices, which may be gone for good.
     #[must_use]
     pub fn flash_room(&self) -> u64 {
         let flash = self.uuids.used().filter(|(_, slot)| slot.is_flash_only());
@@ -168,13 +173,15 @@ impl State {
         room - room % self.geometry.block_sectors
     }
 
-    /// How many sectors can be dirty however they are written.
+    /// The number of sectors that can be dirty, whatever the order of writes.
     ///
-    /// What is written over leaves dead sectors in its bucket. Moving puts the live data of two buckets into one if they are at most
-    /// half full, so at worst every bucket is a little more than half full: half of the buckets' sectors can be stored, and no
-    /// more for certain. Of the buckets go off what metadata takes, those that a damaged node may name and that are not used again, the
-    /// reserves for the tree and for moving, the open buckets, and what is given up at once, because buckets are handed out only when
-    /// their generations are stored. The index of the data comes out of the rest.
+    /// An overwrite leaves dead sectors in its bucket. Moving merges the live data of two buckets
+    /// if they are at most half full, so at worst every bucket is a little more than half full.
+    /// Only half of the buckets' sectors can be stored for certain. Not counted are the buckets for
+    /// metadata, those that a damaged node may name and that are not reused, the reserves for the
+    /// tree and for moving, the open buckets, and the batch released at once, because buckets are
+    /// handed out only when their generations are stored. The index of the data comes out of the
+    /// rest.
     fn storable(&self) -> u64 {
         let geometry = &self.geometry;
         let open = self.open.count().max(self.volumes.iter().count() + 3);
@@ -184,7 +191,7 @@ impl State {
         let buckets = self.buckets.count().saturating_sub(taken).saturating_sub(kept);
         let (bucket, block) = (u128::from(self.open.data_sectors()), u128::from(geometry.block_sectors));
         let node_bytes = u128::from(geometry.node_sectors()) * 512;
-        // So many buckets a sector: 2 / bucket + INDEX_BYTES / (block * node_bytes).
+        // Buckets per sector: 2 / bucket + INDEX_BYTES / (block * node_bytes).
         let sectors = u128::from(buckets) * bucket * block * node_bytes
             / (2 * block * node_bytes + INDEX_BYTES * bucket);
         u64::try_from(sectors).unwrap_or(u64::MAX)

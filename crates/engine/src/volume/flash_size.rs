@@ -1,13 +1,16 @@
-//! A volume that lives in the cache alone becomes larger or smaller while it is served.
+//! Grows and shrinks flash-only volumes while they are served.
 //!
-//! Its size stands in the table of volumes. To grow, what a former, longer life has left behind its end is given up first: all that comes
-//! to it reads as zeroes. Then the table says the new size, durably, and then requests know it.
+//! Their size is recorded in the UUID table. To grow, the remains of a former, larger size behind
+//! the end are dropped first, so that all new space reads as zeroes. Then the table records the new
+//! size, durably, and then requests use it.
 //!
-//! To shrink, no request begins behind the new end, and those in flight end. What is dirty there then is what is lost, and whoever asked
-//! may write it down, or leave it at that. After that the table says the new size, durably, and only then is given up what lies there.
+//! To shrink, no request begins behind the new end, and those in flight end. The dirty data there
+//! is what will be lost; the caller may save it, or cancel. After that the table records the new
+//! size, durably, and only then is the data there dropped.
 //!
-//! So a crash leaves the old size with all of its data, or the new one; what it leaves behind the end, as a kernel does, takes its room until
-//! somebody asks for a size again, and is promised to nobody until then.
+//! So a crash leaves the old size with all of its data, or the new size. What a crash leaves behind
+//! the end (a kernel leaves it too) takes up space until the volume is resized again. Until then,
+//! that space is not promised to any volume.
 
 use crate::error::Error;
 use crate::request::Target;
@@ -20,16 +23,17 @@ use crate::writeback::urgent::{self, Cancel};
 use alloc::vec::Vec;
 use bcached_format::{Inode, Position};
 
-/// A volume in the cache alone that is about to become smaller: behind its new end nothing is asked of it until that is done or given up.
+/// A flash-only volume that is about to shrink: no request begins behind its new end until that is
+/// done or cancelled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shrinking {
     id: VolumeId,
     inode: Inode,
-    /// Its size of before, in sectors.
+    /// Its previous size, in sectors.
     former: u64,
     /// Its new size, in sectors.
     pub sectors: u64,
-    /// Dirty data behind that, which is nowhere else, in sectors.
+    /// Dirty data behind the new end, which exists nowhere else, in sectors.
     pub dirty_sectors: u64,
 }
 
@@ -41,7 +45,7 @@ impl CacheSet {
         cancel: &Cancel,
     ) -> Result<(), Error> {
         let inode = target.inode.ok_or(Error::NoVolume)?;
-        // How much there is room for depends on what is dirty, and where.
+        // The room available depends on how much is dirty, and where.
         urgent::walked(self, cancel).await?;
         self.count_behind_ends().await?;
         if sectors != target.sectors {
@@ -52,7 +56,7 @@ impl CacheSet {
         if sectors == target.sectors {
             return Ok(());
         }
-        // Others may have been promised it meanwhile.
+        // The room may have been promised to other volumes meanwhile.
         let before = self.with(|s| {
             s.check_flash_growth(inode, target.sectors, sectors)?;
             s.say_flash_size(inode, sectors)
@@ -62,12 +66,14 @@ impl CacheSet {
         Ok(())
     }
 
-    /// Sets out to make a volume in the cache alone smaller: so many sectors of it are served from now on. Nothing is lost until
-    /// [`CacheSet::shrink_flash_only`]; that or [`CacheSet::keep_size`] must follow.
+    /// Begins to shrink a flash-only volume: from now on `sectors` sectors of it are served.
+    /// Nothing is lost until [`CacheSet::shrink_flash_only`]. The caller must call that or
+    /// [`CacheSet::keep_size`].
     ///
     /// # Errors
-    /// If that is not whole blocks, or more than the volume has; if it has a backing device; if it is cancelled; if the volume is on its
-    /// way; if its index cannot be read; if the set is being stopped. Then it is as large as before.
+    /// The size is not whole blocks, or larger than the volume; the volume has a backing device;
+    /// the work is cancelled; another change of the volume is under way; its index cannot be read;
+    /// or the set is being stopped. Then the volume is as large as before.
     pub async fn begin_shrinking(
         &self,
         id: VolumeId,
@@ -76,7 +82,8 @@ impl CacheSet {
     ) -> Result<Shrinking, Error> {
         let target = self.with(|s| s.begin_course(id, Course::Shrinking))?;
         let begun = self.hold_back_the_end(&target, sectors, cancel).await;
-        // Nobody waits for this course to end who stops the set: nothing is done before it goes on.
+        // Stopping the set does not wait for this change to end: nothing is dropped until the
+        // caller continues.
         self.with(|s| {
             s.background -= 1;
             if begun.is_err() {
@@ -103,7 +110,8 @@ impl CacheSet {
         if sectors == 0 || !sectors.is_multiple_of(block_sectors) {
             return Err(Error::NotWholeBlocks { sectors, block_sectors });
         }
-        // What is cacheable stays so until nothing is cached there: the index looks no further.
+        // The cacheable range shrinks only when nothing is cached there: the index looks no further
+        // than its end.
         self.use_size(target.id, |volume, _| volume.sectors = sectors);
         self.earlier_have_ended(target.id, cancel).await?;
         let dirty_sectors = self.count_dirty_from(target, sectors).await?;
@@ -111,7 +119,8 @@ impl CacheSet {
         Ok(Shrinking { id: target.id, inode, former, sectors, dirty_sectors })
     }
 
-    /// What would be lost, in order, from sector `at` of the volume on: some of it, and where the rest begins.
+    /// Lists what would be lost, in order, from sector `at` of the volume on: some of it, and where
+    /// the rest begins.
     ///
     /// # Errors
     /// The index cannot be read, or the set is being stopped.
@@ -122,12 +131,13 @@ impl CacheSet {
         found
     }
 
-    /// Makes the volume as small as was set out to, and gives up all that it has behind that; durable when this returns. To be waited for to
-    /// its end.
+    /// Shrinks the volume as begun, and drops all of its data behind the new end. Durable when this
+    /// returns. The caller must await the end of this.
     ///
     /// # Errors
-    /// If the set is being stopped, has been opened anew, or fails. Then the volume is as large as before with all of its data, unless the
-    /// table could be written; then it has its new size, and the same again gives up what is left.
+    /// The set is being stopped, has been opened anew, or fails. Then the volume is as large as
+    /// before with all of its data, unless the table could be written: then it has its new size,
+    /// and another call to shrink to that size drops the rest.
     pub async fn shrink_flash_only(&self, of: Shrinking) -> Result<(), Error> {
         let shrunk = match self.with(|s| s.goes_on_shrinking(&of)) {
             Ok(target) => {
@@ -144,7 +154,7 @@ impl CacheSet {
         shrunk
     }
 
-    /// The volume is to have its size of before after all.
+    /// Cancels a shrink: the volume gets back its previous size.
     #[allow(clippy::needless_pass_by_value, reason = "nothing is done with it after this")]
     pub fn keep_size(&self, of: Shrinking) {
         self.with(|s| {
@@ -156,7 +166,7 @@ impl CacheSet {
 
     async fn say_smaller_and_empty(&self, target: &Target, of: &Shrinking) -> Result<(), Error> {
         let said = self.with(|s| {
-            // It has that room until all of it is given up.
+            // The volume occupies that room until all of it is dropped.
             s.dirty_behind_ends.insert(of.inode, of.dirty_sectors);
             s.say_flash_size(of.inode, of.sectors)
         });
@@ -184,10 +194,11 @@ impl CacheSet {
         emptied
     }
 
-    /// How large a volume in the cache alone can become, in sectors.
+    /// The maximum size of a flash-only volume, in sectors.
     ///
     /// # Errors
-    /// It is no such volume; how much is dirty is not known yet; the index cannot be read; the set is being stopped.
+    /// The volume is not flash-only; the amount of dirty data is not known yet; the index cannot be
+    /// read; or the set is being stopped.
     pub async fn flash_sectors_max(&self, id: VolumeId) -> Result<u64, Error> {
         self.with(|s| match s.is_counted() {
             true => s.begin_work(),
@@ -204,8 +215,9 @@ impl CacheSet {
         })
     }
 
-    /// Counts what is dirty behind the ends of all volumes in the cache alone: a kernel, or a shrink that a crash has ended, has left it there,
-    /// and nobody can write more. Volumes that become smaller know it themselves.
+    /// Counts the dirty data behind the ends of all flash-only volumes. A kernel, or a shrink that
+    /// a crash ended, has left it there, and no request can add to it. Volumes being shrunk keep
+    /// track of it themselves.
     pub(super) async fn count_behind_ends(&self) -> Result<(), Error> {
         let all: Vec<(Inode, u64)> = self.with(|s| {
             let flash = s.uuids.used().filter(|(_, slot)| slot.is_flash_only());
@@ -214,7 +226,7 @@ impl CacheSet {
         for (inode, sectors) in all {
             let dirty = self.count_dirty_of(inode, sectors, Position::MAX.offset).await?;
             self.with(|s| {
-                // It may have become another meanwhile.
+                // The volume may have been resized or replaced meanwhile.
                 if s.uuids.slot(inode).is_some_and(|slot| slot.is_flash_only() && slot.sectors == sectors) {
                     s.dirty_behind_ends.insert(inode, dirty);
                 }
@@ -223,7 +235,7 @@ impl CacheSet {
         Ok(())
     }
 
-    /// Stores the table; if that fails the volume is said to have the size of before.
+    /// Stores the UUID table. If that fails, restores the previous size of the volume in it.
     async fn store_flash_size(&self, inode: Inode, before: u64) -> Result<(), Error> {
         let stored = uuids::store(self).await;
         if stored.is_err() {
@@ -249,14 +261,15 @@ impl State {
         Ok(())
     }
 
-    /// How large a volume can become that is `now`.
+    /// The maximum size of a volume whose current size is `now`.
     fn flash_sectors_max(&self, inode: Inode, now: u64) -> Result<u64, Error> {
         let slot = self.uuids.slot(inode).ok_or(Error::NoVolume)?;
-        // It holds its own promise already.
+        // `flash_room` has subtracted what this volume itself is promised.
         Ok(now.max(self.promised(inode, slot.sectors).saturating_add(self.flash_room())))
     }
 
-    /// What a volume in the cache alone has been promised, or has already: what lies behind its end as well.
+    /// The sectors that a flash-only volume has been promised, or already occupies, including dirty
+    /// data behind its end.
     pub(super) fn promised(&self, inode: Inode, sectors: u64) -> u64 {
         let behind = self.dirty_behind_ends.get(&inode).copied().unwrap_or(0);
         sectors.saturating_add(behind).max(self.dirty.of(inode))
@@ -267,7 +280,8 @@ impl State {
         volume.is_some_and(|volume| (volume.inode, volume.sectors) == (Some(of.inode), of.sectors))
     }
 
-    /// It is still what was set out to: from here on the set does not stop before the end of it.
+    /// Checks that the volume is still being shrunk as begun. From here on the set does not stop
+    /// before the shrink has ended.
     fn goes_on_shrinking(&mut self, of: &Shrinking) -> Result<Target, Error> {
         if !self.is_shrinking(of) {
             return Err(Error::OpenedAnew);
@@ -277,14 +291,14 @@ impl State {
         Ok(Target::of(of.id, volume, self.geometry.block_sectors))
     }
 
-    /// The volume has so many sectors, and stays so.
+    /// Ends a shrink with `sectors` as the size of the volume.
     fn end_shrinking(&mut self, id: VolumeId, sectors: u64) {
         if let Some(volume) = self.volumes.get_mut(id) {
             (volume.sectors, volume.course) = (sectors, Course::Steady);
         }
     }
 
-    /// What the table is to say from its next write on; what it said.
+    /// Sets the size that the next write of the UUID table records. Returns the previous one.
     fn say_flash_size(&mut self, inode: Inode, sectors: u64) -> Result<u64, Error> {
         let slot = self.uuids.slot_mut(inode).ok_or(Error::NoVolume)?;
         Ok(core::mem::replace(&mut slot.sectors, sectors))

@@ -1,12 +1,19 @@
-//! Forgetting a volume that is not served: its backing device is gone for good, or it lived in the cache alone and is not wanted any
-//! more. All that the cache holds of it is given up.
+//! Forgets a volume that is not served: its backing device is gone for good, or it was flash-only
+//! and is not needed any more. All that the cache holds of it is dropped.
 //!
-//! The order: whoever asks first learns what will be lost, and can write that down. Then everything that the cache holds of the
-//! volume becomes holes, journalled like those of a discard, in pieces. When these are durable the table forgets the volume, as it
-//! forgets one that is detached. A crash in between leaves a volume that is known with less dirty data, and forgetting it again does
-//! the rest; after a crash behind the last step nobody knows it any more. So what is known has all of its keys or was being forgotten.
+//! The order:
 //!
-//! Nobody serves it meanwhile: what it has would change under who writes it down, and grow under who removes it.
+//! 1. The caller learns what will be lost, and can save it.
+//! 2. All that the cache holds of the volume becomes holes, in pieces, journalled like those of a
+//!    discard.
+//! 3. When these are durable, the UUID table forgets the volume, as it forgets a detached one.
+//!
+//! A crash in between leaves a known volume with less dirty data, and forgetting it again does the
+//! rest. After step 3 the volume is unknown. So a known volume has all of its keys, or was being
+//! forgotten.
+//!
+//! The volume cannot be served meanwhile: its data would change while the caller saves it, and grow
+//! while it is dropped.
 
 use crate::error::Error;
 use crate::gc::orphans;
@@ -18,16 +25,16 @@ use crate::uuids;
 use alloc::vec::Vec;
 use bcached_format::{Inode, Label, Position, Uuid};
 
-/// Ranges that are told at once.
+/// Number of ranges reported at once.
 const LOST_MAX: usize = 4096;
 
-/// A volume that is about to be forgotten: nobody can serve it until that is done or given up.
+/// A volume that is about to be forgotten: it cannot be served until that is done or cancelled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forgetting {
     inode: Inode,
     /// Its UUID.
     pub uuid: Uuid,
-    /// Its label in the table.
+    /// Its label in the UUID table.
     pub label: Label,
     /// It has no backing device.
     pub flash_only: bool,
@@ -35,20 +42,23 @@ pub struct Forgetting {
     pub dirty_sectors: u64,
 }
 
-/// Dirty data that would be lost. Key space: sectors of the backing device, or of a volume without one.
+/// Dirty data that would be lost. Key space: sectors of the backing device, or of a flash-only
+/// volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// First sector.
     pub start: u64,
-    /// Behind the last one.
+    /// One past the last sector.
     pub end: u64,
 }
 
 impl CacheSet {
-    /// Sets out to forget a volume. Nothing has changed until [`CacheSet::forget`]; that or [`CacheSet::keep`] must follow.
+    /// Begins to forget a volume. Nothing changes until [`CacheSet::forget`]. The caller must call
+    /// that or [`CacheSet::keep`].
     ///
     /// # Errors
-    /// If the set does not know the volume, serves it or forgets it already, or if it is being stopped or has failed.
+    /// The set does not know the volume, serves it or already forgets it, or the set is being
+    /// stopped or has failed.
     pub fn begin_forgetting(&self, uuid: Uuid) -> Result<Forgetting, Error> {
         self.check_alive()?;
         self.with(|s| {
@@ -74,7 +84,8 @@ impl CacheSet {
         })
     }
 
-    /// What would be lost, in order, from sector `at` of the key space on: some of it, and where the rest begins.
+    /// Lists what would be lost, in order, from sector `at` of the key space on: some of it, and
+    /// where the rest begins.
     ///
     /// # Errors
     /// The index cannot be read, or the set is being stopped.
@@ -85,7 +96,7 @@ impl CacheSet {
         found
     }
 
-    /// Likewise, up to `end`.
+    /// Like [`CacheSet::lost`], up to `end`.
     pub(super) async fn find_lost(
         &self,
         inode: Inode,
@@ -97,7 +108,7 @@ impl CacheSet {
             if self.with(|s| s.stopping) {
                 return Err(Error::Stopping);
             }
-            // A piece that is tried again finds the same once more.
+            // A retried piece is collected from scratch.
             let mut piece: Vec<Lost> = Vec::new();
             let upto = self
                 .attempt_reading(|s| {
@@ -120,11 +131,12 @@ impl CacheSet {
         Ok((all, Some(at).filter(|at| *at < end)))
     }
 
-    /// Gives up all that the cache holds of the volume, and then the volume; durable when this returns. To be waited for to its end.
+    /// Drops all that the cache holds of the volume, and then the volume. Durable when this
+    /// returns. The caller must await the end of this.
     ///
     /// # Errors
-    /// If the set is being stopped, or its index cannot be read or written: then the volume is known as before, perhaps with
-    /// less dirty data.
+    /// The set is being stopped, or its index cannot be read or written: then the volume is known
+    /// as before, perhaps with less dirty data.
     pub async fn forget(&self, forgetting: Forgetting) -> Result<(), Error> {
         let forgotten = match self.with(State::begin_work) {
             Ok(()) => {
@@ -138,7 +150,7 @@ impl CacheSet {
         forgotten
     }
 
-    /// The volume is not to be forgotten after all.
+    /// Cancels forgetting a volume.
     #[allow(clippy::needless_pass_by_value, reason = "nothing is done with it after this")]
     pub fn keep(&self, forgetting: Forgetting) {
         self.with(|s| s.forgetting.remove(&forgetting.inode));
@@ -152,7 +164,7 @@ impl CacheSet {
         });
         self.signals().summary_work.notify_all();
         orphans::make_void(self, inode, |_| false, |buckets, key| !buckets.is_dead(key)).await?;
-        // Whoever finds a volume that is not known finds nothing dirty of it either.
+        // The holes become durable first, so that an unknown volume never has dirty data.
         writer::commit(self).await?;
         let seconds = self.env().wall_seconds();
         self.with(|s| {
@@ -173,7 +185,7 @@ impl CacheSet {
 }
 
 impl State {
-    /// Somebody works on the set: it does not stop before the end of that.
+    /// Begins work on the set: the set does not stop before it has ended.
     pub(crate) fn begin_work(&mut self) -> Result<(), Error> {
         if self.stopping {
             return Err(Error::Stopping);

@@ -1,8 +1,9 @@
-//! Another label for a volume that is served.
+//! Changes the label of a volume while it is served.
 //!
-//! A backing device has its label in its superblock, and the set's table has a copy, which tells whose dirty data lies there while the
-//! device is gone. A volume in the cache alone has its label in the table only. The superblock comes first: it is what counts, and
-//! who serves the device next puts the table right.
+//! A backing device has its label in its superblock. The set's UUID table has a copy, which tells
+//! whose dirty data is in the cache while the device is absent. A flash-only volume has its label
+//! in the table only. The superblock is written first: it is authoritative, and the next start
+//! corrects the table.
 
 use crate::error::Error;
 use crate::set::CacheSet;
@@ -11,11 +12,11 @@ use crate::volume::{VolumeId, record};
 use bcached_format::Label;
 
 impl CacheSet {
-    /// Changes a volume's label; durable when this returns.
+    /// Changes a volume's label. Durable when this returns.
     ///
     /// # Errors
-    /// If there is no such volume, if a superblock or the table cannot be written, or if the set is being stopped. Then the superblock may
-    /// have it already.
+    /// There is no such volume, a superblock or the UUID table cannot be written, or the set is
+    /// being stopped. Then the superblock may already have the new label.
     pub async fn set_label(&self, id: VolumeId, label: Label) -> Result<(), Error> {
         let target = self.with(|s| s.hold(id))?;
         let is_known = if target.inode.is_some() { self.check_alive() } else { Ok(()) };

@@ -38,32 +38,34 @@ use bcached_format::{BackingState, BackingSuperblock, CacheMode, Inode, Label, U
 use epoch::Epoch;
 use zeroings::{ZeroingInfo, Zeroings};
 
-/// Names a volume of a running set.
+/// Identifies a volume within a running set.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct VolumeId(pub u32);
 
-/// The device under a volume.
+/// The backing device of a volume.
 pub struct Backing {
     /// The device.
     pub disk: Disk,
-    /// Its superblock as it was last durable.
+    /// Its superblock, as last made durable.
     pub superblock: BackingSuperblock,
-    /// A write of the superblock has failed: it may have landed, so the device may say something else than
-    /// [`Backing::superblock`]. Nothing relies on what it says until a write has succeeded.
+    /// A write of the superblock has failed. It may have reached the device, so the device may
+    /// differ from [`Backing::superblock`]. Nothing relies on the superblock until a write has
+    /// succeeded.
     pub in_doubt: bool,
-    /// Those whose writes have failed since one was last durable: it may say any of them.
+    /// Superblocks whose writes have failed since the last durable one: the device may hold any of
+    /// them.
     pub attempted: Vec<BackingSuperblock>,
-    /// What of its writes is durable.
+    /// Tracks which writes to the device are durable.
     pub epoch: Epoch,
-    /// One change of the superblock at a time.
+    /// Serialises changes of the superblock.
     pub record_lock: Semaphore,
 }
 
 /// One volume.
 pub struct Volume {
-    /// Number of its keys; `None`: not attached, everything passes by.
+    /// Inode of its keys; `None`: not attached, all requests bypass the cache.
     pub inode: Option<Inode>,
-    /// The device under it; `None`: flash-only.
+    /// The backing device; `None`: flash-only.
     pub backing: Option<Backing>,
     /// Its UUID.
     pub uuid: Uuid,
@@ -73,92 +75,100 @@ pub struct Volume {
     pub sectors: u64,
     /// First sector of the data in the key space and on the backing device.
     pub data_offset: u64,
-    /// End of what can be cached: the last whole block. Key space.
+    /// End of the cacheable range: the last whole block. Key space.
     pub cacheable_end: u64,
     /// Cache mode.
     pub mode: CacheMode,
-    /// How often the mode has been changed, or was about to be.
+    /// Number of mode changes that have begun.
     pub mode_changes: u64,
-    /// The knobs.
+    /// The tunables.
     pub options: VolumeOptions,
-    /// Who streams.
+    /// The sequential streams among its requests.
     pub streams: Streams,
     /// Counters.
     pub stats: VolumeStats,
-    /// How long its requests took.
+    /// Latencies of its requests.
     pub latencies: Latencies,
-    /// What is in flight, by range.
+    /// Requests in flight, by range.
     pub ranges: Ranges,
-    /// Zeroings in flight.
+    /// Zeroing requests in flight.
     pub zeroings: Zeroings,
     /// Newest journal entry that made a hole: a bypassed write waits for it.
     pub last_hole: u64,
     /// Where the next pass of write-back begins. Key space.
     pub writeback_from: u64,
-    /// Where it is among stripes that are dirty throughout.
+    /// Where write-back is among full stripes, those that are dirty throughout.
     pub stripes: Cursor,
-    /// Why dirty data cannot be written back, if that has nothing to do with its place.
+    /// Why dirty data cannot be written back, if the reason is not specific to an extent.
     pub writeback_trouble: Option<WritebackTrouble>,
-    /// Where it cannot.
+    /// The extents that write-back failed to write.
     pub places: Places,
-    /// Who else uses the backing device.
+    /// How clients use the backing device.
     pub company: Company,
-    /// Write-back has met trouble and nothing else.
+    /// Write-back has met errors, and has made no progress or has only failed extents left.
     pub stands_still: bool,
-    /// Why the backing device cannot be marked clean, if that is so.
+    /// Why the backing device cannot be marked clean, if so.
     pub marking_trouble: Option<Box<Error>>,
-    /// Whoever works on the volume beside its requests: its tasks, fills, what somebody has asked for.
+    /// Number of background users of the volume: its tasks, fills, and long operations that a
+    /// caller requested.
     pub hands: u64,
     /// Requests in flight.
     pub requests: u64,
-    /// Those of them that change something.
+    /// Number of those that change something.
     pub changes: u64,
-    /// Counts what somebody waits for all changes before; see [`crate::writeback::urgent`].
+    /// Incremented when a task begins to wait for all earlier changes; see
+    /// [`crate::writeback::urgent`].
     pub round: u64,
     /// Changes in flight that began before this round.
     pub earlier_changes: u64,
-    /// Requests in flight that began before it was attached under the number, or had the size, that it has now.
+    /// Requests in flight that began before the volume got its current inode or size.
     pub earlier_requests: u64,
-    /// How often its number or its size has changed.
+    /// How often its inode or its size has changed.
     pub attachment: u64,
-    /// Whether it is on its way to or from the cache.
+    /// Whether it is being attached, detached, resized or removed.
     pub course: Course,
-    /// Flows that are about to make this volume independent of the cache: no dirty key may be made meanwhile.
+    /// Number of flows that are about to make this volume independent of the cache: no dirty key
+    /// may be created meanwhile.
     pub leaving: u64,
     /// The pace of write-back.
     pub pace: Pace,
-    /// Who holds it writes the volume's dirty data back, and says that there is none.
+    /// Held by the task that writes the volume's dirty data back, and declares that there is none.
     pub writeback_lock: Semaphore,
-    /// Its backing device said *clean* when it came, and could have been believed: if it was the newest, nothing was dirty.
+    /// Its backing device said *clean* when it was added, and that was credible: unless the device
+    /// is an older copy, nothing was dirty.
     pub must_be_clean: bool,
-    /// The walk has found something dirty all the same: the backing device is an older copy of itself. Nothing is written back to it.
+    /// The walk has found dirty data nevertheless: the backing device is an older copy of itself.
+    /// Nothing is written back to it.
     pub is_outdated: bool,
-    /// *Dirty* is durable on the superblock and nobody is about to change that: dirty keys may be made.
+    /// *Dirty* is durable on the superblock, and no change of that is under way: dirty keys may be
+    /// created.
     pub dirty_marked: bool,
 }
 
-/// Whether a volume is on its way to or from the cache, or to another size. While it is, nothing new enters the cache, unless it
-/// waits, becomes smaller, or lives in the cache alone.
+/// Whether a volume is being attached to the cache, detached from it, resized or removed. Meanwhile
+/// nothing new enters the cache, unless the volume is waiting, shrinking, or flash-only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Course {
-    /// It stays where it is.
+    /// No change is under way.
     Steady,
-    /// It is to be detached when the tree has been walked: how much of it is dirty is not known before.
+    /// It is to be detached when the tree has been walked: before that, the amount of its dirty
+    /// data is unknown.
     Waiting,
     /// Its dirty data is being written back, so that it can be served without the cache.
     Detaching,
-    /// It gets a number, or has one and requests are in flight that do not know it.
+    /// It is getting an inode, or has got one, and requests in flight do not know it.
     Attaching,
-    /// It becomes larger, and requests are in flight that do not know it.
+    /// It is growing, and requests in flight do not know it.
     Growing,
-    /// It becomes smaller: what the cache holds behind its new end is given up.
+    /// It is shrinking: what the cache holds behind its new end is being dropped.
     Shrinking,
-    /// The set is about to know nothing of it any more: no request begins.
+    /// It is about to be removed from the set, or its device is being exchanged: no new request
+    /// begins.
     Leaving,
 }
 
 impl Course {
-    /// Nothing new enters the cache meanwhile, of a volume that has a backing device.
+    /// Returns true if nothing new enters the cache meanwhile, for a volume with a backing device.
     #[must_use]
     pub const fn keeps_out(self) -> bool {
         !matches!(self, Self::Steady | Self::Waiting | Self::Shrinking)
@@ -166,7 +176,7 @@ impl Course {
 }
 
 impl Volume {
-    /// A volume without a size, of which nothing is known yet but who it is.
+    /// Creates a volume without a size, of which only the identity is known yet.
     #[must_use]
     pub fn new(inode: Option<Inode>, uuid: Uuid, label: Label, options: VolumeOptions) -> Self {
         Self {
@@ -210,19 +220,20 @@ impl Volume {
         }
     }
 
-    /// The volume uses the cache under the number `inode`, and is not about to leave it.
+    /// Returns true if the volume uses the cache under `inode`, and is not about to leave it.
     #[must_use]
     pub fn may_cache(&self, inode: Option<Inode>) -> bool {
         inode.is_some() && self.inode == inode && self.leaving == 0
     }
 
-    /// The mode is about to change; which change that is.
+    /// Begins a change of the mode, and returns its number.
     pub const fn begin_mode_change(&mut self) -> u64 {
         self.mode_changes += 1;
         self.mode_changes
     }
 
-    /// Something is about to become dirty. True if nothing was: write-back begins, from the start of the volume.
+    /// Records that data is about to become dirty. Returns true if nothing was dirty: then
+    /// write-back starts at the beginning of the volume.
     pub fn begins_dirty(&mut self, now: Time) -> bool {
         let is_first = self.dirty_marked && self.pace.age.dirtied(now);
         if is_first {
@@ -232,32 +243,33 @@ impl Volume {
         is_first
     }
 
-    /// Nothing new enters the cache, whoever asks: what misses is not filled, and writes go past it.
+    /// Returns true if nothing new enters the cache: misses are not filled, and writes bypass the
+    /// cache.
     #[must_use]
     pub fn is_bypassed(&self) -> bool {
         self.backing.is_some() && self.course.keeps_out()
     }
 
-    /// Its dirty data is on its way to its backing device, sooner or later.
+    /// Returns true if its dirty data is being written back to its backing device, sooner or later.
     #[must_use]
     pub fn is_written_back(&self) -> bool {
         self.backing.is_some() && self.options.writeback_running && !self.stands_still
     }
 
-    /// No data has been dirty for longer; `None`: nothing is dirty.
+    /// Upper bound for the age of its dirty data; `None`: nothing is dirty.
     #[must_use]
     pub fn oldest_dirty(&self, now: Time) -> Option<DirtyAge> {
         self.pace.age.oldest(now).max(self.places.oldest(now))
     }
 
-    /// Nothing is dirty any more, and nothing is about to become so.
+    /// Records that nothing is dirty any more, and nothing is about to become dirty.
     pub fn is_rid_of_dirty(&mut self) {
         self.pace.age.cleaned();
         self.places.clear();
         (self.writeback_trouble, self.stands_still) = (None, false);
     }
 
-    /// State on the backing superblock, as it was last durable; a flash-only volume has none.
+    /// State on the backing superblock, as last made durable; `None` for a flash-only volume.
     #[must_use]
     pub fn state(&self) -> Option<BackingState> {
         self.backing.as_ref().map(|backing| backing.superblock.state())
@@ -272,54 +284,54 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Adds one, under the number `wanted` or the next that nobody has had.
+    /// Adds a volume under the number `wanted`, or under the next unused one.
     pub fn add(&mut self, wanted: Option<VolumeId>, volume: Volume) -> VolumeId {
         let id = wanted.unwrap_or(VolumeId(self.next));
         self.number_from(VolumeId(id.0 + 1));
-        // A volume has a number of its own.
+        // Each volume has a number of its own.
         self.table.insert(id, Box::new(volume));
         id
     }
 
-    /// The next that nobody has had.
+    /// The next number that no volume has had.
     #[must_use]
     pub const fn next(&self) -> VolumeId {
         VolumeId(self.next)
     }
 
-    /// Numbers below `next` are not given to anybody who does not ask for one.
+    /// Reserves the numbers below `next` for volumes that ask for one of them.
     pub fn number_from(&mut self, next: VolumeId) {
         self.next = self.next.max(next.0);
     }
 
-    /// One volume.
+    /// Returns a volume.
     #[must_use]
     pub fn get(&self, id: VolumeId) -> Option<&Volume> {
         self.table.get(id).map(|volume| &**volume)
     }
 
-    /// One volume, to change.
+    /// Returns a volume for changes.
     pub fn get_mut(&mut self, id: VolumeId) -> Option<&mut Volume> {
         self.table.get_mut(id).map(|volume| &mut **volume)
     }
 
-    /// Takes one out.
+    /// Removes and returns one volume.
     pub fn remove(&mut self, id: VolumeId) -> Option<Volume> {
         self.table.remove(id).map(|volume| *volume)
     }
 
-    /// All of them.
+    /// Iterates over all volumes.
     pub fn iter(&self) -> impl Iterator<Item = (VolumeId, &Volume)> {
         self.table.iter().map(|(id, volume)| (*id, &**volume))
     }
 }
 
-/// What others may know of a volume.
+/// Public information about a volume.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VolumeInfo {
-    /// Its name in this set.
+    /// Its identifier within this set.
     pub id: VolumeId,
-    /// Number of its keys on the cache device; `None`: it is not attached.
+    /// Inode of its keys on the cache device; `None`: not attached.
     pub inode: Option<Inode>,
     /// Its UUID.
     pub uuid: Uuid,
@@ -327,55 +339,60 @@ pub struct VolumeInfo {
     pub label: Label,
     /// Size in sectors.
     pub sectors: u64,
-    /// Block size of its cache set, in sectors: what requests must be multiples of to be cached.
+    /// Block size of its cache set, in sectors: only requests that are multiples of it can be
+    /// cached.
     pub block_sectors: u64,
-    /// Block size of its backing device's superblock, in sectors: no cache of larger blocks can serve it.
+    /// Block size in its backing device's superblock, in sectors: no cache with larger blocks can
+    /// serve it.
     pub backing_block_sectors: Option<u64>,
-    /// No backing device.
+    /// It has no backing device.
     pub flash_only: bool,
-    /// Served through the cache.
+    /// It is served through the cache.
     pub attached: bool,
-    /// Whether it is on its way to or from the cache.
+    /// Whether it is being attached, detached, resized or removed.
     pub course: Course,
     /// Cache mode.
     pub mode: CacheMode,
-    /// The knobs.
+    /// The tunables.
     pub options: VolumeOptions,
     /// State on the backing superblock.
     pub state: Option<BackingState>,
     /// Dirty data, in sectors.
     pub dirty_sectors: u64,
-    /// Those are all; if not, the tree has not been walked so far since the set was opened.
+    /// The count of dirty data is complete; if not, the tree has not been walked so far since the
+    /// set was opened.
     pub is_counted: bool,
-    /// Dirty data that it may have, in sectors, before write-back grows faster.
+    /// Dirty data that it may have, in sectors, before the write-back rate rises.
     pub dirty_target_sectors: u64,
     /// Length of its stripes in sectors, if it has any.
     pub stripe_sectors: Option<u64>,
-    /// Stripes that are written in parts are expensive.
+    /// Partial stripe writes are expensive.
     pub partial_stripes_expensive: bool,
-    /// Stripes that are dirty throughout, as far as they are counted; `None`: nobody counts them.
+    /// Number of full stripes, those that are dirty throughout, as far as counted; `None`: they are
+    /// not counted.
     pub full_stripes: Option<u64>,
-    /// No data has been dirty for longer; `None`: nothing is dirty.
+    /// Upper bound for the age of its dirty data; `None`: nothing is dirty.
     pub oldest_dirty: Option<DirtyAge>,
-    /// How fast it is written back.
+    /// The rate at which it is written back.
     pub writeback_rate: RateInfo,
     /// Counters since it was added.
     pub stats: VolumeStats,
-    /// Why dirty data stands still in the cache, if some does.
+    /// Why dirty data is stuck in the cache, if some is.
     pub writeback_trouble: Option<WritebackTrouble>,
-    /// Dirty data that could not be written back when it was last tried.
+    /// Dirty data that could not be written back at the last try.
     pub unwritable: Unwritable,
-    /// Nothing is dirty, and the backing device cannot be told: why.
+    /// Why the backing device cannot be marked clean although nothing is dirty.
     pub marking_trouble: Option<Box<Error>>,
-    /// How the backing device has fared; `None` without one.
+    /// Health of the backing device; `None` without one.
     pub backing_health: Option<DiskHealth>,
-    /// The zeroing that has been under way for longest.
+    /// The zeroing that has been in progress for longest.
     pub zeroing: Option<ZeroingInfo>,
 }
 
 impl VolumeInfo {
-    /// Its logical block, in sectors, as the kernel's bcache shows it: that of its own superblock, or of its set if it has no
-    /// backing device. It stays the same wherever the volume is attached.
+    /// Its logical block in sectors, as the kernel's bcache shows it: that of its own superblock,
+    /// or that of its set if it has no backing device. It stays the same wherever the volume is
+    /// attached.
     #[must_use]
     pub fn logical_block_sectors(&self) -> u64 {
         self.backing_block_sectors.unwrap_or(self.block_sectors)
@@ -383,13 +400,14 @@ impl VolumeInfo {
 }
 
 impl VolumeInfo {
-    /// Whether its dirty data is all counted, or its superblock denies that there is any.
+    /// Returns true if its dirty data is fully counted, or its superblock says that there is none.
     #[must_use]
     pub fn is_dirty_known(&self) -> bool {
         self.is_counted || (self.dirty_sectors == 0 && self.state == Some(BackingState::Clean))
     }
 
-    /// Whether some of it is dirty in the cache, or may be: it has not all been counted, and its superblock does not deny it.
+    /// Returns true if it has dirty data in the cache, or may have: not all is counted, and its
+    /// superblock does not say *clean*.
     #[must_use]
     pub fn may_be_dirty(&self) -> bool {
         self.dirty_sectors > 0 || (!self.is_counted && self.state != Some(BackingState::Clean))

@@ -1,12 +1,14 @@
-//! Attaching a volume that is served without the cache, because it was detached or has left.
+//! Attaches a volume that is served without the cache, because it was detached or has left.
 //!
-//! As at a start ([`super::attach`]) the table comes first and then the superblock, which says whose it is: a superblock
-//! that said *clean* of a number that is not in the table would be that of a stranger. The number is a new one, so that
-//! nothing that the cache holds from before is ever believed.
+//! As at a start ([`super::attach`]), the UUID table is written first and then the superblock: a
+//! superblock that said *clean* about an inode missing from the table would be that of a foreign
+//! device. The inode is a new one, so that nothing cached before is ever used again.
 //!
-//! Requests may be in flight that do not know the number, and write past the cache without making void what is there. So
-//! nothing enters the cache under it before they have ended: until then misses are not filled, and writes go past it,
-//! also those of requests that do know it. Who gives it up in that time takes the volume out again by the one door: nothing of it is there.
+//! Requests in flight may not know the inode, and write past the cache without invalidating cached
+//! data. So nothing enters the cache under it before they have ended. Until then misses are not
+//! filled, and writes bypass the cache, including those of requests that know the inode. Cancelling
+//! in that time takes the volume out again the usual way (`depart`), because nothing of it is
+//! cached.
 
 use crate::error::Error;
 use crate::request::uncached;
@@ -17,9 +19,11 @@ use crate::writeback::urgent::Cancel;
 use bcached_format::{BackingState, BackingSuperblock, Inode};
 
 impl CacheSet {
-    /// Serves a volume through the cache again. *Clean* is durable on its superblock when this returns.
+    /// Serves a volume through the cache again. *Clean* is durable on its superblock when this
+    /// returns. The caller must await the end of this.
     ///
-    /// After an error, or if it is cancelled, it is served without the cache as before. To be waited for to its end.
+    /// # Errors
+    /// After an error, also if cancelled, the volume is served without the cache as before.
     pub async fn attach(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
         self.check_alive()?;
         let superblock = self.with(|s| {
@@ -30,7 +34,7 @@ impl CacheSet {
         let attached = self.take_in(id, &superblock, cancel).await;
         self.with(|s| s.end_course(id));
         self.signals().ranges.notify_all();
-        // It counts what it needs to.
+        // The write-back task starts counting what it needs.
         self.signals().writeback_work.notify_all();
         attached
     }
@@ -55,16 +59,16 @@ impl CacheSet {
         if entered != Err(Error::Cancelled) {
             return entered;
         }
-        // Nothing of it has entered the cache.
+        // Nothing of the volume has entered the cache.
         if let Ok(true) = uncached::depart(self, id, inode, say_none).await {
             self.is_not_ours(id, inode).await?;
             return entered;
         }
-        // Its superblock cannot be written, which says that it is here.
+        // The superblock says that the volume is attached, and cannot be written.
         self.earlier_have_ended(id, &Cancel::default()).await
     }
 
-    /// From now on requests know the number.
+    /// Makes new requests use the inode.
     fn use_number(&self, id: VolumeId, inode: Inode) {
         self.with(|s| {
             let Some(volume) = s.volumes.get_mut(id) else { return };

@@ -1,8 +1,10 @@
-//! The durable record of a device: identity, state, mode. Only this file knows where it lies.
+//! Reads and writes superblocks, the durable record of a device: identity, state, mode. Only this
+//! file knows where they are.
 //!
-//! A superblock has one copy, and a torn one loses the device: what changes lies within its first 512 bytes, so only
-//! these are written (as much as one logical block holds), alone, and then flushed. The exception is the list of journal
-//! buckets, which is made once: [`write_new_superblock`].
+//! A superblock has one copy, and a torn write of it loses the device. All that changes lies within
+//! its first 512 bytes. So only these are written (or one logical block, if larger), alone, and
+//! then flushed. The exception is the list of journal buckets, which is written once:
+//! [`write_new_superblock`].
 
 use crate::error::{Doing, Error};
 use crate::phases::Phase;
@@ -21,7 +23,7 @@ use bcached_format::{
 /// Reads and checks the superblock of any device of a set.
 ///
 /// # Errors
-/// It cannot be read, or is none.
+/// It cannot be read, or is not a valid superblock.
 pub async fn read_superblock(disk: &Disk) -> Result<Superblock, Error> {
     let info = disk.info();
     let (result, buffer) = disk.read(SUPERBLOCK_SECTOR, Buffer::zeroed(SUPERBLOCK_BYTES)).await;
@@ -32,27 +34,27 @@ pub async fn read_superblock(disk: &Disk) -> Result<Superblock, Error> {
     raw.map_err(|source| Error::Format { doing: Doing::Superblock, source: source.into() })
 }
 
-/// What [`place_superblock`] writes, in bytes.
+/// The number of bytes that [`place_superblock`] writes.
 pub fn placed_bytes(disk: &Disk) -> usize {
     let length = usize::try_from(disk.info().logical_block_sectors).expect("a block is small") * 512;
     length.clamp(512, SUPERBLOCK_BYTES)
 }
 
-/// Writes a superblock in place: one logical block. Not durable yet.
+/// Writes a superblock in place: one logical block. It is not durable yet.
 pub async fn place_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
     let payload = Buffer::copied_from(&bytes[..placed_bytes(disk)]).freeze();
     disk.write(SUPERBLOCK_SECTOR, payload).await.map_err(Error::io(Doing::Superblock))
 }
 
-/// Writes a superblock durably, of a device that nobody else has flushed meanwhile: the cache at its first start, or a backing
-/// device that is not served yet.
+/// Writes a superblock durably, on a device without concurrent flushes: the cache at its first
+/// start, or a backing device that is not served yet.
 pub async fn write_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
     place_superblock(disk, bytes).await?;
     disk.flush().await.map_err(Error::io(Doing::Superblock))
 }
 
-/// Writes the superblock of a volume's backing device, durably. Its flush counts like any other: if it fails it may
-/// have dropped what clients wrote.
+/// Writes the superblock of a volume's backing device, durably. Its flush counts like any other: if
+/// it fails, it may have dropped what clients wrote.
 async fn write_while_served(
     set: &CacheSet,
     volume: VolumeId,
@@ -68,8 +70,9 @@ async fn write_while_served(
     flush::prove(set, &target, stamp.ok_or(Error::NoVolume)?).await
 }
 
-/// As [`write_superblock`], for one that lists journal buckets for the first time. The list goes beyond the first block, so its
-/// end is made durable before the first block says how long it is; until then no sum covers it.
+/// Like [`write_superblock`], for a superblock that lists journal buckets for the first time. The
+/// list extends beyond the first block, so its end is made durable before the first block records
+/// its length. Until then no checksum covers it.
 pub async fn write_new_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<(), Error> {
     let block = u64::from(disk.info().logical_block_sectors).max(1);
     let first = usize::try_from(block * 512).expect("a block is small");
@@ -81,13 +84,13 @@ pub async fn write_new_superblock(disk: &Disk, bytes: &[u8; SUPERBLOCK_BYTES]) -
     write_superblock(disk, bytes).await
 }
 
-/// Changes the record of a volume's backing device as `change` says, which is asked under the lock and sees the state;
-/// durable when this returns. One change at a time.
+/// Changes the superblock of a volume's backing device with `change`, which runs under the lock and
+/// sees the state. Durable when this returns. Changes are serialised.
 ///
-/// Also keeps [`crate::volume::Volume::dirty_marked`]: it is true only while *dirty* is durable and no change is under
-/// way, so that no dirty key can be made while the superblock is about to say *clean*. After a write that failed the
-/// device may say either, and a flush that failed may have dropped what was there: then even a change to what is
-/// remembered is written.
+/// Also maintains [`crate::volume::Volume::dirty_marked`]. It is true only while *dirty* is durable
+/// and no change is under way, so that no dirty key can be created while the superblock is about to
+/// say *clean*. After a failed write the device may hold either superblock, and a failed flush may
+/// have dropped what was there. Then even a change to the remembered superblock is written.
 pub async fn update(
     set: &CacheSet,
     volume: VolumeId,
@@ -135,7 +138,8 @@ pub async fn update(
     written
 }
 
-/// Whether two superblocks of a device that this set has written differ at most in the entry of the journal that they name.
+/// Returns true if two superblocks written by this set to one device differ at most in the journal
+/// entry that they name.
 pub(super) fn says_the_same(one: &BackingSuperblock, other: &BackingSuperblock) -> bool {
     let attached = |superblock: &BackingSuperblock| superblock.attachment().map(|of| (of.number, of.stamp));
     let said = |superblock: &BackingSuperblock| {
@@ -146,7 +150,7 @@ pub(super) fn says_the_same(one: &BackingSuperblock, other: &BackingSuperblock) 
     attached(one) == attached(other) && said(one) == said(other)
 }
 
-/// What the change from `before` to `after` is.
+/// The phase of the change from `before` to `after`.
 pub(super) fn phase_of(before: &BackingSuperblock, after: &BackingSuperblock) -> Phase {
     match after.state() {
         _ if before.state() == after.state() => Phase::BackingRecord,

@@ -1,9 +1,10 @@
-//! Serving a volume no more, while the set goes on: its dirty data stays in the cache, and its device can be given to somebody else,
-//! or added again.
+//! Removes a volume from a running set: its dirty data stays in the cache, and its device can be
+//! used elsewhere, or be added again.
 //!
-//! From the first step on no request begins. Those in flight end, then whoever works on the volume beside them, and a flush makes
-//! durable whatever was acknowledged; then the superblock says *clean* if nothing is dirty. At every moment a crash leaves what it
-//! leaves of a volume that is served.
+//! From the first step on no request begins. Requests in flight end, then the background users of
+//! the volume, and a flush makes durable all that was acknowledged. Then the superblock says
+//! *clean* if nothing is dirty. A crash at any moment leaves the same as a crash while the volume
+//! is served.
 
 use crate::error::Error;
 use crate::journal::writer;
@@ -14,29 +15,32 @@ use crate::volume::{Course, VolumeId};
 use crate::writeback::task;
 use bcached_env::{Disk, DiskId};
 
-/// A volume that is served no more.
+/// The result of removing a volume.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Removed {
-    /// What was under it, if anything was. The set uses it no more.
+    /// Its backing device, if it had one. The set does not use it any more.
     pub disk: Option<DiskId>,
-    /// Something that was acknowledged, and not flushed by who wrote it, may not be durable.
+    /// The error because of which an acknowledged write, not flushed by its client, may not be
+    /// durable.
     pub lost: Option<Error>,
 }
 
 impl CacheSet {
-    /// Serves a volume no more; all that was acknowledged of it is durable when this returns. New requests are refused from the
-    /// first moment on; those in flight end as they would have ended, and may take as long as their devices let them.
+    /// Stops serving a volume. All that was acknowledged is durable when this returns. New requests
+    /// are refused at once. Requests in flight end as they would have ended, and may take as long
+    /// as their devices do.
     ///
     /// # Errors
-    /// If there is no such volume, if it is on its way to or from the cache, or if the set is being stopped: then nothing has
-    /// changed.
+    /// There is no such volume, another change of it is under way, or the set is being stopped.
+    /// Then nothing has changed.
     pub async fn remove_volume(&self, id: VolumeId) -> Result<Removed, Error> {
         let target = self.with(|s| s.begin_course(id, Course::Leaving))?;
         self.quiet(id).await;
         let lost = self.flush_before_leaving(&target).await.err();
-        // What that flush has made durable enters the tree.
+        // Parked data that the flush has made durable enters the tree.
         self.idle(id).await;
-        // It stays *dirty* if it cannot be marked: that costs nothing but the freedom to go without the cache.
+        // If it cannot be marked clean it stays *dirty*. That loses nothing but the freedom to be
+        // used without the cache.
         let _ = task::mark_clean(self, id).await;
         self.with(|s| {
             parked::drop_all(s, id);
@@ -47,15 +51,16 @@ impl CacheSet {
         Ok(Removed { disk: target.backing.as_ref().map(Disk::id), lost })
     }
 
-    /// As a flush that a client asks for, and as the last one of a stop: a failure that no client has been told of is told.
+    /// Flushes like a client's flush, and like the last flush of a stop: reports a failure that no
+    /// client has been told of.
     async fn flush_before_leaving(&self, target: &Target) -> Result<(), Error> {
         let committed = if target.inode.is_some() { writer::commit(self).await } else { Ok(()) };
         committed.and(flush::last_flush(self, target).await)
     }
 
-    /// Of a volume that leaves: until its requests have ended, and then its workers.
+    /// Waits until the requests of a volume that leaves have ended, and then its background users.
     pub(super) async fn quiet(&self, id: VolumeId) {
-        // Its workers go on until then: a request may wait for room that write-back makes.
+        // Its workers run until then: a request may wait for room that write-back makes.
         while self.with(|s| s.volumes.get(id).is_some_and(|volume| volume.requests > 0)) {
             self.signals().ranges.wait().await;
         }
@@ -64,7 +69,7 @@ impl CacheSet {
         self.idle(id).await;
     }
 
-    /// Until none of the set's tasks works on the volume any more.
+    /// Waits until no task of the set works on the volume any more.
     async fn idle(&self, id: VolumeId) {
         let is_busy = |s: &mut State| s.volumes.get(id).is_some_and(|volume| volume.hands > 0);
         while self.with(is_busy) {
@@ -72,7 +77,7 @@ impl CacheSet {
         }
     }
 
-    /// Starts a task of a volume, which ends when the set does or the volume leaves.
+    /// Spawns a task of a volume. The task ends when the set does or the volume leaves.
     pub(super) fn spawn_worker<F: Future<Output = ()> + 'static>(
         &self,
         id: VolumeId,
@@ -86,7 +91,7 @@ impl CacheSet {
         });
     }
 
-    /// True when the workers of a volume end.
+    /// Returns true when the workers of a volume must end.
     pub(crate) fn is_over(&self, id: VolumeId) -> bool {
         let is_leaving = |s: &mut State| {
             s.volumes.get(id).is_none_or(|volume| volume.course == Course::Leaving && volume.requests == 0)
@@ -94,7 +99,7 @@ impl CacheSet {
         self.is_ending() || self.with(is_leaving)
     }
 
-    /// Whoever asked for something is through with it; see [`State::hold`].
+    /// Ends a long operation on a volume; see [`State::hold`].
     pub(crate) fn let_go(&self, id: VolumeId) {
         self.with(|s| s.end_background(id));
         self.signals().ranges.notify_all();
@@ -102,19 +107,21 @@ impl CacheSet {
 }
 
 impl State {
-    /// Somebody works on the volume in the background: neither does it leave nor the set stop before the end of that.
+    /// Begins background work on a volume: until it ends the volume does not leave, and the set
+    /// does not stop.
     pub(crate) fn begin_background(&mut self, id: VolumeId) {
         self.background += 1;
         self.lend_hand(id);
     }
 
-    /// The end of that. The caller rings `ranges`.
+    /// Ends background work on a volume. The caller notifies `ranges`.
     pub(crate) fn end_background(&mut self, id: VolumeId) {
         self.background -= 1;
         self.take_hand_back(id);
     }
 
-    /// Somebody asks for something that takes long: as [`State::begin_background`], unless the volume leaves or the set stops.
+    /// Begins a long operation that a caller requested, like [`State::begin_background`]. Refused
+    /// if the volume leaves or the set stops.
     pub(crate) fn hold(&mut self, id: VolumeId) -> Result<Target, Error> {
         if self.stopping {
             return Err(Error::Stopping);

@@ -1,18 +1,29 @@
-//! A volume becomes larger or smaller while it is served; of one that lives in the cache alone `flash_size.rs` tells.
+//! Grows and shrinks volumes with a backing device while they are served. For flash-only volumes
+//! see `flash_size.rs`.
 //!
-//! How large a volume is with a backing device stands nowhere in the format: it is what the backing device has behind the start of the data, at each start
-//! anew. So growing is taking up what the device has now, and a volume that has shrunk is as large as its device again at the next
-//! start, unless whoever starts it asks for less.
+//! The format does not record the size of a volume with a backing device. At each start it is what
+//! the backing device has behind the start of the data. So growing a volume means using what the
+//! device has now. A volume that was shrunk is as large as its device again at the next start,
+//! unless that start is given a smaller size.
 //!
-//! The cache holds whole blocks only, so what a device has behind its last whole block is never cached, and is written past the table
-//! of ranges. That tail becomes a part of a block when the device grows. So the order of growing is: what the cache may hold behind the
-//! old end, of a time when the device was longer, becomes void, durably; then requests know the new size; and nothing new enters the
-//! cache before every request has ended that does not know it.
+//! The cache holds whole blocks only. What a device has behind its last whole block is never
+//! cached, and is written past the table of ranges. When the device grows, that tail becomes part
+//! of a block. So the order of growing is:
 //!
-//! The order of shrinking: no request begins behind the new end, and those in flight end; what is dirty there is written back, batch
-//! after batch; then all that the cache holds there becomes void, durably, unless it is dirty after all. Only then may somebody cut the
-//! device. Until then, and after an error, the volume has its old size, and nothing of it is lost. A new end is on the block grid, so
-//! that no block lies on both sides of it.
+//! 1. What the cache may hold behind the old end, from a time when the device was longer, is
+//!    invalidated, durably.
+//! 2. New requests use the new size.
+//! 3. Nothing new enters the cache before every request that does not know the new size has ended.
+//!
+//! The order of shrinking is:
+//!
+//! 1. No request begins behind the new end, and those in flight end.
+//! 2. Dirty data there is written back, batch after batch.
+//! 3. All that the cache holds there is invalidated, durably, unless it is dirty after all.
+//!
+//! Only then may the device be cut. Until then, and after an error, the volume has its old size,
+//! and none of its data is lost. A new end is on the block grid, so that no block lies on both
+//! sides of it.
 
 use crate::error::Error;
 use crate::journal::writer;
@@ -28,22 +39,24 @@ use bcached_env::Disk;
 use bcached_format::{Inode, Position};
 use core::time::Duration;
 
-/// Sectors that are claimed at once where fills and parked data may lie: a gigabyte.
+/// Sectors claimed at once where fills and parked data may exist: 1 GiB.
 const PIECE_SECTORS: u64 = 1 << 21;
-/// What lies this near to each other becomes void in one: as many sectors as a hole can have.
+/// Extents at most this far apart are invalidated together: the maximum length of a hole, in
+/// sectors.
 const GAP_SECTORS: u64 = 32_768;
-/// How often to see whether somebody has given up waiting for requests.
+/// How often a wait for requests checks for cancellation.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl CacheSet {
-    /// Where a volume's data begins on its backing device, in sectors.
+    /// The start of a volume's data on its backing device, in sectors.
     #[must_use]
     pub fn data_offset(&self, id: VolumeId) -> Option<u64> {
         self.with(|s| s.volumes.get(id).map(|volume| volume.data_offset))
     }
 
-    /// Gives up what the cache holds of a volume behind its end, durably: its backing device was longer once, and when it is again, what
-    /// it has there then is what counts. True if there was anything.
+    /// Drops what the cache holds of a volume behind its end, durably. The backing device was
+    /// longer once; when it grows again, its own content counts. Returns true if there was
+    /// anything.
     ///
     /// # Errors
     /// The index of that part cannot be read or written, or the set is being stopped.
@@ -60,12 +73,13 @@ impl CacheSet {
         given_up
     }
 
-    /// Serves so many sectors of a volume, and no fewer than until now: its backing device has become larger, or it lives in the cache
-    /// alone, which has room for that. To be waited for to its end.
+    /// Grows a volume to `sectors` sectors: its backing device has become larger, or it is
+    /// flash-only and the cache has room. The caller must await the end of this.
     ///
     /// # Errors
-    /// If the device ends before that, or the volume has more already; if the cache has no room for it; if the volume is on its way; if the
-    /// set fails or is being stopped; if it is cancelled. Then it is as large as before.
+    /// The device is smaller than that, or the volume is already larger; the cache has no room for
+    /// it; another change of the volume is under way; the set fails or is being stopped; or the
+    /// work is cancelled. Then the volume is as large as before.
     pub async fn grow(&self, id: VolumeId, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
         let target = self.with(|s| s.begin_course(id, Course::Growing))?;
         let grown = match target.backing {
@@ -94,17 +108,20 @@ impl CacheSet {
             });
         };
         use_sectors(sectors);
-        // Nothing has entered the cache before they have, and nothing does before those that know the new size have, if that is given up.
+        // Nothing enters the cache before the earlier requests have ended. If growing is cancelled
+        // here, nothing enters it before the requests that know the new size have ended.
         self.earlier_have_ended(target.id, cancel).await.inspect_err(|_| use_sectors(target.sectors))
     }
 
-    /// Serves so many sectors of a volume, and no more than until now: what is dirty behind that is written back, and the cache holds
-    /// nothing of it any more. What lies there on the backing device stays as it is. To be waited for to its end.
+    /// Shrinks a volume to `sectors` sectors: writes back the dirty data behind that, and drops
+    /// what the cache holds there. The content of the backing device there stays as it is. The
+    /// caller must await the end of this.
     ///
     /// # Errors
-    /// If that is not whole blocks, or more than the volume has; if it has no backing device, for which see [`CacheSet::begin_shrinking`]; if
-    /// that refuses dirty data; if it is cancelled; if the volume is on its way; if the set fails or is being stopped. Then it is as large as
-    /// before.
+    /// The size is not whole blocks, or larger than the volume; the volume is flash-only (see
+    /// [`CacheSet::begin_shrinking`]); the backing device refuses dirty data; the work is
+    /// cancelled; another change of the volume is under way; or the set fails or is being stopped.
+    /// Then the volume is as large as before.
     pub async fn shrink(&self, id: VolumeId, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
         let target = self.with(|s| s.begin_course(id, Course::Shrinking))?;
         let shrunk = self.give_up_the_end(&target, sectors, cancel).await;
@@ -128,7 +145,8 @@ impl CacheSet {
         if sectors == 0 || !sectors.is_multiple_of(block_sectors) {
             return Err(Error::NotWholeBlocks { sectors, block_sectors });
         }
-        // What is cacheable stays so until nothing is cached there: write-back and the index look no further.
+        // The cacheable range shrinks only when nothing is cached there: write-back and the index
+        // look no further than its end.
         self.use_size(target.id, |volume, _| volume.sectors = sectors);
         let emptied = self.empty_from(target, target.data_offset + sectors, cancel).await;
         self.with(|s| {
@@ -144,7 +162,8 @@ impl CacheSet {
         emptied
     }
 
-    /// How much of a volume is dirty from that sector of it on, in sectors: what a shrink to there writes back.
+    /// The amount of dirty data of a volume from `sector` of it on, in sectors: what a shrink to
+    /// that size writes back.
     ///
     /// # Errors
     /// There is no such volume, or the index cannot be read.
@@ -160,7 +179,7 @@ impl CacheSet {
         self.count_dirty_of(inode, at, target.cacheable_end).await
     }
 
-    /// How much is dirty in that part of a volume's key space, in sectors.
+    /// The amount of dirty data in `[at, end)` of a volume's key space, in sectors.
     pub(super) async fn count_dirty_of(&self, inode: Inode, mut at: u64, end: u64) -> Result<u64, Error> {
         let mut dirty = 0;
         while at < end {
@@ -184,7 +203,7 @@ impl CacheSet {
         Ok(dirty)
     }
 
-    /// Nothing of the volume is in the cache from there on, in the key space.
+    /// Removes everything of the volume from `from` on from the cache. Key space.
     async fn empty_from(&self, target: &Target, from: u64, cancel: &Cancel) -> Result<(), Error> {
         self.earlier_have_ended(target.id, cancel).await?;
         let Some(inode) = target.inode else { return Ok(()) };
@@ -204,15 +223,16 @@ impl CacheSet {
         self.make_void_from(target, from, cancel).await
     }
 
-    /// Where the leaf ends that `at` lies in, or else `end`; `None` if something is dirty there.
+    /// The end of the leaf that holds `at`, or `end` if that comes first; `None` if something is
+    /// dirty there.
     async fn clean_leaf(&self, inode: Inode, at: u64, end: u64) -> Result<Option<u64>, Error> {
         let mut survey = Survey::default();
         let upto = self.attempt(|s| s.survey_leaf(inode, at, end, &mut survey)).await?;
         Ok((!survey.dirty).then_some(upto))
     }
 
-    /// Makes void, durably, what the cache holds of a volume from there on; nothing of it may be dirty, unless the volume lives in the cache
-    /// alone.
+    /// Invalidates, durably, what the cache holds of a volume from `from` on. None of it may be
+    /// dirty, unless the volume is flash-only.
     pub(super) async fn make_void_from(
         &self,
         target: &Target,
@@ -225,7 +245,7 @@ impl CacheSet {
         while at < end {
             urgent::check(self, cancel)?;
             let (upto, found) = self.held_in_leaf(inode, at, end).await?;
-            // Where requests have been, data may be on its way into the index.
+            // Where requests have been, data may be about to enter the index.
             let is_used = at < target.cacheable_end;
             let upto = if is_used { upto.min(at + PIECE_SECTORS).min(target.cacheable_end) } else { upto };
             let claimed = if is_used { alloc::vec![Range { start: at, end: upto }] } else { found };
@@ -238,7 +258,7 @@ impl CacheSet {
         writer::commit(self).await
     }
 
-    /// Where the leaf ends that `at` lies in, and what it holds from there on.
+    /// The end of the leaf that holds `at`, and the ranges that it holds from there on.
     async fn held_in_leaf(&self, inode: Inode, at: u64, end: u64) -> Result<(u64, Vec<Range>), Error> {
         let mut found: Vec<Range> = Vec::new();
         let upto = self
@@ -259,7 +279,7 @@ impl CacheSet {
         Ok((upto, found))
     }
 
-    /// Makes data void in the range of a turn.
+    /// Invalidates the data in a range whose turn has been claimed.
     async fn make_range_void(&self, target: &Target, range: Range) -> Result<(), Error> {
         let Some(inode) = target.inode else { return Ok(()) };
         if target.backing.is_some() && write::survey(self, target, range).await?.dirty {
@@ -277,7 +297,7 @@ impl CacheSet {
         Ok(())
     }
 
-    /// From now on requests know another size.
+    /// Changes the size for new requests.
     pub(super) fn use_size(&self, id: VolumeId, change: impl FnOnce(&mut Volume, u64)) {
         self.with(|s| {
             let block_sectors = s.geometry.block_sectors;
@@ -288,7 +308,7 @@ impl CacheSet {
         });
     }
 
-    /// Until the requests have ended that do not know it.
+    /// Waits until the requests that do not know the new size have ended.
     pub(super) async fn earlier_have_ended(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
         while self.with(|s| s.volumes.get(id).is_some_and(|volume| volume.earlier_requests > 0)) {
             if cancel.is_asked() {
@@ -301,14 +321,15 @@ impl CacheSet {
     }
 }
 
-/// End of what can be cached of a volume of so many sectors: the last whole block of the key space. Nothing can, off the block grid.
+/// End of the cacheable range of a volume of `sectors` sectors: the last whole block of the key
+/// space. 0 if the data is not aligned to the block grid: nothing can be cached.
 pub(super) const fn cacheable_end(data_offset: u64, sectors: u64, block_sectors: u64) -> u64 {
     let end = data_offset + sectors;
     if data_offset.is_multiple_of(block_sectors) { end - end % block_sectors } else { 0 }
 }
 
 impl State {
-    /// What lies before is not written back now.
+    /// Moves write-back on to `from`. What lies before is not written back now.
     fn write_back_from(&mut self, id: VolumeId, from: u64) {
         if let Some(volume) = self.volumes.get_mut(id).filter(|volume| volume.writeback_from < from) {
             volume.writeback_from = from;

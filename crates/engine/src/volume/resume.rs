@@ -1,8 +1,10 @@
-//! Serving the volumes of a set that has failed by another handle on the same set, which is opened once the device answers again.
+//! Moves the volumes of a failed set to a new handle on the same set, opened once the device
+//! answers again.
 //!
-//! What failed stays failed: nobody can tell which of its writes have landed. So whoever serves the volumes stops it, as far as it
-//! can be stopped, lets go of every handle, opens the set again as after a crash, and gives it the devices of the volumes under the
-//! numbers that they had. A volume whose data is all on its backing device leaves the cache before that, and need not wait.
+//! A failed handle stays failed: it is unknown which of its writes have reached the device. So the
+//! server of the volumes stops it as far as possible and drops every handle. Then it opens the set
+//! again as after a crash, and adds the devices of the volumes under their former numbers. A volume
+//! whose data is all on its backing device leaves the cache before that, and need not wait.
 
 use crate::error::{Doing, Error};
 use crate::request::{flush, uncached};
@@ -14,11 +16,13 @@ use bcached_env::{DiskId, IoErrorKind};
 use bcached_format::BackingState;
 
 impl Error {
-    /// Why a set failed may pass, and then opening it again loses nothing that was acknowledged.
+    /// Returns true if the cause of a set's failure may pass, and opening the set again then loses
+    /// nothing that was acknowledged.
     ///
-    /// Not after a failed flush of the cache device: what was acknowledged and not flushed may be gone, so that a set that is opened
-    /// again has forgotten it, which nobody may see who has read it before. Nor if the metadata contradict each other, or the device
-    /// has become shorter, which the driver never forgets.
+    /// False after a failed flush of the cache device: data that was acknowledged and not flushed
+    /// may be gone. A reopened set has forgotten it, which a client that has read it must not see.
+    /// False also if the metadata is inconsistent, or the device has become shorter, which the
+    /// driver never forgets.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -30,7 +34,8 @@ impl Error {
         }
     }
 
-    /// Whoever met it may wait: it may pass, or another device may take the place of the one that is gone or was cut short.
+    /// Returns true if a caller that meets this error may wait: it may pass, or another device may
+    /// replace one that is gone or was cut short.
     #[must_use]
     pub fn may_be_awaited(&self) -> bool {
         self.may_pass() || self.is_absence()
@@ -38,19 +43,20 @@ impl Error {
 }
 
 impl CacheSet {
-    /// Why nothing is written any more, if so.
+    /// The error because of which nothing is written any more, if any.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.with(|s| s.failed.clone())
     }
 
-    /// From now on `bell` rings whenever [`CacheSet::failure`] may say something new; who waits for it need not keep the set. The first
-    /// bell counts.
+    /// Rings `bell` from now on whenever [`CacheSet::failure`] may have changed. A waiter need not
+    /// hold the set. Only the first bell counts.
     pub fn rings(&self, bell: Rc<Notify>) {
         let _first = self.signals().outside.set(bell);
     }
 
-    /// What tells this start of the set from all others: [`bcached_format::CacheSuperblock::session`] of what its superblock says.
+    /// Identifies this start of the set: [`bcached_format::CacheSuperblock::session`] of its
+    /// superblock.
     #[must_use]
     pub fn session(&self) -> u64 {
         self.with(|s| s.superblock.session())
@@ -68,10 +74,11 @@ impl CacheSet {
         self.with(|s| s.geometry.block_sectors)
     }
 
-    /// A volume of a set that has failed goes on without it from now on, durably, if all of its data is on its backing device.
+    /// Makes a volume of a failed set independent of it, durably, if all of its data is on its
+    /// backing device.
     ///
     /// # Errors
-    /// Its superblock cannot be written; it is where it was.
+    /// Its superblock cannot be written; the volume is unchanged.
     pub async fn leave_failed(&self, id: VolumeId) -> Result<(), Error> {
         let Some(inode) = self.with(|s| s.volumes.get(id)?.inode) else { return Ok(()) };
         if self.disk_of(id).is_none() || self.failure().is_none() {
@@ -85,10 +92,11 @@ impl CacheSet {
         left.map(drop)
     }
 
-    /// Makes durable what is on the backing device of a volume.
+    /// Flushes the backing device of a volume.
     ///
     /// # Errors
-    /// That, or a flush before of which no client has been told, has failed: what was acknowledged may be lost.
+    /// This flush has failed, or an earlier one that no client has been told of: acknowledged data
+    /// may be lost.
     pub async fn flush_backing_of(&self, id: VolumeId) -> Result<(), Error> {
         let Some(target) = self.target(id) else { return Ok(()) };
         // Its device is not exchanged meanwhile.
@@ -98,29 +106,31 @@ impl CacheSet {
         flushed
     }
 
-    /// As [`CacheSet::add_backing`], under a number that no volume of this set has.
+    /// Like [`CacheSet::add_backing`], under a number that no volume of this set has.
     pub async fn add_backing_as(&self, id: VolumeId, disk: DiskId) -> Result<(), Error> {
         self.add(disk, None, false, Some(id)).await.map(drop)
     }
 
-    /// As [`CacheSet::add_uncached`], under a number that no volume of this set has.
+    /// Like [`CacheSet::add_uncached`], under a number that no volume of this set has.
     pub async fn add_uncached_as(&self, id: VolumeId, disk: DiskId) -> Result<(), Error> {
         self.add_past(disk, Some(id)).await.map(drop)
     }
 
-    /// The number of the next volume that asks for none: those below are of volumes that are there, or were. A set that is opened again
-    /// goes on from it: who still knows such a number must not meet another volume under it.
+    /// The number of the next volume that does not ask for one. Lower numbers belong to present or
+    /// former volumes. A reopened set continues from it, so that a caller with a former number
+    /// never meets another volume under it.
     #[must_use]
     pub fn next_number(&self) -> VolumeId {
         self.with(|s| s.volumes.next())
     }
 
-    /// Numbers below `next` are kept for who asks for one.
+    /// Reserves the numbers below `next` for volumes that ask for one of them.
     pub fn number_from(&self, next: VolumeId) {
         self.with(|s| s.volumes.number_from(next));
     }
 
-    /// Nobody else has a handle: dropped, it lets go of its memory and its note.
+    /// Returns true if no other handle exists: dropping this one releases the set's memory and its
+    /// note.
     #[must_use]
     pub fn is_last_handle(&self) -> bool {
         Rc::strong_count(&self.inner) == 1

@@ -1,13 +1,17 @@
-//! Another way to the backing device of a volume that is served: it was pulled, or its bus was reset, and it is back as another device of
-//! the system. What was open is what is left of the old one, and never works again.
+//! Reconnects a served volume to its backing device after that was pulled, or its bus was reset,
+//! and it has come back as another device of the system. The open handle refers to the old device,
+//! and never works again.
 //!
-//! Nobody has used it meanwhile, as far as a device can tell: what its superblock says is what was last written there. Any kernel and any
-//! bcached that serves it without this cache says so there first, durably (*inconsistent*, or another set); so what the cache holds is
-//! still right, and what is dirty is still the newest.
+//! As far as a device can tell, nothing has used it meanwhile: its superblock is the one that was
+//! last written there. A kernel or bcached that serves it without this cache first changes the
+//! superblock durably (*inconsistent*, or another set). So the cached data is still valid, and the
+//! dirty data is still the newest.
 //!
-//! It may have lost its volatile cache. Nothing in the tree depends on what was there: keys turn clean, and clean keys enter, when the
-//! device has been flushed. What waited for that is dropped here. A write that went past the cache and was acknowledged may be gone,
-//! which the next flush of a client has to say. The old device is not asked for a flush: its word would count for nothing.
+//! The device may have lost its volatile write cache. Nothing in the tree depends on its content:
+//! keys turn clean, and clean keys enter the tree, only after the device was flushed. Parked data
+//! that waited for a flush is dropped here. A write that bypassed the cache and was acknowledged
+//! may be lost; the client's next flush has to report that. The old device is not flushed: its
+//! answer would prove nothing.
 
 use crate::error::Error;
 use crate::request::parked;
@@ -20,24 +24,25 @@ use bcached_env::{Disk, DiskId};
 use bcached_format::{BackingState, BackingSuperblock, Superblock};
 
 impl CacheSet {
-    /// The volume is served from `disk` from now on, which must be its backing device, as it was. For the moment of that new requests are
-    /// refused; those in flight end as they would have ended.
+    /// Serves the volume from `disk` from now on. It must be the volume's backing device,
+    /// unchanged. New requests are refused during the exchange; those in flight end as they would
+    /// have ended.
     ///
     /// # Errors
-    /// It is not, or cannot be read; or the volume is on its way to or from the cache, or the set is being stopped. Then nothing has
-    /// changed.
+    /// The device is another one or was changed, or cannot be read; the volume is being attached,
+    /// detached, resized or removed; or the set is being stopped. Then nothing has changed.
     pub async fn take_back(&self, id: VolumeId, disk: DiskId) -> Result<Removed, Error> {
         let disk = self.env().disk(disk);
         let Superblock::Backing(found) = record::read_superblock(&disk).await? else {
             return Err(Error::NotABacking);
         };
-        // Who is not the same is refused before anybody has to wait.
+        // Refuse a wrong device before anything has to wait.
         self.with(|s| check_same(s, id, &disk, &found))?;
-        // Its tasks end as if it left: they would go on with the old device.
+        // Its tasks end as if the volume left: they would otherwise continue with the old device.
         self.with(|s| s.begin_course(id, Course::Leaving))?;
         self.quiet(id).await;
         let taken = self.with(|s| {
-            // Somebody may have been about to write the superblock when it was compared.
+            // A write of the superblock may have been pending during the first comparison.
             check_same(s, id, &disk, &found)?;
             exchange(s, id, disk, &found)
         });
@@ -53,7 +58,7 @@ impl CacheSet {
     }
 }
 
-/// The new device takes the place of the old one.
+/// Replaces the old device by the new one.
 fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: &BackingSuperblock) -> Result<Removed, Error> {
     parked::drop_all(s, id);
     let now = s.now;
@@ -62,11 +67,12 @@ fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: &BackingSuperblock) 
     let lost = backing.epoch.may_have_lost().then_some(Error::LostWrites);
     let former = backing.disk.id();
     let is_volatile = disk.info().volatile_cache;
-    // What was to be written, and failed, may be what it says, or stand in its volatile cache.
+    // A superblock whose write failed may be the one found, or be in the device's volatile write
+    // cache.
     let in_doubt = backing.in_doubt || found.seal() != backing.superblock.seal();
     volume.dirty_marked = backing.superblock.state() == BackingState::Dirty && !in_doubt;
     (volume.writeback_trouble, volume.marking_trouble, volume.stands_still) = (None, None, false);
-    // What could not be written to the old one is tried at once.
+    // Extents that could not be written to the old device are retried at once.
     volume.places.retry(now);
     volume.pace.retry_at(now);
     *backing = Backing {
@@ -80,7 +86,7 @@ fn exchange(s: &mut State, id: VolumeId, disk: Disk, found: &BackingSuperblock) 
     Ok(Removed { disk: Some(former), lost })
 }
 
-/// Refuses what is not the volume's backing device, or what somebody else has used since it was.
+/// Refuses a device that is not the volume's backing device, or that was used elsewhere since.
 fn check_same(s: &mut State, id: VolumeId, disk: &Disk, found: &BackingSuperblock) -> Result<(), Error> {
     let volume = s.volumes.get(id).ok_or(Error::NoVolume)?;
     let backing = volume.backing.as_ref().ok_or(Error::FlashOnly)?;
@@ -97,8 +103,10 @@ fn check_same(s: &mut State, id: VolumeId, disk: &Disk, found: &BackingSuperbloc
     }
 }
 
-/// After a write of the superblock that has failed the device may say that; but it does not say *dirty* only if nothing was dirty when
-/// that was written, and nothing has become so since. What was durable before is no answer: that is an older copy.
+/// Returns true if a failed write of the superblock may have left what was found. A superblock
+/// other than *dirty* is accepted only if nothing is dirty: then nothing was dirty when it was
+/// written, and nothing has become dirty since. A superblock that was durable earlier is not
+/// accepted: the device would be an older copy.
 fn may_be_ours(s: &State, volume: &Volume, found: &BackingSuperblock) -> bool {
     let Some(backing) = &volume.backing else { return false };
     let is_all_clean = volume.inode.is_none_or(|inode| s.has_counted(inode) && s.dirty.of(inode) == 0);

@@ -1,21 +1,26 @@
-//! Which number a new volume gets.
+//! Chooses the inode (the slot in the UUID table) of a new volume.
 //!
-//! Never one under which a key of somebody else stands, whatever the table of volumes says: that has no checksum of its own, and
-//! one that was lost, is older, or is another set's, calls numbers free that are not. So before a number is given the tree is looked
-//! at, and with it what the journal and the note say that is not in the tree yet ([`CacheSet::find_vacant`]). That is one
-//! leaf as a rule, and needs no walk.
+//! An inode is never chosen while keys of another volume exist under it, whatever the UUID table
+//! says. The table has no checksum of its own. If it was lost, is older, or belongs to another set,
+//! it reports used inodes as free. So before an inode is assigned, the tree is searched for its
+//! keys, and with it the keys of the journal and the note that are not in the tree yet
+//! ([`CacheSet::find_vacant`]). That usually reads one leaf, and needs no walk.
 //!
-//! Slots are used again. A kernel never does that: each detach costs a slot for ever, and a cache whose table is full takes no new
-//! volume. Here the slot of a volume that is gone becomes one that was never used, when there is no other, and when its number is
-//! nobody's:
+//! Slots are reused. A kernel never reuses them: each detach costs a slot permanently, and a cache
+//! with a full table takes no new volume. bcached makes the slot of a removed volume one that was
+//! never used, when there is no other and its inode is unused. The conditions:
 //!
-//! - no volume has been served under it since this set was opened, so no request, fill or write-back of a former owner is under way;
-//! - the tree has been walked, and what a crash could bring back of that number has become holes, and is looked for once more;
-//! - bcached gave it up, when nobody needed its keys any more, or nothing of it is dirty: a damaged table may call the slot of a
-//!   volume invalidated that is alive;
-//! - these are durable before the table says that the slot is free, as a forgotten volume's are before it is forgotten.
+//! - No volume has been served under the inode since this set was opened. So no request, fill or
+//!   write-back of a former owner is in flight.
+//! - The tree has been walked. Whatever a crash could bring back of the inode has become holes, and
+//!   is searched for once more.
+//! - bcached released the slot when its keys were not needed any more, or nothing under it is
+//!   dirty. A damaged table may report the slot of a live volume as invalidated.
+//! - The holes are durable before the table says that the slot is free, just like those of a
+//!   forgotten volume.
 //!
-//! So nothing that a former owner has left is ever believed of the next, and a kernel finds a slot as it makes them itself.
+//! So no remains of a former owner are ever taken for data of the next one, and a kernel finds a
+//! slot as it creates them itself.
 
 use crate::error::Error;
 use crate::gc::orphans;
@@ -27,7 +32,8 @@ use crate::writeback::urgent::{self, Cancel};
 use bcached_format::{Inode, Key};
 
 impl CacheSet {
-    /// A transition with the slot that is chosen; if there is none it is tried again with one that is used again.
+    /// Runs a transition with the slot that `choose` returns. If there is none, looks for a vacant
+    /// slot, or frees one, and tries again.
     pub(super) async fn with_slot<R>(
         &self,
         cancel: &Cancel,
@@ -38,7 +44,7 @@ impl CacheSet {
             if self.find_vacant(cancel).await? {
                 continue;
             }
-            // Nobody knows before what is there of whom.
+            // Before the walk has ended, the owners of all keys are not known.
             urgent::walked(self, cancel).await?;
             self.with(State::begin_work)?;
             let freed = self.free_slot().await;
@@ -51,9 +57,9 @@ impl CacheSet {
         })
     }
 
-    /// Looks at the tree for the next number that no key stands under. `false`: there is none.
+    /// Searches the tree for the next inode without keys. Returns false if there is none.
     ///
-    /// A number whose leaf cannot be read is left out by this process: what stands under it is not known.
+    /// An inode whose leaf cannot be read is skipped by this process: its keys are unknown.
     async fn find_vacant(&self, cancel: &Cancel) -> Result<bool, Error> {
         self.with(State::begin_work)?;
         let found = self.look_for_vacant(cancel).await;
@@ -71,7 +77,8 @@ impl CacheSet {
         Ok(false)
     }
 
-    /// Looks whether no key stands under a number, and keeps in mind what was found. One whose leaf cannot be read may have some.
+    /// Checks that no key exists under an inode, and records the result. An inode whose leaf cannot
+    /// be read may have keys.
     pub(super) async fn look_at(&self, inode: Inode) -> Result<bool, Error> {
         let is_vacant = match self.survey_beyond(inode, 0, |found| found.present || found.dirty).await {
             Ok(found) => !found.present && !found.dirty,
@@ -83,7 +90,8 @@ impl CacheSet {
     }
 
     async fn free_slot(&self) -> Result<(), Error> {
-        // Who makes void what is left of such volumes must have ended before the number is somebody's.
+        // The task that invalidates the remains of such volumes must have ended before the inode
+        // gets a new owner.
         let _alone = self.inner.orphans.acquire(1).await;
         if self.with(|s| s.uuids.vacant().is_some()) {
             return Ok(());

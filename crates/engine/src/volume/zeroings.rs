@@ -1,10 +1,10 @@
-//! The zeroings of a volume that are under way, for those who look.
+//! The zeroing requests of a volume that are in progress, for status output.
 
 use bcached_env::Time;
 use core::time::Duration;
 use slab::Slab;
 
-/// Names one of them.
+/// Identifies a zeroing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Number(usize);
 
@@ -15,40 +15,40 @@ struct Zeroing {
     done: u64,
 }
 
-/// All of them.
+/// All zeroings in progress.
 #[derive(Default, Debug)]
 pub struct Zeroings(Slab<Zeroing>);
 
-/// How far a zeroing has come.
+/// Progress of a zeroing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ZeroingInfo {
-    /// It has gone on for so long.
+    /// How long it has been in progress.
     pub since: Duration,
-    /// It zeroes so many sectors,
+    /// Total number of sectors to zero.
     pub sectors: u64,
-    /// and has zeroed these.
+    /// Sectors zeroed so far.
     pub done: u64,
 }
 
 impl Zeroings {
-    /// One of so many sectors begins.
+    /// Begins a zeroing of `sectors` sectors.
     pub fn begin(&mut self, now: Time, sectors: u64) -> Number {
         Number(self.0.insert(Zeroing { began: now, sectors, done: 0 }))
     }
 
-    /// It has zeroed so many sectors more.
+    /// Adds `sectors` to the progress of a zeroing.
     pub fn goes_on(&mut self, number: Number, sectors: u64) {
         if let Some(zeroing) = self.0.get_mut(number.0) {
             zeroing.done += sectors;
         }
     }
 
-    /// It has ended, well or not.
+    /// Ends a zeroing, successful or not.
     pub fn end(&mut self, number: Number) {
         self.0.try_remove(number.0);
     }
 
-    /// The one that began first.
+    /// The zeroing that began first.
     #[must_use]
     pub fn oldest(&self, now: Time) -> Option<ZeroingInfo> {
         let (_, first) = self.0.iter().min_by_key(|(_, zeroing)| zeroing.began)?;

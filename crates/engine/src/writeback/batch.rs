@@ -1,11 +1,11 @@
-//! A batch of dirty keys of one volume, in address order; of a volume whose stripes are expensive to write in parts those come first
-//! that are dirty throughout ([`stripes`]).
+//! Writes back a batch of dirty keys of one volume, in address order. If partial stripe writes are
+//! expensive, full stripes come first: those that are dirty throughout ([`stripes`]).
 //!
-//! The order: read from the cache, write to the backing device, **flush it**, then turn the keys that are
-//! still the same clean, in the journal like any write. A key turns clean only if its own copy is proven
-//! durable: one that a failed flush may have dropped, whosever flush it was, stays dirty and is written again. *Clean*
-//! goes into the backing superblock only when nothing is dirty, no write is in progress, and the keys that say so are
-//! durable.
+//! The order: read from the cache, write to the backing device, **flush it**, then turn those keys
+//! clean that are unchanged, in the journal like any write. A key turns clean only if its own copy
+//! is proven durable. A copy that a failed flush may have dropped, whichever task ran that flush,
+//! stays dirty and is written again. *Clean* is written to the backing superblock only when nothing
+//! is dirty, no write is in progress, and the clean keys are durable.
 
 use crate::btree::Attempt;
 use crate::error::{Doing, Error};
@@ -23,31 +23,31 @@ use crate::writeback::stripes;
 use alloc::vec::Vec;
 use bcached_format::Key;
 
-/// Most keys that one transition chooses.
+/// Maximum number of keys that one transition chooses.
 const PIECE_KEYS: usize = 128;
 
-/// A dirty key on its way to the backing device.
+/// A dirty key that is being written back.
 #[derive(Clone, Copy)]
 pub struct Work {
     /// The key.
     pub key: Key,
-    /// It has failed before, and is no neighbour's companion.
+    /// It has failed before, so it is not written together with its neighbours.
     pub is_alone: bool,
     claim: Claim,
 }
 
-/// What a batch has come to.
+/// The result of a batch.
 pub struct Batch {
-    /// So many sectors turned clean.
+    /// Number of sectors that turned clean.
     pub sectors: u64,
-    /// It has come to the end of the volume, or has found nothing to write back.
+    /// It has reached the end of the volume, or has found nothing to write back.
     pub is_round: bool,
-    /// The first trouble that was met.
+    /// The first error.
     pub trouble: Option<Error>,
 }
 
-/// Writes one batch back, at the volume's rate unless it `hurries`. What went wrong is also shown in the volume's status. For
-/// who holds the volume's write-back.
+/// Writes one batch back, at the volume's rate unless it `hurries`. Errors are also shown in the
+/// volume's status. The caller holds the volume's write-back lock.
 pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batch {
     let Some(size) = set.with(|s| s.volumes.get(target.id).map(|volume| volume.pace.size(hurries))) else {
         return Batch { sectors: 0, is_round: true, trouble: Some(Error::NoVolume) };
@@ -60,7 +60,7 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
             round.meets(target.data_offset, target.data_offset + sectors, Error::OlderBacking);
             Chosen { works: Vec::new(), is_round: true, are_stripes: None }
         }
-        // Who waits for all of it waits for a sweep.
+        // A caller that waits for everything needs a sweep.
         None if hurries => choose(set, target, size, &mut round).await,
         None => match choose_stripes(set, target, size, &mut round).await {
             Some(chosen) => chosen,
@@ -78,11 +78,12 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
         s.stats.writeback_keys_failed += overtaken;
         s.stats.writeback_errors += failed;
         let now = s.now;
-        // The places of the list have ages of their own.
+        // The failed extents have ages of their own.
         let has_met = round.has_met();
         let trouble = round.shows(s, target, sectors);
         if let Some(volume) = s.volumes.get_mut(target.id) {
-            // What has become less than was chosen has been written anew meanwhile, or moved: on the backing device it is all.
+            // If less turned clean than was chosen, the rest was overwritten or moved meanwhile.
+            // All of the chosen data is on the backing device.
             if has_met {
                 volume.pace.age.passes_by();
             }
@@ -101,22 +102,23 @@ pub async fn clean_batch(set: &CacheSet, target: &Target, hurries: bool) -> Batc
     })
 }
 
-/// What has become of the keys of a batch.
+/// What happened to the keys of a batch.
 #[derive(Default)]
 struct Cleaned {
-    /// So many sectors turned clean.
+    /// Number of sectors that turned clean.
     sectors: u64,
-    /// So many keys were written back.
+    /// Number of keys that were written back.
     keys: u64,
-    /// So many were too, and are something else by now.
+    /// Number of keys that were written back, but have changed meanwhile.
     overtaken: u64,
-    /// So many could not be.
+    /// Number of keys that could not be written back.
     failed: u64,
-    /// Where the first key begins that has been left for later.
+    /// Start of the first key that was left for later.
     not_begun: Option<u64>,
 }
 
-/// Copies the keys' data to the backing device and turns those clean that are proven durable there.
+/// Copies the keys' data to the backing device, and turns those keys clean whose data is proven
+/// durable there.
 async fn clean(
     set: &CacheSet,
     target: &Target,
@@ -125,13 +127,14 @@ async fn clean(
     round: &mut Round,
 ) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    // The keys that say so are durable before the backing device gets the data: else a crash could bring back an older
-    // clean copy that hides it.
+    // The dirty keys become durable before the backing device gets the data. Otherwise a crash
+    // could bring back an older clean copy that hides it.
     if works.is_empty() || writer::commit(set).await.is_err() {
         return cleaned;
     }
     let copied = copy::copy_all(set, target, works, size, hurries).await;
-    // One flush for all. Which of them it has proven is asked of each: another's flush may have failed meanwhile.
+    // One flush for all. Whether it proves them durable is checked for each: another task's flush
+    // may have failed meanwhile.
     let is_any = copied.iter().any(|copied| matches!(copied, Copied::Done(Ok(_))));
     let flushed = if is_any { flush::flush_backing(set, target).await } else { Ok(()) };
     for (work, copied) in works.iter().zip(copied) {
@@ -159,7 +162,7 @@ async fn clean(
                 set.env().breathe().await;
                 round.leaves(error);
             }
-            // What the device said of its flush says more than that the data is not proven.
+            // The error of the flush says more than that the data is not proven durable.
             Err(Error::LostWrites) => {
                 let error = flushed.clone().err().unwrap_or(Error::LostWrites);
                 round.meets(work.key.start(), work.key.end, error);
@@ -171,7 +174,7 @@ async fn clean(
     cleaned
 }
 
-/// The keys of a batch are not being written back any more.
+/// Releases the keys of a batch: they are not being written back any more.
 async fn release(set: &CacheSet, target: &Target, works: &[Work]) {
     for piece in works.chunks(PIECE_KEYS) {
         set.with(|s| {
@@ -187,7 +190,8 @@ async fn release(set: &CacheSet, target: &Target, works: &[Work]) {
     set.signals().ranges.notify_all();
 }
 
-/// Keys of stripes that are dirty throughout; `None`: there are none, or none of them can be written back now.
+/// Chooses keys of stripes that are dirty throughout; `None`: there are none, or none of them can
+/// be written back now.
 async fn choose_stripes(set: &CacheSet, target: &Target, size: Size, round: &mut Round) -> Option<Chosen> {
     let stripe_sectors = set.with(|s| Some(s.dirty.stripes(target.inode?)?.sectors()))?;
     let mut taken = Taken::default();
@@ -195,7 +199,7 @@ async fn choose_stripes(set: &CacheSet, target: &Target, size: Size, round: &mut
         let mut at = stripe.start;
         while at < stripe.end && taken.takes_more(size) {
             let chosen = set.attempt(|s| choose_in_leaf(s, target, (at, stripe.end), &mut taken, size)).await;
-            // A leaf that cannot be read is named when the sweep comes past it.
+            // A leaf that cannot be read is reported when the sweep reaches it.
             at = chosen.unwrap_or(stripe.end);
         }
         at
@@ -205,8 +209,8 @@ async fn choose_stripes(set: &CacheSet, target: &Target, size: Size, round: &mut
     (!works.is_empty()).then_some(Chosen { works, is_round: false, are_stripes: Some(stripe_sectors) })
 }
 
-/// The next dirty keys in address order, from where the last batch ended, wrapping once. A leaf that cannot be read is
-/// passed by: the others' dirty data does not wait for it.
+/// Chooses the next dirty keys in address order, from the end of the last batch on, wrapping once.
+/// Skips leaves that cannot be read: the dirty data of others does not wait for them.
 async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) -> Chosen {
     let inode = target.inode.expect("only attached volumes are written back");
     let mut taken = Taken::default();
@@ -235,7 +239,7 @@ async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) 
             let now = s.now;
             if let Some(volume) = s.volumes.get_mut(target.id) {
                 if is_end && taken.works.is_empty() {
-                    // What is chosen from here on is of the next sweep.
+                    // What is chosen from here on belongs to the next sweep.
                     if round.has_met() {
                         volume.pace.age.passes_by();
                     }
@@ -256,7 +260,7 @@ async fn choose(set: &CacheSet, target: &Target, size: Size, round: &mut Round) 
 struct Taken {
     works: Vec<Work>,
     sectors: u64,
-    /// Why places were left out, if some were.
+    /// Why extents were left out, if some were.
     barred: Option<Error>,
 }
 
@@ -273,12 +277,12 @@ impl Taken {
     }
 }
 
-/// What has been chosen.
+/// The chosen keys.
 struct Chosen {
     works: Vec<Work>,
     /// The end of the volume was reached.
     is_round: bool,
-    /// It is of stripes of so many sectors that were dirty throughout: the sweep is where it was.
+    /// The keys come from full stripes of this many sectors; the sweep has not moved.
     are_stripes: Option<u64>,
 }
 
@@ -321,7 +325,8 @@ fn choose_in_leaf(
 /// Takes a key, unless it is in use.
 fn take(s: &mut State, target: &Target, key: Key, is_alone: bool, taken: &mut Taken) {
     let volume = s.volumes.get_mut(target.id).expect("a volume stays while it is written back");
-    // A range that is being written is dirty again soon; a later pass takes it, and what is left of the older data.
+    // A range that is being written is dirty again soon. A later pass takes it, and what is left of
+    // the older data.
     let Some(claim) = volume.ranges.begin_clean(key.start(), key.end) else {
         if volume.ranges.is_being_replaced(key.start(), key.end) {
             volume.pace.age.leaves_to_writes(key.start(), key.end);
@@ -336,7 +341,7 @@ fn take(s: &mut State, target: &Target, key: Key, is_alone: bool, taken: &mut Ta
 }
 
 impl State {
-    /// The data of a key has been written back.
+    /// Records that the data of a key was written back.
     fn place_succeeds(&mut self, target: &Target, key: &Key) {
         let now = self.now;
         if let Some(volume) = self.volumes.get_mut(target.id) {
@@ -344,7 +349,7 @@ impl State {
         }
     }
 
-    /// It could not be.
+    /// Records that the data of a key could not be written back.
     fn place_fails(&mut self, target: &Target, key: &Key, error: &Error) {
         let now = self.now;
         if let Some(volume) = self.volumes.get_mut(target.id) {
@@ -355,8 +360,8 @@ impl State {
     }
 }
 
-/// The key turns clean wherever it is still the same, if what was written with `stamp` is proven durable: asked in the
-/// transition that changes the key.
+/// Turns the key clean wherever it is unchanged, if the data written with `stamp` is proven
+/// durable. That is checked in the same transition that changes the key.
 async fn turn_clean(set: &CacheSet, target: &Target, key: &Key, stamp: Stamp) -> Result<u64, Error> {
     let mut cleaned = 0;
     let mut rest = Some(*key);

@@ -1,9 +1,10 @@
-//! Who else uses a backing device. Write-back slows down while others have to wait, and leaves a disk alone that has not been used
-//! for so long that it may sleep.
+//! Tracks how clients use a backing device. Write-back slows down while clients have to wait, and
+//! leaves a disk alone that has been idle for so long that it may sleep.
 //!
-//! A disk is taken to sleep from [`VolumeOptions::spindown_after`] after the last operation of a client on; nobody asks it. Then dirty
-//! data gathers in the cache. When somebody wakes it all of that leaves at once; write-back does so itself only where room is
-//! wanted, where data has become too old, and where more than twice as much is dirty as may be.
+//! A disk is assumed to sleep from [`VolumeOptions::spindown_after`] after the last client
+//! operation on; the disk itself is not queried. Then dirty data gathers in the cache. When a
+//! client wakes the disk, all of it is written back at once. Write-back itself wakes the disk only
+//! if space is needed, if data has become too old, or if more than twice the target is dirty.
 //!
 //! [`VolumeOptions::spindown_after`]: crate::VolumeOptions::spindown_after
 
@@ -16,48 +17,49 @@ use bcached_env::Time;
 use core::future::Future;
 use core::time::Duration;
 
-/// What clients do with a backing device.
+/// How clients use a backing device.
 #[derive(Clone, Debug, Default)]
 pub struct Company {
-    /// When one of their operations began or ended last, or the disk had to be woken for something else.
+    /// When a client operation last began or ended, or the disk was woken for something else.
     used: Time,
-    /// Write-back has not come past everything since: it goes on until it has, or until nothing is dirty.
+    /// Write-back has not completed a pass since. It continues until it has, or until nothing is
+    /// dirty.
     has_work: bool,
-    /// Those in flight.
+    /// Client operations in flight.
     under_way: u64,
-    /// The slowest of them since somebody asked.
+    /// The slowest client operation since this was last read.
     slowest: Duration,
 }
 
 impl Company {
-    /// The disk is awake.
+    /// Records that the disk is awake.
     pub const fn wakes(&mut self, now: Time) {
         (self.used, self.has_work) = (now, true);
     }
 
-    /// Write-back has come past everything, or is not to.
+    /// Records that write-back has completed a pass, or is not to run.
     pub const fn rests(&mut self) {
         self.has_work = false;
     }
 
-    /// Nobody has used it for long.
+    /// Returns true if the disk has been idle for so long that it is taken to sleep.
     #[must_use]
     pub fn is_asleep(&self, now: Time, options: &VolumeOptions) -> bool {
         let after = options.spindown_after;
         self.under_way == 0 && !self.has_work && after.is_some_and(|after| now >= self.used + after)
     }
 
-    /// The slowest of their operations since this was asked last.
+    /// Returns the slowest client operation since the last call.
     pub const fn take_slowest(&mut self) -> Duration {
         core::mem::replace(&mut self.slowest, Duration::ZERO)
     }
 }
 
-/// Carries out what a client needs of the backing device.
+/// Runs a client's operation on the backing device.
 pub async fn beside<T>(set: &CacheSet, target: &Target, operation: impl Future<Output = T>) -> T {
     let begun = set.env().now();
     if set.with(|s| s.client_comes(target.id)) {
-        // What has been gathered goes along.
+        // Gathered dirty data is written back along with it.
         set.signals().writeback_work.notify_all();
     }
     let done = operation.await;
@@ -67,7 +69,7 @@ pub async fn beside<T>(set: &CacheSet, target: &Target, operation: impl Future<O
 }
 
 impl State {
-    /// Something is written there that cannot wait.
+    /// Records an operation on the disk that cannot wait.
     pub(crate) fn disk_wakes(&mut self, id: VolumeId) {
         let now = self.now;
         if let Some(volume) = self.volumes.get_mut(id) {
@@ -75,7 +77,7 @@ impl State {
         }
     }
 
-    /// A client uses the backing device. True if that slept.
+    /// Begins a client operation on the backing device. Returns true if the disk was asleep.
     pub(crate) fn client_comes(&mut self, id: VolumeId) -> bool {
         let now = self.now;
         let Some(volume) = self.volumes.get_mut(id) else { return false };
@@ -85,7 +87,7 @@ impl State {
         was_asleep
     }
 
-    /// It has its answer.
+    /// Ends a client operation that took `taken`.
     pub(crate) fn client_goes(&mut self, id: VolumeId, taken: Duration) {
         let now = self.now;
         let Some(volume) = self.volumes.get_mut(id) else { return };

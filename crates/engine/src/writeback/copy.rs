@@ -1,5 +1,6 @@
-//! The data of a batch on its way from the cache to the backing device: in address order, neighbours in one write, as many writes at
-//! once as a disk can order, and no faster than the rate allows.
+//! Copies the data of a batch from the cache to the backing device: in address order, adjacent
+//! extents in one write, as many writes in flight as a disk can order, and no faster than the rate
+//! allows.
 
 use crate::btree::{live_pointers, pointer_to_read};
 use crate::error::{Doing, Error};
@@ -18,33 +19,35 @@ use core::cell::{Cell, RefCell};
 use core::ops::Range;
 use core::time::Duration;
 
-/// What has not set out by then, because of the rate, is left for later: until a batch ends it holds its ranges.
+/// Data that cannot start by then, because of the rate, is left for later: a batch holds its ranges
+/// until it ends.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Most sectors of one write.
+/// Maximum sectors of one write.
 const RUN_SECTORS_MAX: u64 = 2048;
-/// When so many writes in a row have failed it is the device, and which of several keys was the cause is not asked any more.
+/// After this many consecutive failed writes the device is at fault, and the failing keys of a run
+/// are not identified any more.
 const FAILURES_IN_A_ROW_MAX: u32 = 32;
 
-/// What became of one key's data.
+/// The outcome for one key's data.
 #[derive(Clone, Debug)]
 pub enum Copied {
-    /// It was written, with this stamp, or could not be.
+    /// It was written, with this stamp, or writing failed.
     Done(Result<Stamp, Error>),
-    /// Its turn will not come soon: the set is ending, or the rate has sunk.
+    /// Its turn does not come soon: the set is ending, or the rate has dropped.
     NotBegun,
 }
 
-/// Those who carry the data of one batch.
+/// The workers that copy the data of one batch.
 struct Carriers<'a> {
     set: &'a CacheSet,
     target: &'a Target,
     works: &'a [Work],
-    /// Neighbours that go together.
+    /// Adjacent keys that are written together.
     runs: Vec<Range<usize>>,
     next: Cell<usize>,
-    /// One after the other sets out, in order.
+    /// Workers start their runs one at a time, in order.
     gate: Semaphore,
-    /// Sectors in memory.
+    /// Limits the sectors in memory.
     room: Semaphore,
     room_sectors: usize,
     hurries: bool,
@@ -54,7 +57,7 @@ struct Carriers<'a> {
     copied: RefCell<Vec<Copied>>,
 }
 
-/// Copies the data of `works` to the backing device; what became of each.
+/// Copies the data of `works` to the backing device, and returns the outcome for each.
 pub async fn copy_all(
     set: &CacheSet,
     target: &Target,
@@ -86,7 +89,8 @@ pub async fn copy_all(
         if let Some(volume) = s.volumes.get_mut(target.id) {
             let limit = volume.options.writeback_latency;
             let longest = all.longest.get().max(volume.company.take_slowest());
-            // How long it takes when nobody is spared says nothing of how it would otherwise.
+            // Latencies measured without sparing clients say nothing about those of gentler
+            // write-back.
             if size.spares {
                 volume.pace.learns_latency(longest, limit);
             }
@@ -95,7 +99,8 @@ pub async fn copy_all(
     all.copied.into_inner()
 }
 
-/// The keys in groups that lie side by side on the backing device, each of at most `sectors` unless one key is longer.
+/// Groups keys that are adjacent on the backing device into runs of at most `sectors`, unless one
+/// key is longer.
 fn runs(works: &[Work], sectors: u64) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (index, work) in works.iter().enumerate() {
@@ -113,7 +118,7 @@ fn runs(works: &[Work], sectors: u64) -> Vec<Range<usize>> {
 }
 
 impl Carriers<'_> {
-    /// Carries runs, one after the other, until there are none.
+    /// Copies runs, one after the other, until none are left.
     async fn carry(&self) {
         while let Some((run, _room)) = self.set_out().await {
             let works = &self.works[run.clone()];
@@ -126,15 +131,15 @@ impl Carriers<'_> {
         }
     }
 
-    /// The next run, when its time has come and there is memory for it; `None` if there is none, if the set is ending, or if
-    /// the time does not come soon.
+    /// Returns the next run when its time has come and there is memory for it; `None` if no run is
+    /// left, the set is ending, or its time does not come soon.
     async fn set_out(&self) -> Option<(Range<usize>, Permit)> {
         let _turn = self.gate.acquire(1).await;
         let run = self.runs.get(self.next.get())?.clone();
         self.next.set(self.next.get() + 1);
         let sectors: u64 = self.works[run.clone()].iter().map(|work| work.key.sectors()).sum();
         self.wait_for_rate(sectors).await?;
-        // A key may be longer than what may be in memory: then it goes alone.
+        // A key may be longer than the limit of sectors in memory. Then it is copied alone.
         let wanted = usize::try_from(sectors).unwrap_or(usize::MAX).min(self.room_sectors);
         Some((run, self.room.acquire(wanted).await))
     }
@@ -149,7 +154,8 @@ impl Carriers<'_> {
             }
             let due = self.set.with(|s| s.may_copy(self.target, sectors));
             let Err(due) = due else { return Some(()) };
-            // A request may have ended an idle set's hurry: others must not wait for ranges that stay where they are.
+            // A request may have ended the hurry of an idle set. Requests must not wait for ranges
+            // whose copying is put off.
             if due > self.began + PATIENCE {
                 return None;
             }
@@ -157,7 +163,8 @@ impl Carriers<'_> {
         }
     }
 
-    /// Copies what lies side by side, in one write; if that fails, key by key, so that one bad place keeps no other waiting.
+    /// Copies adjacent keys in one write. If that fails, copies them key by key, so that one bad
+    /// extent does not hold up the others.
     async fn copy_run(&self, keys: &[Key]) -> Vec<Result<Stamp, Error>> {
         let copied = self.try_to_copy(keys).await;
         if keys.len() == 1 || copied.is_ok() {
@@ -182,7 +189,7 @@ impl Carriers<'_> {
         copied
     }
 
-    /// The stamp of what was written.
+    /// Copies adjacent keys in one write, and returns the stamp of the written data.
     async fn copy(&self, keys: &[Key]) -> Result<Stamp, Error> {
         let (set, target) = (self.set, self.target);
         let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Err(Error::NoVolume) };
@@ -204,7 +211,7 @@ impl Carriers<'_> {
     }
 
     async fn read(&self, key: &Key, buffer: Buffer) -> (Result<(), Error>, Buffer) {
-        // Of several copies one may be gone: another's data is in its bucket.
+        // Of several copies one may be gone: its bucket then holds other data.
         let living = self.set.with(|s| live_pointers(&s.buckets, &key.pointers));
         let Some(pointer) = living.and_then(|pointers| pointer_to_read(&pointers)) else {
             return (Err(Error::Inconsistent("dirty data without a place")), buffer);

@@ -1,8 +1,9 @@
-//! How long data may have been dirty, without a stamp for each key: sweeps come past the whole volume in address order, so
-//! what is dirty when one has ended became so after it began. An upper bound, kept in two moments.
+//! Bounds how long data may have been dirty, without a timestamp for each key. Sweeps pass the
+//! whole volume in address order, so what is dirty when a sweep has ended became dirty after it
+//! began. The upper bound takes two timestamps.
 //!
-//! The format has no room for it, so nobody knows how old that is which a former process has left: it counts as too old, if there
-//! is a limit, until a sweep has come past everything.
+//! The format has no room for the age, so the age of dirty data left by a former process is
+//! unknown. If there is a limit, such data counts as too old until a sweep has passed everything.
 
 use alloc::vec::Vec;
 use bcached_env::Time;
@@ -11,20 +12,20 @@ use core::time::Duration;
 /// How long data has been dirty.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum DirtyAge {
-    /// For so long, or less.
+    /// At most this long.
     AtMost(Duration),
-    /// Some of it has been left by a former process.
+    /// Some of it was left by a former process.
     Unknown,
 }
 
 impl DirtyAge {
-    /// Of what is dirty since `since`.
+    /// The age of data that became dirty at `since`; `None`: unknown.
     #[must_use]
     pub fn of(since: Option<Time>, now: Time) -> Self {
         since.map_or(Self::Unknown, |since| Self::AtMost(now.since(since)))
     }
 
-    /// If it is known.
+    /// The age, if known.
     #[must_use]
     pub const fn known(self) -> Option<Duration> {
         match self {
@@ -34,31 +35,33 @@ impl DirtyAge {
     }
 }
 
-/// The age of a volume's dirty data.
+/// The age of the dirty data of a volume.
 #[derive(Clone, Debug, Default)]
 pub struct Age {
-    /// Everything dirty became so since; `None`: nothing is.
+    /// All dirty data became dirty at this time or later; `None`: nothing is dirty.
     since: Option<Time>,
-    /// Some of it may have been so before this process began.
+    /// Some of it may have been dirty before this process began.
     is_inherited: bool,
     sweep_began: Time,
-    /// The sweep has passed by something.
+    /// The sweep has skipped something.
     has_gaps: bool,
-    /// Sweeps that have ended.
+    /// Number of sweeps that have ended.
     sweeps: u64,
-    /// The last of them had passed by something.
+    /// The last of them had skipped something.
     had_gaps: bool,
-    /// What the sweep has left to writes in progress, by where it begins and ends.
+    /// Ranges that the sweep has left to writes in progress: start and end.
     replaced: Vec<(u64, u64)>,
-    /// The same of the sweep before.
+    /// The same for the previous sweep.
     replaced_before: Vec<(u64, u64)>,
 }
 
-/// More places than requests can be in flight: a sweep that leaves more to writes has passed by something.
+/// More ranges than there can be requests in flight: a sweep that leaves more to writes has skipped
+/// something.
 const REPLACED_MAX: usize = 4096;
 
 impl Age {
-    /// Something is about to become dirty. True if nothing was: a sweep begins, from the start of the volume.
+    /// Records that something is about to become dirty. Returns true if nothing was dirty: then a
+    /// sweep begins at the start of the volume.
     pub fn dirtied(&mut self, now: Time) -> bool {
         if self.since.is_some() {
             return false;
@@ -68,33 +71,33 @@ impl Age {
         true
     }
 
-    /// A former process may have left something dirty. True if nothing was known to be: a sweep begins, from the start of the
-    /// volume.
+    /// Records that a former process may have left dirty data. Returns true if nothing was known to
+    /// be dirty: then a sweep begins at the start of the volume.
     pub fn inherits(&mut self, now: Time) -> bool {
         let is_first = self.dirtied(now);
         self.is_inherited |= is_first;
         is_first
     }
 
-    /// Nothing is dirty, nor about to become so.
+    /// Records that nothing is dirty, and nothing is about to become dirty.
     pub const fn cleaned(&mut self) {
         self.since = None;
         self.is_inherited = false;
     }
 
-    /// A sweep begins anew, from the start of the volume.
+    /// Begins a new sweep at the start of the volume.
     pub fn sweep_begins(&mut self, now: Time) {
         self.sweep_began = now;
         self.has_gaps = false;
         self.replaced_before = core::mem::take(&mut self.replaced);
     }
 
-    /// The sweep leaves something behind that it could not write back.
+    /// Records that the sweep skips something that it could not write back.
     pub const fn passes_by(&mut self) {
         self.has_gaps = true;
     }
 
-    /// The sweep leaves `[start, end)` to writes in progress that cover it.
+    /// Records that the sweep leaves `[start, end)` to writes in progress that cover it.
     pub fn leaves_to_writes(&mut self, start: u64, end: u64) {
         if self.replaced.len() < REPLACED_MAX {
             self.replaced.push((start, end));
@@ -103,14 +106,14 @@ impl Age {
         }
     }
 
-    /// A write to `[start, end)` has failed: what was left to it is older than the sweep.
+    /// Records that a write to `[start, end)` has failed: data left to it is older than the sweep.
     pub fn write_failed(&mut self, start: u64, end: u64) {
         let is_hit = |places: &[(u64, u64)]| places.iter().any(|place| place.0 < end && start < place.1);
         self.has_gaps |= is_hit(&self.replaced);
         self.had_gaps |= is_hit(&self.replaced_before);
     }
 
-    /// A sweep has come to the end of the volume, and all that it found is clean; the next begins.
+    /// Ends a sweep at the end of the volume: all that it found is clean. The next one begins.
     pub fn sweep_ends(&mut self, now: Time) {
         if !self.has_gaps {
             self.since = self.since.map(|since| since.max(self.sweep_began));
@@ -121,26 +124,27 @@ impl Age {
         self.sweep_begins(now);
     }
 
-    /// How many sweeps have ended, and whether the last of them had passed by something.
+    /// The number of sweeps that have ended, and whether the last of them had skipped something.
     #[must_use]
     pub const fn ended(&self) -> (u64, bool) {
         (self.sweeps, self.had_gaps)
     }
 
-    /// Everything dirty became so since; `None`: nobody knows, or nothing is.
+    /// All dirty data became dirty at this time or later; `None`: unknown, or nothing is dirty.
     #[must_use]
     pub fn since(&self) -> Option<Time> {
         self.since.filter(|_| !self.is_inherited)
     }
 
-    /// No data has been dirty for longer; `None`: nothing is dirty.
+    /// Upper bound for the age of dirty data; `None`: nothing is dirty.
     #[must_use]
     pub fn oldest(&self, now: Time) -> Option<DirtyAge> {
         self.since.map(|_| DirtyAge::of(self.since(), now))
     }
 
-    /// Sectors a second that keep data from growing older than `limit`, if `dirty` sectors are before the sweep:
-    /// [`super::rate::UNLIMITED`] if it has. Data may have to wait for two sweeps, so each has half of the time.
+    /// The rate in sectors per second that keeps data from growing older than `limit`, with `dirty`
+    /// sectors ahead of the sweep: [`super::rate::UNLIMITED`] if the time is up, or the age is
+    /// unknown. Data may have to wait for two sweeps, so each has half of the time.
     #[must_use]
     pub fn needed(&self, now: Time, dirty: u64, limit: Option<Duration>) -> u64 {
         let (Some(since), Some(limit)) = (self.since, limit) else { return 0 };
@@ -212,7 +216,8 @@ mod tests {
         assert_eq!(age.needed(at(131), 1, seconds(100)), UNLIMITED);
     }
 
-    /// A restart made it young again: with one each ten hours a limit of twelve bounded nothing.
+    /// Regression: a restart made the age zero, so that with a restart every ten hours a limit of
+    /// twelve had no effect.
     #[test]
     fn what_a_former_process_has_left_is_too_old_until_a_sweep_has_come_past_everything() {
         let mut age = Age::default();

@@ -1,15 +1,17 @@
-//! How fast clients may make data dirty in a cache that is nearly full of it.
+//! Throttles how fast clients may make data dirty in a cache that is nearly full of dirty data.
 //!
-//! Below the cut-off of write-back lies a band. When it is reached write-back hurries, sparse buckets are gathered
-//! (`gc::moving`), and writes are let in at the pace at which write-back makes data clean, somewhat more where much is left of the
-//! band and somewhat less where little is: so dirty data stays at about what it is, in the band. (A sweep that begins
-//! frees few buckets, and then many: the band has to last until sparse ones can be gathered.) So clients have the pace of
-//! sorted write-back instead of that of a disk that is written at random places.
+//! Below the write-back cut-off lies a band. When dirty data reaches it, write-back hurries, sparse
+//! buckets are merged (`gc::moving`), and writes are admitted at the pace at which write-back makes
+//! data clean. The pace is somewhat higher while much of the band is left, and somewhat lower when
+//! little is. So the amount of dirty data stays about constant, within the band. (A sweep frees few
+//! buckets at first, and then many: the band has to last until sparse ones can be merged.) So
+//! clients get the pace of sorted write-back instead of that of a disk with random writes.
 //!
-//! Nor do they fall to it: above the band the pace sinks by a part of it each second, as early as it takes to be there in time.
+//! Nor does their pace drop abruptly. Above the band it falls by a fraction of itself each second,
+//! early enough to be down in time.
 //!
-//! Nobody waits long for room that does not come: such a write goes past the cache, if there is none, and so do others until
-//! some has come.
+//! No write waits long for space that does not become free. Such a write bypasses the cache if
+//! there is no space, and so do others until some has become free.
 
 use crate::request::{Range, Target};
 use crate::set::CacheSet;
@@ -18,86 +20,92 @@ use bcached_env::Time;
 use bcached_format::CacheMode;
 use core::time::Duration;
 
-/// The band begins so many percent of the buckets below the cut-off.
+/// The band begins this many percent of the buckets below the cut-off.
 const BAND_PERCENT: u64 = 25;
-/// No write waits longer.
+/// Maximum wait of a write.
 const WAIT_MAX: Duration = Duration::from_secs(1);
-/// How often a write that has had its turn looks whether there is room, if nobody tells it.
+/// How often a write whose turn has come checks for space, without a notification.
 const LOOK: Duration = Duration::from_millis(20);
-/// Time between two looks at the counters, at least.
+/// Minimum time between two samples of the counters.
 const SAMPLE: Duration = Duration::from_millis(100);
-/// What was measured so long ago has faded.
+/// Older measurements have no weight any more.
 const FADES: Duration = Duration::from_secs(2);
-/// Sectors a second that write-back is expected to make before it has been seen to: what a disk does at least, asked in order.
+/// Expected pace of write-back, in sectors per second, before it has been measured: the least that
+/// a disk achieves with ordered requests.
 const EXPECTED: u64 = 16 << 10;
-/// The pace sinks to a third in so many milliseconds, if there is room for it.
+/// Milliseconds in which the pace falls to a third, if there is space for it.
 const SINKS_MS: u64 = 4000;
-/// Dirty data that lies scattered takes so much room, in percent of itself, when sparse buckets have been emptied. What is written over at
-/// random comes to 139 when buckets are emptied that are half full, as they are while there is room.
+/// Space that scattered dirty data takes once sparse buckets have been emptied, in percent of its
+/// size. Random overwrites lead to 139 percent when half-full buckets are emptied, as they are
+/// while there is space.
 const GATHERED_PERCENT: u64 = 150;
-/// In the last of so many parts of the band the pace sinks to nothing.
+/// In the last 1/`LAST_PART` of the band the pace falls to zero.
 const LAST_PART: u64 = 4;
-/// Most writes over what is dirty already, for one that makes more dirty, that are reckoned with; in percent.
+/// Maximum assumed ratio of admitted writes to newly dirty data, in percent; the rest overwrites
+/// dirty data.
 const REWRITES_MAX: u64 = 400;
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// The pace at which clients are let in.
+/// The pace at which client writes are admitted.
 #[derive(Clone, Debug, Default)]
 pub struct Room {
-    /// Sectors that were let in, since the set was opened.
+    /// Sectors admitted since the set was opened.
     admitted: u64,
-    /// When the counters were last looked at, and what they were: sectors let in, made clean, made dirty.
+    /// When the counters were last sampled, and their values: sectors admitted, made clean, made
+    /// dirty.
     sampled: Time,
     seen: [u64; 3],
-    /// The same by second, of late.
+    /// The recent rates of the same, per second.
     rates: [u64; 3],
-    /// Sectors a second, while there is a limit.
+    /// The limit in sectors per second, while there is one.
     pace: Option<u64>,
-    /// In so many milliseconds it sinks to a third.
+    /// Milliseconds in which the pace falls to a third.
     sinks_ms: u64,
-    /// When there was one last.
+    /// When a limit was last in force.
     limited: Option<Time>,
     /// When the next write may begin.
     next: Time,
-    /// Somebody has waited in vain when so much had become free, in sectors: until it is more nobody waits.
+    /// A write has waited in vain when this many sectors had become free: no write waits until
+    /// there are more.
     in_vain: Option<u64>,
 }
 
 /// What the pace depends on, in sectors.
 #[derive(Clone, Copy, Debug)]
 struct Level {
-    /// Up to the cut-off.
+    /// Space up to the cut-off.
     whole: u64,
-    /// Of the band.
+    /// Size of the band.
     band: u64,
-    /// Left up to the cut-off; 0: it is reached.
+    /// Space left up to the cut-off; 0: the cut-off is reached.
     left: u64,
-    /// What would be left if sparse buckets were emptied, where moving can do so and keeps up.
+    /// Space that would be left if sparse buckets were emptied; `None` if moving cannot do that, or
+    /// does not keep up.
     gathered_left: Option<u64>,
-    /// `left` is that.
+    /// `left` is `gathered_left`.
     is_scattered: bool,
-    /// That are dirty.
+    /// Dirty sectors.
     dirty: u64,
-    /// That have turned clean since the set was opened.
+    /// Sectors that have turned clean since the set was opened.
     cleaned: u64,
-    /// The same of what has become free.
+    /// Sectors that have become free since then.
     freed: u64,
 }
 
 impl Level {
-    /// What is left of the band when the pace has sunk to the lasting one.
+    /// The space left at which the pace has fallen to the sustainable one.
     const fn landing(&self) -> u64 {
         self.band / 4 * 3
     }
 
-    /// What is left until then.
+    /// The space left until then.
     fn above(&self) -> u128 {
         u128::from(self.left.saturating_sub(self.landing()))
     }
 }
 
 impl Room {
-    /// Looks at the counters, and sets the pace anew; false if the last look was a moment ago.
+    /// Samples the counters and updates the pace. Returns false if the last sample is too recent.
     fn sample(&mut self, now: Time, level: Level) -> bool {
         let passed = now.since(self.sampled);
         if passed < SAMPLE {
@@ -115,9 +123,10 @@ impl Room {
         }
         (self.sampled, self.seen) = (now, counters);
         let [admitted, _, dirtied] = core::array::from_fn(|of| newest[of].max(self.rates[of]));
-        // Room that moving can make is used up by what becomes dirty, and not by what is written over that.
-        // So such writes never take more buckets than dirty data takes once it is gathered: if those are enough,
-        // it does not matter how fast the others go before a pass has found what became free.
+        // Space that moving can make is used up by newly dirty data, not by overwrites of dirty
+        // data. So overwrites never take more buckets than the dirty data takes once it is
+        // gathered. If these are enough, it does not matter how fast overwrites use up the others
+        // before a pass finds what became free.
         self.pace = match level.gathered_left {
             Some(left) if self.lasts(Level { left, ..level }, dirtied) => None,
             _ => self.limit(level, if level.is_scattered { dirtied } else { admitted }),
@@ -128,36 +137,39 @@ impl Room {
         true
     }
 
-    /// The pace from now on: `None` if there is so much room that there need be none. Room is used up at
-    /// `rate`, sectors a second.
+    /// The pace from now on; `None` if there is enough space to do without. Space is used up at
+    /// `rate` sectors per second.
     fn limit(&mut self, level: Level, rate: u64) -> Option<u64> {
         if self.lasts(level, rate) {
             return None;
         }
         self.sinks_ms = self.sinks_ms(level, rate);
-        // What is in proportion to what is left of the way sinks by the same part of itself each second.
+        // A pace proportional to the remaining distance falls by the same fraction of itself each
+        // second.
         let sinking = u64::try_from(1000 * level.above() / u128::from(self.sinks_ms)).unwrap_or(u64::MAX);
         Some(sinking.max(self.lasting(level)))
     }
 
-    /// Whether there is so much room that there need be no pace while it is used up at `rate`, sectors a second.
+    /// Returns true if there is enough space to do without a limit while it is used up at `rate`
+    /// sectors per second.
     fn lasts(&self, level: Level, rate: u64) -> bool {
-        // It ends later than it begins.
+        // Hysteresis: the limit ends later than it begins.
         let ahead = if self.pace.is_some() { 2 } else { 1 };
         1000 * level.above() > ahead * u128::from(rate) * u128::from(self.sinks_ms(level, rate))
     }
 
-    /// In how many milliseconds the pace sinks to a third: what was chosen when it began.
+    /// Milliseconds in which the pace falls to a third, as chosen when the limit began.
     fn sinks_ms(&self, level: Level, rate: u64) -> u64 {
         if self.pace.is_some() && self.sinks_ms > 0 {
             return self.sinks_ms;
         }
-        // Of what there is at most half.
+        // Use at most half of the space above the landing level.
         let most = 1000 * level.whole.saturating_sub(level.landing()) / 2;
         SINKS_MS.min(most / rate.max(1)).max(1)
     }
 
-    /// The pace at which what is dirty stays at a level in the band, in sectors a second.
+    /// The sustainable pace, at which the amount of dirty data stays at a level within the band, in
+    /// sectors per second.
     fn lasting(&self, level: Level) -> u64 {
         let [admitted, cleaned, dirtied] = self.rates.map(u128::from);
         let rewrites = (100 * admitted / dirtied.max(1)).clamp(100, u128::from(REWRITES_MAX));
@@ -168,7 +180,7 @@ impl Room {
         u64::try_from(lasting).unwrap_or(u64::MAX)
     }
 
-    /// A write of `sectors` has been let in at once.
+    /// Counts a write of `sectors` that was admitted at once.
     pub const fn admit(&mut self, sectors: u64) {
         self.admitted += sectors;
     }
@@ -177,7 +189,7 @@ impl Room {
     fn turn(&mut self, now: Time, sectors: u64, level: Level) -> Option<Time> {
         self.admitted += sectors;
         if level.left <= level.landing() {
-            // A small cache is full before the counters are looked at again.
+            // A small cache is full before the counters are sampled again.
             self.pace = Some(self.lasting(level));
             self.limited = Some(now);
         }
@@ -193,30 +205,33 @@ impl Room {
 }
 
 impl State {
-    /// Writes are let in at a pace, or were a moment ago.
+    /// Returns true if writes are admitted at a limited pace, or were a moment ago.
     #[must_use]
     pub fn is_short_of_room(&self) -> bool {
         self.room.limited.is_some_and(|limited| self.now < limited + FADES)
     }
 
-    /// How full of dirty data a bucket may be that is emptied, in percent: the fuller, the less is left of the room that is to last until
-    /// write-back makes more. Up to a half two of them fill one.
+    /// How full of dirty data a bucket may be that is emptied, in percent. It rises as the space
+    /// falls that has to last until write-back makes more. Up to 50 percent, two such buckets fill
+    /// one.
     #[must_use]
     pub fn sparse_percent(&self) -> u64 {
         let ([_, band, left], ..) = self.room();
         if self.is_short_of_room() { 50 + 30 * band.saturating_sub(left) / band.max(1) } else { 50 }
     }
 
-    /// Whether a write need not wait for room, nor look whether it must: true if it is counted. `None`: it is to ask ([`wait`]).
+    /// Returns whether a write can be admitted without waiting or sampling: `Some(true)` if it must
+    /// be counted with `admit`, `Some(false)` if it is not throttled at all. `None`: call [`wait`].
     pub(crate) fn lets_in_at_once(&self, target: &Target) -> Option<bool> {
         let Some(level) = self.level(target) else { return Some(false) };
         let has_room = self.room.pace.is_none() && level.left > level.landing();
         (has_room && self.now.since(self.room.sampled) < SAMPLE).then_some(true)
     }
 
-    /// Buckets up to the cut-off, in the band, and left of both; what would be left if sparse ones were
-    /// emptied, where moving can do so and keeps up; and whether that is what counts, because dirty data
-    /// lies in more buckets than it would take then.
+    /// Returns the number of buckets up to the cut-off, in the band, and left up to the cut-off;
+    /// the number that would be left if sparse buckets were emptied, where moving can do so and
+    /// keeps up; and whether the latter counts, because dirty data occupies more buckets than it
+    /// would then.
     fn room(&self) -> ([u64; 3], Option<u64>, bool) {
         let (count, cutoff) = (self.buckets.count(), self.options.cutoff_writeback);
         let whole = count * cutoff / 100;
@@ -229,7 +244,8 @@ impl State {
         ([whole, band, whole.saturating_sub(taken)], gathered_left, is_scattered)
     }
 
-    /// How full the cache is of dirty data, if writes to this volume are slowed down that would add to it.
+    /// The fill level of the cache; `None` if writes to this volume that make data dirty are not
+    /// throttled.
     fn level(&self, target: &Target) -> Option<Level> {
         let cutoff = self.options.cutoff_writeback;
         let is_slowed =
@@ -258,7 +274,8 @@ impl State {
     }
 }
 
-/// Waits until it is the turn of a write that would make data dirty, or until it need not wait for room any more.
+/// Waits until a write that would make data dirty has its turn, or need not wait for space any
+/// more.
 pub async fn wait(set: &CacheSet, target: &Target, range: Range) {
     let begun = set.env().now();
     let Some((turn, is_new)) = set.with(|s| {
@@ -269,7 +286,7 @@ pub async fn wait(set: &CacheSet, target: &Target, range: Range) {
         return;
     };
     if is_new {
-        // They may be resting, and have something to do now.
+        // Write-back and GC may be resting, and have something to do now.
         set.signals().writeback_work.notify_all();
         set.signals().gc_work.notify_all();
     }
@@ -317,8 +334,9 @@ mod tests {
         Time(1_000_000_000 + ms * 1_000_000)
     }
 
-    /// Clients are let in at `rate` or what the pace is, sectors a second, and write-back makes `cleans` clean, for so many tenths
-    /// of a second from `from` on; what is left shrinks by what more was let in. Returns the paces.
+    /// Admits clients at `rate` or the pace, in sectors per second, while write-back makes `cleans`
+    /// per second clean, for `tenths` tenths of a second from `from` on. The difference reduces
+    /// `left`. Returns the paces.
     fn run(
         room: &mut Room,
         from: u64,
@@ -373,8 +391,8 @@ mod tests {
         );
     }
 
-    /// Writes over a third of the cache that is dirty, so fast that they would fill the rest within a second, while a pass is about
-    /// to find what they leave dead.
+    /// Overwrites a dirty third of the cache so fast that it would fill the rest within a second,
+    /// while a pass is about to find the dead data.
     #[test]
     fn what_is_written_over_is_not_paced_where_its_dirty_data_has_room() {
         let left = WHOLE * 6 / 10;
@@ -387,7 +405,7 @@ mod tests {
                 room.sample(at(100 * n), level);
                 room.pace
             });
-            // The first look finds all that is dirty to be new, which fades.
+            // The first sample takes all dirty data for new, which fades.
             paces.skip(70).collect::<Vec<_>>()
         };
         let gathered = left - BAND / 10;

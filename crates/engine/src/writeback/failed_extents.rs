@@ -1,12 +1,14 @@
-//! Places of a volume whose dirty data could not be written back: each is tried again, ever later, from a second to an hour, and
-//! sweeps leave it out meanwhile. A bad sector of a disk takes seconds each time, and everything else is to leave at full pace.
+//! Extents of a volume that write-back failed to write. Each is retried with exponential back-off
+//! from one second to one hour; sweeps skip it until then. A bad sector of a disk takes seconds per
+//! try, and all other data is to be written back at full pace.
 //!
-//! A place leaves the list when its data has been written back or is not dirty any more; if the cache could not read it, also
-//! when there is other data. Whoever waits for all of a volume has each tried at once, and so has a place that could be written
-//! after all: a device that was away is back.
+//! An extent leaves the list when its data was written back or is not dirty any more. If the cache
+//! could not read it, it also leaves when its data was replaced. A caller that waits for all of a
+//! volume makes every extent due at once. So does the success of a failed extent: an absent device
+//! is back.
 //!
-//! The list is short. Beyond [`PLACES_MAX`] the two that lie nearest to each other become one, with what lies between them: it
-//! waits as long as they do.
+//! The list is short. Beyond [`PLACES_MAX`] the two nearest extents are merged, with what lies
+//! between them; the merged extent waits as long as they do.
 
 use crate::error::Error;
 use crate::writeback::dirty_age::DirtyAge;
@@ -16,79 +18,81 @@ use bcached_env::Time;
 use bcached_format::Key;
 use core::time::Duration;
 
-/// Most places of a volume; some 50 KiB of memory.
+/// Maximum number of extents per volume; some 50 KiB of memory.
 pub const PLACES_MAX: usize = 256;
-/// A place is tried again after so long, then after twice as long, and so on.
+/// Delay of the first retry; it doubles with each further one.
 const FIRST: Duration = Duration::from_secs(1);
-/// And at least so often.
+/// Maximum delay.
 const LAST: Duration = Duration::from_secs(3600);
 
-/// One place.
+/// One failed extent.
 #[derive(Clone, Debug)]
 struct Place {
     end: u64,
-    /// How often it was tried.
+    /// Number of tries.
     tries: u32,
-    /// The same, since it was last to be tried at once.
+    /// Number of tries since it was last made due at once.
     delays: u32,
     due: Time,
-    /// Nothing there has been dirty for longer; `None`: nobody knows, and that comes before any moment.
+    /// All its dirty data became dirty at this time or later; `None`: unknown, which sorts before
+    /// any time.
     since: Option<Time>,
     error: Error,
-    /// What the cache could not read.
+    /// The key that the cache could not read.
     unread: Option<Key>,
-    /// It was several.
+    /// It was merged from several.
     is_merged: bool,
 }
 
-/// The places of a volume, by where they begin. Key space.
+/// The failed extents of a volume, by their start. Key space.
 #[derive(Clone, Debug, Default)]
 pub struct Places {
     by_start: BTreeMap<u64, Place>,
 }
 
-/// What may be written back of a dirty key now.
+/// The parts of a dirty key that may be written back now.
 #[derive(Default)]
 pub struct Parts {
-    /// The parts, and whether each had better go alone, because it has failed before: else its neighbours failed with it.
+    /// The parts, and whether each should be written alone, because it has failed before: otherwise
+    /// its neighbours would fail with it.
     pub free: Vec<(Key, bool)>,
-    /// Why others are left out, if some are.
+    /// Why other parts are left out, if some are.
     pub barred: Option<Error>,
 }
 
-/// Dirty data that could not be written back when it was last tried.
+/// Dirty data that could not be written back at the last try.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Unwritable {
-    /// In so many ranges.
+    /// Number of ranges.
     pub ranges: u64,
-    /// They are so long, in sectors.
+    /// Their total length, in sectors.
     pub sectors: u64,
-    /// The first of them was tried so often,
+    /// Number of tries of the first range.
     pub tries: u32,
-    /// and is tried again after so long.
+    /// Time until the first range is retried.
     pub retry_in: Duration,
 }
 
 impl Places {
-    /// There are none.
+    /// Returns true if there are no failed extents.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.by_start.is_empty()
     }
 
-    /// How long they are, in sectors.
+    /// Their total length, in sectors.
     #[must_use]
     pub fn sectors(&self) -> u64 {
         self.by_start.iter().map(|(start, place)| place.end - start).sum()
     }
 
-    /// Where the first begins and ends, and what was met there.
+    /// Start, end and error of the first extent.
     #[must_use]
     pub fn first(&self) -> Option<(u64, u64, &Error)> {
         self.by_start.iter().next().map(|(start, place)| (*start, place.end, &place.error))
     }
 
-    /// For those who look.
+    /// The summary for status output.
     #[must_use]
     pub fn shown(&self, now: Time) -> Unwritable {
         let first = self.by_start.values().next();
@@ -100,13 +104,13 @@ impl Places {
         }
     }
 
-    /// How long what is there may have been dirty; `None`: there is nothing.
+    /// Upper bound for the age of their data; `None`: there are none.
     #[must_use]
     pub fn oldest(&self, now: Time) -> Option<DirtyAge> {
         self.by_start.values().map(|place| DirtyAge::of(place.since, now)).max()
     }
 
-    /// What of a dirty key may be tried now.
+    /// The parts of a dirty key that may be tried now.
     pub fn parts(&mut self, key: &Key, now: Time) -> Parts {
         if self.is_empty() {
             return Parts { free: alloc::vec![(*key, false)], barred: None };
@@ -127,7 +131,7 @@ impl Places {
         parts
     }
 
-    /// Dirty in `[start, end)` is what `keys` say, in order, and nothing else.
+    /// Updates the list: in `[start, end)` exactly `keys`, which are in order, are dirty.
     pub fn keep_dirty(&mut self, start: u64, end: u64, keys: &[Key]) {
         if self.is_empty() {
             return;
@@ -140,8 +144,8 @@ impl Places {
         self.cut(at, end);
     }
 
-    /// The data of `key`, dirty `since` then or later, could not be written back; if it was not even read, that may be the cache's
-    /// fault.
+    /// Adds `key`, whose data became dirty at `since` or later and could not be written back.
+    /// `is_unread`: the data could not even be read, which may be the cache's fault.
     pub fn fails(&mut self, key: &Key, is_unread: bool, now: Time, since: Option<Time>, error: Error) {
         let (start, end) = (key.start(), key.end);
         let (mut tries, mut delays, mut oldest) = (0, 0, since);
@@ -165,7 +169,8 @@ impl Places {
         self.bound();
     }
 
-    /// `[start, end)` has been written back. If that has failed before, all others are worth a try now.
+    /// Records that `[start, end)` was written back. If it had failed before, all other extents
+    /// become due now.
     pub fn succeeds(&mut self, start: u64, end: u64, now: Time) {
         if self.overlapping(start, end).next().is_none() {
             return;
@@ -176,14 +181,14 @@ impl Places {
         }
     }
 
-    /// Somebody waits: each is tried at once, and again soon.
+    /// Makes every extent due now, and restarts its back-off, because a caller waits.
     pub fn retry(&mut self, now: Time) {
         for place in self.by_start.values_mut() {
             (place.due, place.delays) = (now, 0);
         }
     }
 
-    /// Nothing is dirty.
+    /// Clears the list, because nothing is dirty.
     pub fn clear(&mut self) {
         self.by_start.clear();
     }
@@ -194,7 +199,8 @@ impl Places {
         self.by_start.range(from..end).map(|(at, place)| (*at, place))
     }
 
-    /// Where other data stands by now than the cache could not read, that may be tried.
+    /// Removes extents that the cache could not read and that hold other data now, so that they may
+    /// be tried.
     fn forget_replaced(&mut self, key: &Key) {
         let is_other = |place: &Place| {
             let then = place.unread.as_ref()?.cut(key.start(), key.end)?;
@@ -208,7 +214,7 @@ impl Places {
         }
     }
 
-    /// Nothing of `[start, end)` is on the list any more.
+    /// Removes `[start, end)` from the list.
     fn cut(&mut self, start: u64, end: u64) {
         if start < end {
             self.take_out(start, end);
@@ -216,7 +222,7 @@ impl Places {
         }
     }
 
-    /// The same, and there may be one more than there may be: what is cut in the middle.
+    /// Like `cut`, but may exceed the maximum by one, when an extent is cut in the middle.
     fn take_out(&mut self, start: u64, end: u64) {
         loop {
             let Some(at) = self.overlapping(start, end).next().map(|(at, _)| at) else { break };
@@ -230,7 +236,7 @@ impl Places {
         }
     }
 
-    /// Neighbours become one until there are no more than there may be.
+    /// Merges neighbours until the maximum is kept.
     fn bound(&mut self) {
         while self.by_start.len() > PLACES_MAX {
             let pairs = self.by_start.iter().zip(self.by_start.iter().skip(1));
@@ -248,7 +254,7 @@ impl Places {
     }
 }
 
-/// How long a place waits that has waited so often before.
+/// The delay after `waits` previous delays.
 fn delay(waits: u32) -> Duration {
     let factor = 1_u32.checked_shl(waits).unwrap_or(u32::MAX);
     FIRST.saturating_mul(factor).min(LAST)
@@ -263,7 +269,7 @@ mod tests {
         Time::default() + Duration::from_secs(seconds)
     }
 
-    /// A key whose data stands at `sector` of the cache.
+    /// A key whose data is at `sector` of the cache.
     fn key_at(start: u64, end: u64, sector: u64) -> Key {
         let pointers = Pointers::one(Pointer::new(DeviceIndex(0), sector, Gen(0)));
         let size = u16::try_from(end - start).expect("it is short");
@@ -278,7 +284,7 @@ mod tests {
         places.fails(&key(start, end), false, at(now), Some(at(0)), Error::LostWrites);
     }
 
-    /// What may be tried of `[start, end)`, and whether alone.
+    /// The parts of `[start, end)` that may be tried, and whether each is tried alone.
     fn free(places: &mut Places, start: u64, end: u64, now: u64) -> Vec<(u64, u64, bool)> {
         let parts = places.parts(&key(start, end), at(now));
         parts.free.iter().map(|(part, alone)| (part.start(), part.end, *alone)).collect()

@@ -1,18 +1,19 @@
-//! Write-back: dirty data in address order to the backing device, one flush a batch, then the keys turn clean.
+//! Write-back: writes dirty data to the backing device in address order, with one flush per batch,
+//! and then turns the keys clean.
 //!
 //! | file | what |
 //! |---|---|
-//! | `task` | the task of each volume: one that stands still keeps no other from going on |
-//! | `batch` | choosing, flushing, turning clean |
-//! | `copy` | the data on its way |
-//! | `pace` | when, and how much at a time |
-//! | `company` | who else uses the backing device |
-//! | `room` | how fast clients may make data dirty meanwhile |
-//! | `rate`, `age` | the controller; how long data has been dirty |
-//! | `stripes` | dirty sectors by stripe, and what follows from them |
-//! | `urgent` | when somebody waits for it |
-//! | `trouble` | why data cannot be written back |
-//! | `places` | where it cannot, and when that is tried again |
+//! | `task` | the task of each volume: a stalled volume does not hold up others |
+//! | `batch` | choosing keys, flushing, turning keys clean |
+//! | `copy` | copying the data of a batch |
+//! | `pace` | when to write back, and how much at a time |
+//! | `contention` | how clients use the backing device |
+//! | `dirty_throttle` | how fast clients may make data dirty meanwhile |
+//! | `rate`, `dirty_age` | the controller; how long data has been dirty |
+//! | `stripes` | dirty sectors per stripe, and what depends on them |
+//! | `urgent` | write-back that a caller waits for |
+//! | `stall_reason` | why data cannot be written back |
+//! | `failed_extents` | where it cannot, and when that is retried |
 
 pub mod batch;
 pub mod contention;

@@ -1,5 +1,5 @@
-//! When, and how much at a time, dirty data of a volume is written back: what the controller, the age of the data and the state of
-//! the set come to. Transitions only.
+//! Decides when dirty data of a volume is written back, and how much at a time, from the
+//! controller, the age of the data and the state of the set. Contains transitions only.
 
 use crate::options::VolumeOptions;
 use crate::request::Target;
@@ -10,17 +10,18 @@ use crate::writeback::rate::{self, Measured, Rate, UNLIMITED};
 use bcached_env::Time;
 use core::time::Duration;
 
-/// Without a request for so long, write-back need not spare anybody.
+/// Without requests for this long, write-back need not spare clients.
 const IDLE: Duration = Duration::from_secs(30);
-/// A batch is meant to take so long: who must wait for it does not wait longer, and its flush costs little beside it.
+/// Target duration of a batch. A caller that has to wait for a batch waits no longer, and the
+/// batch's flush costs little in comparison.
 const BATCH_TIME: Duration = Duration::from_secs(1);
 const BATCH_KEYS_MIN: usize = 128;
 const BATCH_KEYS_MAX: usize = 2048;
-/// Most sectors of a batch.
+/// Maximum sectors of a batch.
 const BATCH_SECTORS_MAX: u64 = 128 << 11;
-/// Writes to a backing device at once: as many as a disk can order.
+/// Maximum writes in flight to a backing device: as many as a disk can order.
 const DEPTH_MAX: usize = 32;
-/// The longest pause between two that are not at once.
+/// Maximum pause between two writes when only one is in flight.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The pace of one volume.
@@ -28,21 +29,21 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 pub struct Pace {
     /// The controller and the limiter.
     pub rate: Rate,
-    /// How old the dirty data may be.
+    /// The age of the dirty data.
     pub age: Age,
-    /// Keys of the next batch, by how long the last ones took.
+    /// Number of keys of the next batch, adjusted to the duration of the last ones.
     batch_keys: usize,
-    /// Writes at once, by how long the last ones took.
+    /// Number of writes in flight, adjusted to the latency of the last ones.
     depth: usize,
-    /// Between the beginnings of two of them, when one at once is too many.
+    /// Time between the starts of two writes, when even one in flight is too many.
     pause: Duration,
-    /// The next may begin then.
+    /// When the next write may start.
     paused_until: Time,
-    /// Between two sweeps nothing is written back before then that need not be.
+    /// Until then, between two sweeps, only what is necessary is written back.
     rest_until: Time,
-    /// A batch has come to nothing: no other is tried before then.
+    /// A batch has made no progress: no other is tried before then.
     retry_at: Time,
-    /// Clients wait for room, or data is too old: nobody is spared.
+    /// Clients wait for space, or data is too old: clients are not spared.
     is_urgent: bool,
 }
 
@@ -62,53 +63,54 @@ impl Default for Pace {
     }
 }
 
-/// How much a batch may hold.
+/// The size of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Size {
-    /// Most keys.
+    /// Maximum keys.
     pub keys: usize,
-    /// Most sectors, but for the last key.
+    /// Maximum sectors, except for the last key.
     pub sectors: u64,
-    /// Most writes at once.
+    /// Maximum writes in flight.
     pub depth: usize,
-    /// That is few enough for others, as far as is known: how long they take says how many there may be.
+    /// `depth` spares clients as far as known, so the measured latency tells how many writes there
+    /// may be.
     pub spares: bool,
 }
 
 /// What a volume's write-back is to do now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
-    /// A batch.
+    /// Write a batch.
     Write,
-    /// Nothing before then.
+    /// Do nothing before then.
     Wait(Time),
 }
 
-/// What a step has come to.
+/// The result of a step.
 struct Step {
     options: VolumeOptions,
     is_urgent: bool,
-    /// The disk is.
+    /// The disk is taken to sleep.
     is_asleep: bool,
-    /// It rests for so long.
+    /// The volume rests until then.
     rest_until: Time,
     has_dirty: bool,
-    /// When the next sectors may set out.
+    /// When the next sectors may be written.
     due: Time,
 }
 
 impl Pace {
-    /// Rests between two sweeps.
+    /// Rests between two sweeps, until `until`.
     pub const fn rest_until(&mut self, until: Time) {
         self.rest_until = until;
     }
 
-    /// A batch has come to nothing.
+    /// Puts off the next try to `at`, after a batch without progress.
     pub const fn retry_at(&mut self, at: Time) {
         self.retry_at = at;
     }
 
-    /// For the next batch; of one that nobody is spared for if it `hurries`.
+    /// The size of the next batch; if it `hurries`, of one that does not spare clients.
     #[must_use]
     pub fn size(&self, hurries: bool) -> Size {
         let rate = if hurries { UNLIMITED } else { self.rate.allowed() };
@@ -121,9 +123,9 @@ impl Pace {
         }
     }
 
-    /// A batch of `keys` keys took `taken`.
+    /// Adjusts the number of keys after a batch of `keys` keys took `taken`.
     pub fn learns_time(&mut self, keys: usize, taken: Duration) {
-        // Fewer than there may be say nothing of more.
+        // A batch that was smaller than allowed says nothing about larger ones.
         let is_telling = keys >= self.batch_keys || taken > BATCH_TIME;
         if keys == 0 || taken == Duration::ZERO || !is_telling {
             return;
@@ -133,7 +135,8 @@ impl Pace {
         self.batch_keys = fitting.clamp(BATCH_KEYS_MIN, BATCH_KEYS_MAX);
     }
 
-    /// The longest operation on the backing device took so long, which is not meant to be beyond `limit`.
+    /// Adjusts depth and pause to the longest operation on the backing device, which should not
+    /// exceed `limit`.
     pub fn learns_latency(&mut self, longest: Duration, limit: Option<Duration>) {
         match limit {
             Some(limit) if longest > limit && self.depth == 1 => {
@@ -148,7 +151,7 @@ impl Pace {
 }
 
 impl State {
-    /// Sectors of the volume that may stay dirty.
+    /// Number of sectors of the volume that may stay dirty.
     #[must_use]
     pub fn dirty_target(&self, id: VolumeId) -> u64 {
         let Some(volume) = self.volumes.get(id) else { return 0 };
@@ -164,7 +167,7 @@ impl State {
         rate::target(cache, volume.options.writeback_percent, volume.sectors, backings)
     }
 
-    /// Nobody has asked for anything for long.
+    /// Returns true if there has been no request for a long time.
     fn is_idle(&self) -> bool {
         self.options.idle_max_writeback_rate
             && self.now >= self.last_request + IDLE
@@ -185,17 +188,17 @@ impl State {
                 || self.is_short_of_room()
                 || self.starved().is_some()
                 || self.is_worn()
-                // What lives in the cache alone waits for nothing else.
+                // Flash-only volumes have nothing else to wait for.
                 || self.buckets.available() <= (BTREE_RESERVE + MOVING_RESERVE) as u64,
         }
     }
 
-    /// A step of the volume's controller, if one is due, and what has become urgent, or not any more, since the last.
+    /// Runs a step of the volume's controller, if one is due, and updates what is urgent.
     fn step(&mut self, target: &Target) -> Option<Step> {
         let (now, mut measured) = (self.now, self.measured(target.id));
         let volume = self.volumes.get_mut(target.id)?;
         if measured.dirty > 0 && volume.pace.age.inherits(now) {
-            // A former process has left it, whatever it has said of that.
+            // A former process has left it, whatever the superblock says.
             volume.writeback_from = volume.data_offset;
         }
         let (options, pace) = (volume.options, &mut volume.pace);
@@ -211,7 +214,7 @@ impl State {
             volume.company.rests();
         }
         let is_asleep = volume.company.is_asleep(now, &options);
-        // Once it is awake, all of it leaves, so that it can sleep again.
+        // Once the disk is awake, all dirty data is written back, so that it can sleep again.
         measured.is_idle |= options.spindown_after.is_some() && !is_asleep;
         if pace.rate.is_due(now, &options) {
             pace.rate.update(now, &options, &measured, needed);
@@ -231,7 +234,8 @@ impl State {
         else {
             return Call::Wait(now + IDLE);
         };
-        // Whatever it waits for, the controller is asked again: a ring that nobody heard costs no more than that.
+        // Whatever it waits for, ask the controller again after that time: a missed notification
+        // costs no more than that.
         let next_step = now + options.writeback_rate_update;
         let is_still = !options.writeback_running || options.writeback_quiet && !is_urgent;
         if is_still && let Some(volume) = self.volumes.get_mut(target.id) {
@@ -244,8 +248,9 @@ impl State {
         if due > now { Call::Wait(due.min(next_step)) } else { Call::Write }
     }
 
-    /// Whether `sectors` of a batch that has begun may set out now, and counts them; else when to ask again. What has begun goes
-    /// on, whatever the options say by now: it holds its ranges.
+    /// Returns whether `sectors` of a running batch may be written now, and counts them; if not,
+    /// when to ask again. A running batch continues whatever the options have become, because it
+    /// holds its ranges.
     pub fn may_copy(&mut self, target: &Target, sectors: u64) -> Result<(), Time> {
         let now = self.now;
         match self.step(target) {
@@ -261,7 +266,8 @@ impl State {
         }
     }
 
-    /// More is dirty than may be, or space is wanted: the next sweep does not wait.
+    /// Returns true if more is dirty than the target, or space is needed: the next sweep does not
+    /// wait.
     #[must_use]
     pub fn is_behind(&self, target: &Target) -> bool {
         let measured = self.measured(target.id);

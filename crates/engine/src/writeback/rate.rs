@@ -1,49 +1,51 @@
-//! How fast dirty data of one volume is written back: the kernel's controller, and the goals on top of it. Sectors and sectors a
-//! second; nothing here waits or looks at a clock.
+//! The rate at which dirty data of one volume is written back: the kernel's controller, and further
+//! goals on top of it. Units are sectors and sectors per second. Nothing here waits or reads a
+//! clock.
 //!
-//! The controller aims at a share of the cache that may stay dirty. What is above the share makes the rate grow at once
-//! (the proportional term) and with time (the integral term); below it the rate sinks to the minimum, so that data that is
-//! written again and again is not written back each time. Where dirty data lies scattered over many buckets, which makes the
-//! cache fill before much is dirty, the rate grows with the buckets in use.
+//! The controller aims at a share of the cache that may stay dirty. Dirty data above the share
+//! raises the rate at once (the proportional term) and over time (the integral term). Below the
+//! share the rate falls to the minimum, so that data that is overwritten again and again is not
+//! written back each time. Dirty data that is scattered over many buckets makes the cache fill
+//! before much is dirty. Then the rate rises with the buckets in use.
 
 use crate::options::VolumeOptions;
 use bcached_env::Time;
 use core::time::Duration;
 
-/// As fast as the devices go.
+/// As fast as the devices allow.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// The rate before anything has been measured (the kernel's).
+/// The rate before anything has been measured (that of the kernel).
 const FIRST: u64 = 1024;
-/// No rate of the controller is greater.
+/// Maximum rate of the controller.
 const RATE_MAX: i64 = 1_000_000_000;
-/// What has not been used of the rate can be used for so long.
+/// How long unused rate remains available as credit.
 const CREDIT: Duration = Duration::from_secs(2);
-/// The device keeps up with the rate if it is at most so far behind.
+/// The device keeps up with the rate if it is behind by at most this.
 const LAG: Duration = Duration::from_millis(1);
 const SECOND: i128 = 1_000_000_000;
 
-/// What the controller looks at.
+/// The inputs of the controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
     /// Dirty sectors of the volume.
     pub dirty: u64,
-    /// Dirty sectors that it may have.
+    /// Target for its dirty sectors.
     pub target: u64,
-    /// Buckets that cannot be had without writing back, in percent.
+    /// Buckets that cannot be reclaimed without write-back, in percent.
     pub in_use_percent: u64,
-    /// So many buckets that is.
+    /// The number of those buckets.
     pub dirty_buckets: u64,
-    /// Sectors of a bucket.
+    /// Sectors per bucket.
     pub bucket_sectors: u64,
-    /// Nobody has asked for anything for long.
+    /// There has been no request for a long time.
     pub is_idle: bool,
-    /// Requests suffer from the want of space.
+    /// Requests suffer from lack of space.
     pub is_full: bool,
 }
 
-/// The share of `cache` sectors that one volume may have dirty: `percent` of it, by the size of its backing device among
-/// those of all volumes (the kernel's rule).
+/// The share of `cache` sectors that one volume may have dirty: `percent` of them, in proportion to
+/// the size of its backing device among those of all volumes (the kernel's rule).
 #[must_use]
 pub fn target(cache: u64, percent: u64, backing: u64, all_backings: u64) -> u64 {
     const SHARE_BITS: u32 = 14;
@@ -55,16 +57,16 @@ pub fn target(cache: u64, percent: u64, backing: u64, all_backings: u64) -> u64 
 /// The controller and the limiter of one volume.
 #[derive(Clone, Debug)]
 pub struct Rate {
-    /// Of the controller.
+    /// Rate of the controller.
     rate: u64,
-    /// In force.
+    /// Rate in force.
     allowed: u64,
     proportional: i64,
     integral: i64,
-    /// How much the last step has changed the rate.
+    /// Change of the rate by the last step.
     change: i64,
     updated: Option<Time>,
-    /// Sectors written back before their time, times nanoseconds of a second; negative: credit.
+    /// Sectors written back ahead of the rate, times nanoseconds per second; negative: credit.
     owed: i128,
     settled: Time,
 }
@@ -84,29 +86,30 @@ impl Default for Rate {
     }
 }
 
-/// What the controller has come to, for those who look.
+/// The state of the controller, for status output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RateInfo {
-    /// Sectors a second; `None`: as fast as the devices go.
+    /// Sectors per second; `None`: as fast as the devices allow.
     pub rate: Option<u64>,
-    /// The proportional term, in sectors a second.
+    /// The proportional term, in sectors per second.
     pub proportional: i64,
-    /// The integral term, in sectors a second.
+    /// The integral term, in sectors per second.
     pub integral: i64,
-    /// What the last step has changed, in sectors a second.
+    /// The change by the last step, in sectors per second.
     pub change: i64,
-    /// Until the next data may be written back.
+    /// Time until the next data may be written back.
     pub next: Duration,
 }
 
 impl Rate {
-    /// Whether a step is due.
+    /// Returns true if a step is due.
     #[must_use]
     pub fn is_due(&self, now: Time, options: &VolumeOptions) -> bool {
         self.updated.is_none_or(|updated| now >= updated + options.writeback_rate_update)
     }
 
-    /// A step of the controller. `needed` is what the age of the data asks for, at least.
+    /// Runs a step of the controller. `needed` is the minimum rate that the age of the data
+    /// requires.
     pub fn update(&mut self, now: Time, options: &VolumeOptions, measured: &Measured, needed: u64) {
         self.settle(now);
         let keeps_up = self.owed >= -self.in_time(LAG);
@@ -117,7 +120,8 @@ impl Rate {
         self.allow(now, options, measured, needed);
     }
 
-    /// The same without a step: what has become urgent, or not any more, since the last.
+    /// Like [`Rate::update`] without a step: applies what has become urgent, or has ceased to be,
+    /// since the last step.
     pub fn allow(&mut self, now: Time, options: &VolumeOptions, measured: &Measured, needed: u64) {
         self.settle(now);
         let hurries = options.writeback_percent == 0 || measured.is_full || measured.is_idle;
@@ -126,7 +130,7 @@ impl Rate {
         self.limit_credit();
     }
 
-    /// Somebody says what the rate is, until the next step.
+    /// Sets the rate until the next step.
     pub fn say(&mut self, now: Time, options: &VolumeOptions, rate: u64) {
         self.settle(now);
         self.rate = rate.max(1);
@@ -141,7 +145,7 @@ impl Rate {
         let error = signed(measured.dirty) - signed(measured.target);
         let inverse = |number: u64| signed(number.max(1));
         self.proportional = error / inverse(options.writeback_rate_p_term_inverse);
-        // It does not pile up what a device cannot do, nor what lies below the target.
+        // The integral does not accumulate what a device cannot do, nor what lies below the target.
         if (error < 0 && self.integral > 0) || (error > 0 && keeps_up) {
             let seconds = signed(options.writeback_rate_update.as_secs().max(1));
             self.integral = self.integral.saturating_add(error.saturating_mul(seconds));
@@ -160,13 +164,13 @@ impl Rate {
         self.integral / i64::try_from(options.writeback_rate_i_term_inverse.max(1)).unwrap_or(i64::MAX)
     }
 
-    /// `sectors` are on their way.
+    /// Counts `sectors` that are being written.
     pub fn charge(&mut self, now: Time, sectors: u64) {
         self.settle(now);
         self.owed += i128::from(sectors) * SECOND;
     }
 
-    /// When the next sectors may set out.
+    /// When the next sectors may be written.
     #[must_use]
     pub fn due(&self, now: Time) -> Time {
         if self.owed <= 0 || self.allowed == UNLIMITED {
@@ -176,13 +180,13 @@ impl Rate {
         now + Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX))
     }
 
-    /// In force, in sectors a second; [`UNLIMITED`] if it is that.
+    /// The rate in force, in sectors per second; [`UNLIMITED`] if there is no limit.
     #[must_use]
     pub const fn allowed(&self) -> u64 {
         self.allowed
     }
 
-    /// For those who look.
+    /// The state for status output.
     #[must_use]
     pub fn info(&self, now: Time, options: &VolumeOptions) -> RateInfo {
         let mut then = self.clone();
@@ -196,7 +200,7 @@ impl Rate {
         }
     }
 
-    /// What is owed has been waited for since it was looked at last.
+    /// Pays what is owed for the time that has passed since the last call.
     fn settle(&mut self, now: Time) {
         let elapsed = now.since(self.settled);
         self.settled = now.max(self.settled);
@@ -218,11 +222,12 @@ impl Rate {
     }
 }
 
-/// What the buckets in use ask for where dirty data lies scattered, in sectors a second.
+/// The rate that the buckets in use require when dirty data is scattered, in sectors per second.
 fn scattered(options: &VolumeOptions, measured: &Measured) -> Option<i64> {
-    /// Above this share of buckets in use, in percent, each step has its own weight.
+    /// Above each of these shares of buckets in use, in percent, another weight applies.
     const STEPS: [u64; 3] = [50, 57, 64];
-    /// Fragments of a bucket's data make it worth the while.
+    /// Dirty data counts as scattered if its buckets have room for more than this many times its
+    /// size.
     const SCATTERED_MIN: u64 = 3;
     if !options.writeback_consider_fragment || measured.dirty == 0 {
         return None;
@@ -247,7 +252,7 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 2048;
-    /// The kernel's laboratory: 1 GiB of cache in buckets of 512 KiB.
+    /// The setup on which the kernel's values were measured: 1 GiB of cache in buckets of 512 KiB.
     const CACHE: u64 = 1024 * MIB;
 
     fn measured(dirty: u64, target: u64) -> Measured {
@@ -291,7 +296,7 @@ mod tests {
     fn above_the_target_the_rate_grows_at_once_and_with_time() {
         let options = VolumeOptions::default();
         let mut rate = Rate::default();
-        // 37.56 MiB above it.
+        // 37.56 MiB above the target.
         let above = measured(89_831, 12_902);
         rate.charge(at(5), 100_000);
         rate.update(at(5), &options, &above, 0);
@@ -301,7 +306,8 @@ mod tests {
         rate.charge(at(9), 100_000);
         rate.update(at(10), &options, &above, 0);
         assert_eq!(rate.allowed(), 1923 + 76_929 * 10 / 10_000);
-        // It does not: all that was owed has been paid for long, and nothing has come since.
+        // It does not keep up: all that was owed has long been paid, and nothing has been added
+        // since.
         let before = rate.integral;
         rate.update(at(400), &options, &above, 0);
         assert_eq!(rate.integral, before);
@@ -353,7 +359,7 @@ mod tests {
         rate.update(at(5), &options, &idle, 0);
         assert_eq!(rate.allowed(), UNLIMITED);
         assert_eq!(rate.info(at(5), &options).rate, None);
-        // The first request ends that.
+        // The first request ends the idle state.
         rate.allow(at(6), &options, &measured(10, 2000), 0);
         assert_eq!(rate.allowed(), 1024);
         rate.allow(at(6), &options, &Measured { is_full: true, ..measured(10, 2000) }, 0);
@@ -375,7 +381,7 @@ mod tests {
         rate.update(at(100), &options, &measured(8, 1000), 0);
         assert_eq!(rate.allowed(), 100);
         assert_eq!(rate.due(at(100)), at(100));
-        // Two seconds of credit, whatever has passed.
+        // Two seconds of credit, however much time has passed.
         rate.charge(at(200), 200);
         assert_eq!(rate.due(at(200)), at(200));
         rate.charge(at(200), 1000);

@@ -1,24 +1,25 @@
-//! Why the dirty data of a volume, or a part of it, cannot be written back: for those who look. What has to do with a place of the
-//! data stands on the list of [`failed_extents`](super::places). The rest, a leaf that cannot be read or a flush that fails, is tried again by
-//! each sweep, and stands here until write-back has come past it again without meeting it.
+//! Records why the dirty data of a volume, or a part of it, cannot be written back, for status
+//! output. Errors of specific extents are on the list of [`failed_extents`](super::failed_extents).
+//! All others, a leaf that cannot be read or a flush that fails, are retried by each sweep. They
+//! are shown here until write-back has passed the same location again without an error.
 
 use crate::error::Error;
 use crate::request::Target;
 use crate::state::State;
 use crate::volume::Volume;
 
-/// What keeps dirty data from being written back.
+/// The error that keeps dirty data from being written back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WritebackTrouble {
-    /// First sector of the volume where it was met.
+    /// First sector of the volume where it occurred.
     pub sector: u64,
-    /// Sectors that it concerns, as far as is known.
+    /// Number of sectors affected, as far as known.
     pub sectors: u64,
-    /// What was met there.
+    /// The error.
     pub error: Error,
 }
 
-/// What one batch has come past, and the first trouble that it met. Sectors of the key space.
+/// The ranges that one batch has passed, and its first error. Sectors of the key space.
 #[derive(Default)]
 pub struct Round {
     passed: [(u64, u64); 2],
@@ -27,28 +28,28 @@ pub struct Round {
 }
 
 impl Round {
-    /// The batch has looked for dirty data in `[start, end)`.
+    /// Records that the batch has looked for dirty data in `[start, end)`.
     pub const fn passes(&mut self, start: u64, end: u64) {
         self.passed = [self.passed[1], (start, end)];
     }
 
-    /// The batch has met trouble that is on no list.
+    /// Returns true if the batch has met an error that is not on the list of failed extents.
     pub const fn has_met(&self) -> bool {
         self.met.is_some()
     }
 
-    /// The batch has left places out, or has put some on the list.
+    /// Records that the batch has left out failed extents, or has added some to the list.
     pub fn leaves(&mut self, error: Error) {
         self.barred.get_or_insert(error);
     }
 
-    /// The batch has met trouble in `[start, end)`.
+    /// Records that the batch has met an error in `[start, end)`.
     pub fn meets(&mut self, start: u64, end: u64, error: Error) {
         self.met.get_or_insert((start, end, error));
     }
 
-    /// At the end of the batch, which has turned so many sectors clean: what the volume has to show from now on. Returns what was
-    /// met.
+    /// Ends the batch, which turned `sectors` sectors clean: updates what the volume shows from now
+    /// on. Returns the error that was met.
     pub fn shows(self, s: &mut State, target: &Target, sectors: u64) -> Option<Error> {
         let dirty = target.inode.map_or(0, |inode| s.dirty.of(inode));
         let volume = s.volumes.get_mut(target.id)?;
@@ -74,7 +75,8 @@ impl Round {
 }
 
 impl Volume {
-    /// What keeps dirty data from being written back, if something does: the first place of the list, unless there is worse.
+    /// The error that keeps dirty data from being written back, if any: that of the first failed
+    /// extent, unless there is a more severe one.
     #[must_use]
     pub fn shown_trouble(&self) -> Option<WritebackTrouble> {
         let of_place = |(start, end, error): (u64, u64, &Error)| WritebackTrouble {

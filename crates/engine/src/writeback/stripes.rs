@@ -1,10 +1,12 @@
-//! Stripes: a backing device of several disks with parity (RAID 5, 6) reads what is around a write that fills no stripe, to make its
-//! parity. So write-back takes stripes first that are dirty throughout, and a write that was to pass the cache by goes there
-//! after all if it touches a stripe with dirty data, so that both leave it together.
+//! Counts dirty sectors per stripe. To compute its parity, a backing device of several disks (RAID
+//! 5, 6) reads the rest of a stripe that a write fills only in part. So write-back takes full
+//! stripes first, those that are dirty throughout. A write that would bypass the cache goes to the
+//! cache if it touches a stripe with dirty data, so that both are written back together.
 //!
-//! For that the dirty sectors of each stripe are counted, exactly, in the transition that changes a key. The counts begin with what
-//! is in the tree already: leaf by leaf, and below the place that this has come to they are exact ([`Stripes::counted_to`]).
-//! They take four bytes a stripe where anything is dirty, and nothing where nobody asks for them.
+//! The dirty sectors of each stripe are counted, exactly, in the transition that changes a key.
+//! Counting begins with the keys that are already in the tree, leaf by leaf, and the counts are
+//! exact below the position reached so far ([`Stripes::counted_to`]). They take four bytes per
+//! stripe where anything is dirty, and nothing where they are not needed.
 
 use crate::btree::Attempt;
 use crate::error::Error;
@@ -18,19 +20,20 @@ use alloc::vec::Vec;
 use bcached_env::DiskInfo;
 use bcached_format::Position;
 
-/// The shortest stripe that is counted, in sectors (4 MiB): a device that names less has several of its own counted as one.
+/// Minimum length of a counted stripe, in sectors (4 MiB). If a device reports less, several of its
+/// stripes are counted as one.
 const SECTORS_MIN: u64 = 8192;
-/// Longer ones are none.
+/// Reported lengths above this are ignored.
 const SECTORS_MAX: u64 = 1 << 30;
 
-/// Stripes whose counts lie together.
+/// Number of stripes whose counts are stored together.
 const PAGE: usize = 1024;
 
-/// Batches of full stripes after which one is of whatever is dirty.
+/// After this many batches of full stripes, one takes whatever is dirty.
 const IN_A_ROW_MAX: u32 = 16;
 
-/// The length of the stripes that are counted for a device that names `bytes`, in bytes: the least multiple of that from 4 MiB on.
-/// 0: none.
+/// The length of the counted stripes for a device that reports `bytes`, in bytes: the smallest
+/// multiple of that from 4 MiB on. 0: no stripes.
 #[must_use]
 pub const fn stripe_bytes(bytes: u64) -> u64 {
     let sectors = bytes / 512;
@@ -40,8 +43,8 @@ pub const fn stripe_bytes(bytes: u64) -> u64 {
     SECTORS_MIN.div_ceil(sectors) * sectors * 512
 }
 
-/// The length of a volume's stripes in sectors, and whether writes of parts of them are expensive: what was said, or what its backing
-/// device says. `None`: it has none.
+/// The length of a volume's stripes in sectors, and whether partial stripe writes are expensive: as
+/// configured, or as its backing device reports. `None`: no stripes.
 #[must_use]
 pub fn of_volume(options: &VolumeOptions, backing: &DiskInfo) -> (Option<u64>, bool) {
     let bytes = options.stripe_size.unwrap_or_else(|| stripe_bytes(backing.optimal_io_sectors * 512));
@@ -49,50 +52,52 @@ pub fn of_volume(options: &VolumeOptions, backing: &DiskInfo) -> (Option<u64>, b
     (sectors, options.partial_stripes_expensive.unwrap_or(backing.partial_stripes_expensive))
 }
 
-/// The dirty sectors of a volume, by stripe. Sectors of the key space, which are those of the backing device.
+/// The dirty sectors of a volume, by stripe. Sectors of the key space, which are those of the
+/// backing device.
 #[derive(Debug)]
 pub struct Stripes {
-    /// The length of one.
+    /// The length of a stripe.
     sectors: u64,
-    /// What is dirty beyond is not counted yet.
+    /// Dirty sectors beyond this are not counted yet.
     counted_to: u64,
     dirty: BTreeMap<u64, Box<[u32]>>,
-    /// Those that are dirty throughout.
+    /// Stripes that are dirty throughout.
     full: BTreeSet<u64>,
 }
 
 impl Stripes {
-    /// Stripes of so many sectors of which nothing has been counted.
+    /// Creates counts for stripes of `sectors` sectors; nothing has been counted.
     #[must_use]
     pub const fn new(sectors: u64) -> Self {
         Self { sectors, counted_to: 0, dirty: BTreeMap::new(), full: BTreeSet::new() }
     }
 
-    /// The length of one.
+    /// The length of a stripe, in sectors.
     #[must_use]
     pub const fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// Below this the counts are exact; above nothing is counted.
+    /// Below this sector the counts are exact; above it nothing is counted.
     #[must_use]
     pub const fn counted_to(&self) -> u64 {
         self.counted_to
     }
 
-    /// `[start, end)` has become dirty.
+    /// Counts `[start, end)`, which has become dirty.
     pub fn add(&mut self, start: u64, end: u64) {
         self.change(start, end.min(self.counted_to), |dirty, sectors| dirty + sectors);
     }
 
-    /// `[start, end)` was dirty.
+    /// Uncounts `[start, end)`, which was dirty.
     pub fn remove(&mut self, start: u64, end: u64) {
         self.change(start, end.min(self.counted_to), |dirty, sectors| {
             dirty.checked_sub(sectors).expect("no more dirty sectors leave a stripe than came to it")
         });
     }
 
-    /// Dirty in `[counted_to, upto)` are the ranges `dirty`, and from now on they are counted.
+    /// Counts `[counted_to, upto)`, in which exactly the ranges `dirty` are dirty. From now on that
+    /// part is counted.
     pub fn count(&mut self, upto: u64, dirty: &[(u64, u64)]) {
         let from = core::mem::replace(&mut self.counted_to, upto);
         for (start, end) in dirty {
@@ -123,7 +128,7 @@ impl Stripes {
         self.dirty.get(&page).map_or(0, |page| page[place])
     }
 
-    /// Whether a stripe that `[start, end)` touches has dirty sectors.
+    /// Returns true if a stripe that `[start, end)` touches has dirty sectors.
     #[must_use]
     pub fn touches_dirty(&self, start: u64, end: u64) -> bool {
         start < end && (start / self.sectors..=(end - 1) / self.sectors).any(|stripe| self.of(stripe) > 0)
@@ -136,38 +141,40 @@ impl Stripes {
         Some(Range { start: stripe * self.sectors, end: (stripe + 1) * self.sectors })
     }
 
-    /// How many are dirty throughout.
+    /// The number of stripes that are dirty throughout.
     #[must_use]
     pub fn full_count(&self) -> u64 {
         self.full.len() as u64
     }
 
-    /// All that is counted.
+    /// The number of all counted dirty sectors.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.dirty.values().flat_map(|page| page.iter()).map(|dirty| u64::from(*dirty)).sum()
     }
 }
 
-/// Where the count of a stripe lies: on which page, and where there.
+/// Where the count of a stripe is stored: its page, and its index there.
 fn place_of(stripe: u64) -> (u64, usize) {
     (stripe / PAGE as u64, usize::try_from(stripe % PAGE as u64).expect("below the length of a page"))
 }
 
-/// Where write-back is among full stripes.
+/// The position of write-back among full stripes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
-    /// What is left of the stripe that has been begun.
+    /// The rest of the stripe that has been begun.
     rest: Option<Range>,
-    /// Where the next is looked for.
+    /// Where the search for the next one starts.
     from: u64,
-    /// Batches of full stripes since one of whatever was dirty.
+    /// Number of batches of full stripes since one of whatever was dirty.
     in_a_row: u32,
 }
 
 impl Cursor {
-    /// What is written back next: what is left of a stripe, or the next one that is dirty throughout, and from the end on the first.
-    /// Nothing that lies no further than `before`, where the one before it in the same batch began: that has turned round.
+    /// The next range to write back: the rest of a stripe, or the next one that is dirty
+    /// throughout, wrapping at the end. `before` is the start of the previous range in the same
+    /// batch. A range at or before it means that the search has wrapped around, and `None` is
+    /// returned.
     fn next(&mut self, stripes: &Stripes, before: Option<u64>) -> Option<Range> {
         let next = || stripes.full_from(self.from).or_else(|| stripes.full_from(0));
         let range = self.rest.take().or_else(next)?;
@@ -178,7 +185,7 @@ impl Cursor {
         Some(range)
     }
 
-    /// The batch that was chosen last was not begun from `sector` on.
+    /// Moves back to `sector`, because the batch that was chosen last was not begun from there on.
     pub fn goes_back_to(&mut self, sector: u64, stripe_sectors: u64) {
         let end = (sector / stripe_sectors + 1) * stripe_sectors;
         self.rest = Some(Range { start: sector, end });
@@ -187,19 +194,21 @@ impl Cursor {
 }
 
 impl State {
-    /// A write to `range` leaves a stripe dirty in the cache that is expensive to write in parts: it had better go there too.
+    /// Returns true if `range` touches a stripe with dirty data that is expensive to write in
+    /// parts: then the write should go to the cache too.
     #[must_use]
     pub(crate) fn completes_a_stripe(&self, target: &Target, range: Range) -> bool {
         let stripes = target.inode.and_then(|inode| self.dirty.stripes(inode));
         stripes.is_some_and(|stripes| stripes.touches_dirty(range.start, range.end))
     }
 
-    /// What of a stripe that is dirty throughout is written back next, behind `before`; `None`: there is none, or others are due.
+    /// The next range of a full stripe to write back, behind `before`; `None`: there is none, or
+    /// other data is due.
     fn next_full(&mut self, target: &Target, before: Option<u64>) -> Option<Range> {
         let now = self.now;
         let stripes = self.dirty.stripes(target.inode?)?;
         let volume = self.volumes.get_mut(target.id)?;
-        // What is old is taken in the order of addresses, which comes past everything.
+        // Old data is taken in address order, which reaches everything.
         let (limit, oldest) = (volume.options.max_dirty_age, volume.pace.age.oldest(now));
         let is_old = limit.is_some_and(|limit| {
             oldest.is_some_and(|oldest| oldest.known().is_none_or(|age| age >= limit / 2))
@@ -212,14 +221,16 @@ impl State {
         cursor.next(stripes, before)
     }
 
-    /// Counts the stripes of a volume if that is of use, and no longer if it is not; where counting has to go on, if it has.
+    /// Starts or stops counting the stripes of a volume, depending on whether that is useful.
+    /// Returns where counting has to continue, if it has to.
     fn follow_stripes(&mut self, target: &Target) -> Option<u64> {
         let inode = target.inode?;
         let (volume, backing) = (self.volumes.get(target.id)?, target.backing.as_ref()?);
         let (sectors, is_expensive) = of_volume(&volume.options, &backing.info());
         let wanted = sectors.filter(|_| is_expensive);
         if self.dirty.stripes(inode).map(Stripes::sectors) != wanted {
-            // Numbers of volumes that are not served any more, too: these begin anew.
+            // Also drop the counts of inodes that are not served any more: these start from
+            // scratch.
             let served: BTreeSet<_> = self.volumes.iter().filter_map(|(_, volume)| volume.inode).collect();
             self.dirty.forget_stripes(|inode| !served.contains(&inode));
             self.dirty.set_stripes(inode, wanted.map(Stripes::new));
@@ -231,7 +242,7 @@ impl State {
         (counted_to < Position::MAX.offset).then_some(counted_to)
     }
 
-    /// Counts what is dirty in one leaf; where it ends.
+    /// Counts the dirty data in the leaf that holds `at`.
     fn count_in_leaf(&mut self, target: &Target, at: u64) -> Attempt<()> {
         let Some(inode) = target.inode else { return Attempt::Done(()) };
         let mut found: Vec<(u64, u64)> = Vec::new();
@@ -246,7 +257,7 @@ impl State {
         for (_, end) in &mut found {
             *end = (*end).min(upto);
         }
-        // Somebody may have begun anew meanwhile.
+        // Counting may have restarted meanwhile.
         if let Some(stripes) = self.dirty.stripes_mut(inode).filter(|stripes| stripes.counted_to() == at) {
             stripes.count(upto, &found);
         }
@@ -254,11 +265,11 @@ impl State {
     }
 }
 
-/// Sees to it that the stripes of a volume are counted, if they are of use. A leaf that cannot be read ends it until the next call:
-/// nothing beyond counts.
+/// Ensures that the stripes of a volume are counted, if that is useful. A leaf that cannot be read
+/// ends counting until the next call: nothing beyond it is counted.
 ///
 /// # Errors
-/// That leaf's.
+/// The error of that leaf.
 pub async fn follow(set: &CacheSet, target: &Target) -> Result<(), Error> {
     while let Some(at) = set.with(|s| s.follow_stripes(target)) {
         set.attempt(|s| s.count_in_leaf(target, at)).await?;
@@ -269,8 +280,9 @@ pub async fn follow(set: &CacheSet, target: &Target) -> Result<(), Error> {
     Ok(())
 }
 
-/// Offers stripes that are dirty throughout, in the order of the device, until one of them is not `taken` whole, which is gone
-/// on with next time. `taken`: how far. False: there is none.
+/// Offers full stripes to `taken`, in device order, until it takes one of them only in part; the
+/// rest is offered next time. `taken` returns how far it got. Returns false if there is no full
+/// stripe.
 pub async fn offer(set: &CacheSet, target: &Target, mut taken: impl AsyncFnMut(Range) -> u64) -> bool {
     let mut offered = None;
     while let Some(range) = set.with(|s| s.next_full(target, offered)) {
@@ -318,8 +330,9 @@ mod tests {
         assert!(!stripes.touches_dirty(400, 1000) && !stripes.touches_dirty(0, 0));
     }
 
-    /// What was begun is gone on with, then comes what lies behind it, and each once: it went round for ever where the keys of all were
-    /// in use. (Found by a hunt.)
+    /// A begun stripe is continued, then the following ones are offered, each once. Regression:
+    /// when the keys of all stripes were in use, the search wrapped around forever. (Found by `sim
+    /// hunt`.)
     #[test]
     fn full_stripes_are_offered_once_a_batch() {
         let mut stripes = Stripes::new(100);

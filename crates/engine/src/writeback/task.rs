@@ -1,5 +1,5 @@
-//! The task that writes the dirty data of one volume back. Each volume has its own: a backing device that stands still keeps
-//! only its own data waiting.
+//! The task that writes back the dirty data of one volume. Each volume has its own task: a stalled
+//! backing device holds up only its own data.
 
 use crate::error::Error;
 use crate::journal::writer;
@@ -15,19 +15,19 @@ use bcached_env::Time;
 use bcached_format::BackingState;
 use core::time::Duration;
 
-/// How long a volume is left alone that has nothing to write back, or is being written back by somebody else. Whoever
-/// changes that rings.
+/// Rest of a volume that has nothing to write back, or that another task is writing back. A change
+/// of that notifies the task.
 const ASIDE: Duration = Duration::from_secs(60);
-/// The least rest after a batch that has come to nothing.
+/// Minimum rest after a batch without progress.
 const FRUITLESS_MIN: Duration = Duration::from_millis(10);
-/// The longest such rest of a volume that has too much dirty data, or whose data was only in use.
+/// Maximum such rest if the volume has too much dirty data, or if its data was only in use.
 const FRUITLESS_MAX: Duration = Duration::from_secs(1);
 
-/// The task, for as long as the set runs and has the volume.
+/// The task. Runs as long as the set runs and has the volume.
 pub async fn run(set: CacheSet, id: VolumeId) {
     loop {
         let until = turn(&set, id).await;
-        // What has rung during the turn is not heard: a stop, above all.
+        // A notification during the turn is missed, above all that of a stop. So check here.
         if set.is_over(id) {
             return;
         }
@@ -39,20 +39,21 @@ pub async fn run(set: CacheSet, id: VolumeId) {
     }
 }
 
-/// One turn; when the next is due.
+/// Takes one turn, and returns when the next is due.
 async fn turn(set: &CacheSet, id: VolumeId) -> Time {
     let aside = set.env().now() + ASIDE;
-    // How much there is nobody knows before all has been counted; the end of that rings.
+    // The amount of dirty data is unknown until all has been counted. The end of counting notifies
+    // this task.
     if set.is_over(id) || !set.with(|s| s.is_counted()) {
         return aside;
     }
     let Some(target) = set.target(id).filter(|target| target.inode.is_some()) else { return aside };
-    // What cannot be counted now is tried again at the next turn; write-back says what keeps it.
+    // What cannot be counted now is retried at the next turn. Write-back reports the cause.
     let _counted = stripes::follow(set, &target).await;
     if set.is_over(id) {
         return aside;
     }
-    // Who detaches the volume does it all.
+    // While the volume is being detached, that task does all of its write-back.
     let alone = set.with(|s| s.volumes.get(id)?.writeback_lock.try_acquire(1));
     let Some(_alone) = alone else { return aside };
     let next = match set.with(|s| s.call_write_back(&target)) {
@@ -69,14 +70,16 @@ async fn turn(set: &CacheSet, id: VolumeId) -> Time {
     next
 }
 
-/// *Clean* on the superblock when nothing is dirty; what keeps it from being written is told. For who holds the volume's write-back.
+/// Writes *clean* to the superblock when nothing is dirty, and shows the error that prevents it.
+/// The caller holds the volume's write-back lock.
 pub async fn mark_if_clean(set: &CacheSet, id: VolumeId) {
     let marked = mark_clean(set, id).await;
     set.with(|s| tell_marking(s, id, marked));
 }
 
-/// A volume whose disk is to sleep stays *dirty* when nothing is: else the next write would have to wake the disk to say so.
-/// Whoever waits for it to be clean, a stop too, has it marked.
+/// Returns true if the volume stays marked *dirty* when nothing is: its disk is to sleep, and the
+/// next write would have to wake the disk to mark it again. A caller that waits for the volume to
+/// be clean, such as a stop, has it marked.
 pub fn stays_marked(s: &mut State, id: VolumeId) -> bool {
     let is_clean = is_clean(s, id);
     let Some(volume) = s.volumes.get_mut(id) else { return false };
@@ -89,7 +92,7 @@ pub fn stays_marked(s: &mut State, id: VolumeId) -> bool {
     true
 }
 
-/// How long the volume rests after a batch.
+/// Sets how long the volume rests after a batch.
 fn after(set: &CacheSet, target: &Target, batch: &Batch) {
     let is_behind = set.with(|s| s.is_behind(target));
     if batch.sectors > 0 && is_behind {
@@ -102,13 +105,13 @@ fn after(set: &CacheSet, target: &Target, batch: &Batch) {
         let now = s.now;
         let Some(volume) = s.volumes.get_mut(target.id) else { return };
         volume.company.rests();
-        // Two sweeps and a rest between them keep the limit.
+        // Two sweeps and a rest between them stay within the limit.
         let limit = volume.options.max_dirty_age.map_or(Duration::MAX, |limit| limit / 4);
         let rest = volume.options.writeback_delay.min(limit);
         if batch.sectors > 0 {
             volume.pace.rest_until(now + rest);
         } else {
-            // It may be that all of it is being written at this moment, which is over soon.
+            // Perhaps all of the dirty data is just being overwritten, which ends soon.
             let is_soon = is_behind || batch.trouble.is_none();
             let rest = if is_soon { rest.min(FRUITLESS_MAX) } else { rest };
             volume.pace.retry_at(now + rest.max(FRUITLESS_MIN));
@@ -116,7 +119,7 @@ fn after(set: &CacheSet, target: &Target, batch: &Batch) {
     });
 }
 
-/// *Clean* on the superblock when nothing is dirty.
+/// Writes *clean* to the superblock when nothing is dirty.
 pub async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
     let clean = set.with(|s| is_clean(s, id));
     if !clean {
@@ -130,7 +133,7 @@ pub async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
     })
     .await?;
     set.with(|s| {
-        // Who makes something dirty from here on says so on the superblock first.
+        // From here on, a request that makes something dirty marks the superblock first.
         if let Some(volume) = s.volumes.get_mut(id).filter(|volume| !volume.dirty_marked) {
             volume.is_rid_of_dirty();
         }
@@ -138,8 +141,9 @@ pub async fn mark_clean(set: &CacheSet, id: VolumeId) -> Result<(), Error> {
     Ok(())
 }
 
-/// It is tried again at every turn; until then the device says *dirty*, which loses nothing but the freedom to go without
-/// the cache. A set that has failed says so itself.
+/// Shows the error that prevents marking. It is retried at every turn. Until then the device says
+/// *dirty*, which loses nothing but the freedom to be used without the cache. A failed set reports
+/// its failure itself.
 fn tell_marking(s: &mut State, id: VolumeId, marked: Result<(), Error>) {
     if let Some(volume) = s.volumes.get_mut(id) {
         volume.marking_trouble =

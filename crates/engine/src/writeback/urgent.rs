@@ -1,8 +1,10 @@
-//! Write-back that somebody waits for: as fast as the devices go, whatever the options say, and given up if they take no data.
+//! Write-back that a caller waits for: as fast as the devices allow, whatever the options say. It
+//! fails if the devices accept no data.
 //!
-//! There are two ends to it. A volume that leaves the cache gets no new dirty data, so all of it is written back, batch after
-//! batch, until nothing is left. A volume that stays goes on being written to: there one sweep over all of it is enough,
-//! because whatever was dirty when it began is clean behind it, or newer. Where it had to pass something by another follows.
+//! It ends in one of two ways. A volume that leaves the cache gets no new dirty data, so batches
+//! run until nothing is dirty. A volume that stays continues to be written to. One sweep over all
+//! of it is enough, because whatever was dirty when the sweep began is clean behind it, or newer.
+//! If the sweep had to skip something, another follows.
 
 use crate::error::Error;
 use crate::request::Target;
@@ -15,31 +17,34 @@ use bcached_env::sync::Permit;
 use core::cell::Cell;
 use core::time::Duration;
 
-/// Batches in a row that meet trouble and get nothing done, or sweeps that meet any, before it is given up.
+/// Write-back fails after this many consecutive batches with an error and no progress, or sweeps
+/// with any error.
 const FRUITLESS_MAX: u32 = 5;
-/// Rest before trouble is met again.
+/// Rest after an error.
 const REST_AFTER_TROUBLE: Duration = Duration::from_secs(1);
-/// How often to look whether the tree has been walked, if nobody tells.
+/// How often to check whether the tree has been walked, without a notification.
 const WALK_LOOK: Duration = Duration::from_secs(1);
-/// How often to look at ranges that were being written.
+/// How often to look again at ranges that were being written.
 const REST_BESIDE_WRITES: Duration = Duration::from_millis(10);
 
-/// Gives up long work. Clones are the same one.
+/// Cancels long work. Clones share one flag.
 #[derive(Clone, Default)]
 pub struct Cancel(Rc<Cell<bool>>);
 
 impl Cancel {
-    /// Whether the work is to be given up.
+    /// Returns true if the work is to be cancelled.
     #[must_use]
     pub fn is_asked(&self) -> bool {
         self.0.get()
     }
 }
 
-/// Writes back batch after batch until `is_done` says so, which is asked before each. Holds the volume's write-back meanwhile.
+/// Writes back batch after batch until `is_done`, which is called before each, returns true. Holds
+/// the volume's write-back lock meanwhile.
 ///
 /// # Errors
-/// What keeps the data from being written back; [`Error::Stopping`], [`Error::Cancelled`], and a set's failure.
+/// The error that keeps the data from being written back; [`Error::Stopping`],
+/// [`Error::Cancelled`], or the failure of the set.
 pub async fn write_back(
     set: &CacheSet,
     target: &Target,
@@ -77,8 +82,8 @@ pub async fn write_back(
     }
 }
 
-/// Sweep after sweep until one has passed nothing by. What cannot be written back is passed by a few times and then told; the
-/// rest is clean by then.
+/// Runs sweeps until one has skipped nothing. Data that cannot be written back is skipped a few
+/// times and then reported as an error; all other data is clean by then.
 async fn sweep(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<(), Error> {
     let _alone = alone(set, target.id).await?;
     walked(set, cancel).await?;
@@ -88,7 +93,7 @@ async fn sweep(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<(), E
         match sweep_once(set, target, cancel).await? {
             Swept { is_clean: true, .. } => return tell_hidden(set, target),
             Swept { has_gaps: false, trouble: None, .. } => {
-                // What was left to writes in progress is theirs only once they have come.
+                // Data left to writes in progress is covered only once these have ended.
                 if changes_have_ended(set, target, cancel).await? {
                     return Ok(());
                 }
@@ -105,12 +110,14 @@ async fn sweep(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<(), E
     }
 }
 
-/// All that is known to be dirty has been written back; if there may be more, behind a damaged node, it cannot be.
+/// Returns an error if there may be more dirty data behind a damaged node, which cannot be written
+/// back. Called when all known dirty data has been written back.
 fn tell_hidden(set: &CacheSet, target: &Target) -> Result<(), Error> {
     target.inode.and_then(|inode| set.with(|s| s.hidden(inode))).map_or(Ok(()), Err)
 }
 
-/// Waits for the changes in flight. False if one has failed to which the last sweep had left something.
+/// Waits for the changes in flight. Returns false if one failed to which the last sweep had left
+/// something.
 async fn changes_have_ended(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<bool, Error> {
     set.with(|s| {
         let Some(volume) = s.volumes.get_mut(target.id) else { return };
@@ -131,17 +138,17 @@ async fn changes_have_ended(set: &CacheSet, target: &Target, cancel: &Cancel) ->
     }
 }
 
-/// What a sweep has come to.
+/// The result of a sweep.
 struct Swept {
     /// Nothing is dirty.
     is_clean: bool,
-    /// It has passed something by.
+    /// It has skipped something.
     has_gaps: bool,
-    /// The first trouble that it has met.
+    /// Its first error.
     trouble: Option<Error>,
 }
 
-/// From the start of the volume to its end.
+/// Sweeps from the start of the volume to its end.
 async fn sweep_once(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<Swept, Error> {
     let mut trouble = None;
     let began = set.with(|s| s.sweep_begins(target));
@@ -159,7 +166,7 @@ async fn sweep_once(set: &CacheSet, target: &Target, cancel: &Cancel) -> Result<
 }
 
 impl State {
-    /// Places that could not be written back are tried again, whenever that was to be.
+    /// Makes failed extents due now.
     fn retry_places(&mut self, target: &Target) {
         let now = self.now;
         if let Some(volume) = self.volumes.get_mut(target.id) {
@@ -167,7 +174,7 @@ impl State {
         }
     }
 
-    /// A sweep begins at the start of the volume; how many have ended.
+    /// Begins a sweep at the start of the volume. Returns how many sweeps have ended.
     fn sweep_begins(&mut self, target: &Target) -> u64 {
         let now = self.now;
         let Some(volume) = self.volumes.get_mut(target.id) else { return 0 };
@@ -176,8 +183,8 @@ impl State {
         volume.pace.age.ended().0
     }
 
-    /// Once nothing is dirty, or the sweep has ended that began when `began` had: whether nothing is, and whether it has passed
-    /// something by.
+    /// Returns `None` until nothing is dirty or a sweep has ended since `began` sweeps had ended.
+    /// Then returns whether nothing is dirty, and whether the sweep has skipped something.
     fn swept_since(&self, target: &Target, began: u64) -> Option<(bool, bool)> {
         let volume = self.volumes.get(target.id).filter(|volume| volume.inode == target.inode);
         let dirty = volume.and_then(|volume| volume.inode).map_or(0, |inode| self.dirty.of(inode));
@@ -189,23 +196,24 @@ impl State {
     }
 }
 
-/// Waits until it is known what is dirty, but not for a node that cannot be read.
+/// Waits until the amount of dirty data is known, but does not wait for a node that cannot be read.
 pub async fn walked(set: &CacheSet, cancel: &Cancel) -> Result<(), Error> {
     while !set.has_walked()? {
         check(set, cancel)?;
-        // Whoever cancels rings this, and so does the end of the walk.
+        // Cancelling notifies this, and so does the end of the walk.
         set.env().wait_until(&set.signals().writeback_work, set.env().now() + WALK_LOOK).await;
     }
     Ok(())
 }
 
-/// Waits for whoever writes the volume back: a batch, or all of what somebody else waits for.
+/// Waits for the volume's write-back lock: until another task's batch has ended, or all of the
+/// write-back that another caller waits for.
 async fn alone(set: &CacheSet, id: VolumeId) -> Result<Permit, Error> {
     let lock = set.with(|s| s.volumes.get(id).map(|volume| volume.writeback_lock.clone()));
     Ok(lock.ok_or(Error::NoVolume)?.acquire(1).await)
 }
 
-/// Whether such work is to go on.
+/// Returns an error if long work must not continue.
 pub fn check(set: &CacheSet, cancel: &Cancel) -> Result<(), Error> {
     set.check_alive()?;
     if set.with(|s| s.stopping) {
@@ -227,18 +235,20 @@ async fn rest(set: &CacheSet, cancel: &Cancel, time: Duration) {
 }
 
 impl CacheSet {
-    /// Long work is to be given up; it ends with [`Error::Cancelled`] when the batch that is under way has ended.
+    /// Cancels long work. It ends with [`Error::Cancelled`] when its current batch has ended.
     pub fn cancel(&self, cancel: &Cancel) {
         cancel.0.set(true);
         self.signals().writeback_work.notify_all();
     }
 
-    /// Writes back what is dirty of a volume now, as fast as the devices go and whatever the options of write-back say. The volume
-    /// stays cached, and what is written meanwhile may be dirty afterwards.
+    /// Writes back the dirty data of a volume now, as fast as the devices allow and whatever the
+    /// write-back options say. The volume stays cached, and what is written meanwhile may be dirty
+    /// afterwards.
     ///
     /// # Errors
-    /// If the backing device refuses some of it: then the rest is written back. If it is cancelled, if the set is being stopped or
-    /// fails, or if there is no such volume or nothing under it.
+    /// The backing device refuses some of the data (then the rest is written back), the work is
+    /// cancelled, the set is being stopped or fails, there is no such volume, or it has no backing
+    /// device.
     pub async fn write_back(&self, id: VolumeId, cancel: &Cancel) -> Result<(), Error> {
         let target = self.with(|s| s.hold(id))?;
         let written = match (&target.backing, target.inode) {

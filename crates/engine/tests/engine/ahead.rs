@@ -1,4 +1,4 @@
-//! Leaves that are rewritten while others write into them.
+//! Leaves that are rewritten while other tasks write into them.
 
 use crate::memory::Mishap;
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open, run, write};
@@ -8,13 +8,13 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A node has 128 blocks of a sector: 8192 words, for which there are 64 late keys.
+/// A node has 128 blocks of a sector: 8192 words, for which 64 late keys are allowed.
 const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 4000, backing: 100_000 };
-/// Sectors that are written, every other one.
+/// Number of sectors that are written, every other one.
 const KEYS: u64 = 6000;
-/// Keys that surely are taken by a leaf that has been closed for a moment.
+/// Number of keys that a leaf is certain to accept just after it was closed.
 const LATE: u64 = 12;
-/// More than it takes.
+/// More late keys than a leaf accepts.
 const TOO_MANY: u64 = 100;
 
 fn options() -> Options {
@@ -34,7 +34,7 @@ async fn put(set: &CacheSet, volume: VolumeId, number: u64) {
     ask(set, volume, write(2 * number, 1, byte_of(number))).await;
 }
 
-/// A set with a tree of leaves, into one of which keys come one after the other.
+/// A set with a tree of leaves, one of which receives keys one after the other.
 struct Filling {
     env: Env,
     set: CacheSet,
@@ -53,7 +53,7 @@ impl Filling {
         Self { env: env.clone(), set, volume, next: KEYS, ended: Rc::new(Cell::new(KEYS)) }
     }
 
-    /// Begins the next write, and does not wait for it.
+    /// Starts the next write, without waiting for it.
     fn begin_next(&mut self) {
         let (set, volume, number) = (self.set.clone(), self.volume, self.next);
         let ended = Rc::clone(&self.ended);
@@ -64,13 +64,13 @@ impl Filling {
         });
     }
 
-    /// Those that do not end in this time wait for something.
+    /// Counts the writes that are still pending after 2 ms; those are blocked.
     async fn under_way(&self) -> u64 {
         self.env.sleep(Duration::from_millis(2)).await;
         self.next - self.ended.get()
     }
 
-    /// Everything that was written is there.
+    /// Asserts that all written data is readable.
     async fn check(&self) {
         for number in 0..self.next {
             assert_eq!(bytes(&self.set, self.volume, 2 * number, 1).await, [byte_of(number)], "{number}");
@@ -79,15 +79,16 @@ impl Filling {
     }
 }
 
-/// While the rewrite of a leaf stands still in the middle, as many keys enter the leaf as it takes, and more wait. None is lost,
-/// nor after a start.
+/// While the rewrite of a leaf is stalled halfway, the leaf accepts as many keys as allowed, and
+/// further ones wait. None is lost, not even after a restart.
 #[test]
 fn keys_enter_a_leaf_whose_successors_are_being_written() {
     let mut rig = Rig::new(SIZES, 1);
     let (is_stopped, stands) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
     {
         let (is_stopped, stands) = (Rc::clone(&is_stopped), Rc::clone(&stands));
-        // First sets begin where a bucket does, behind those of the journal, and are less than the bucket.
+        // First sets begin at the start of a bucket, behind those of the journal, and are smaller
+        // than the bucket.
         let node = u64::from(SIZES.bucket);
         let is_first_set = move |op: &Op| match op {
             Op::Write { sector, payload, .. } => {

@@ -1,5 +1,6 @@
-//! What a client's flush answers for, when a flush of the backing device has failed: whatever was acknowledged before it was
-//! asked for, by whoever and in however many pieces it was written.
+//! Tests what a client's flush covers when a flush of the backing device has failed: whatever was
+//! acknowledged before the flush was requested, whichever client wrote it and in however many
+//! pieces.
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, open, run, write};
@@ -24,7 +25,7 @@ fn options() -> Options {
 /// Where the volume's data starts on its backing device, in sectors.
 const DATA: u64 = 16;
 
-/// Asks, and says in the end how it was answered.
+/// Starts a request; the returned cell later says whether it succeeded.
 fn start(env: &Env, set: &CacheSet, volume: VolumeId, request: Request) -> Rc<Cell<Option<bool>>> {
     let (set, answer) = (set.clone(), Rc::new(Cell::new(None)));
     let told = Rc::clone(&answer);
@@ -47,7 +48,7 @@ fn durable(sector: u64) -> Request {
     Request::Write { sector, payload: Buffer::zeroed(4096).freeze(), fua: true }
 }
 
-/// A mode, a request, and which operation of it takes long.
+/// A mode, a request, and which of the request's operations is slow.
 type Slow = (CacheMode, fn() -> Request, fn(DiskId, &Op) -> bool);
 
 const ONES: u8 = 1;
@@ -56,8 +57,9 @@ fn is_ones(op: &Op) -> bool {
     matches!(op, Op::Write { payload, .. } if payload.as_slice().iter().all(|byte| *byte == ONES))
 }
 
-/// A request in mode `mode`, of which what `is_slow` says does not end before a flush has failed: how it was answered, and that
-/// flush and two later ones.
+/// Runs a request in mode `mode` whose operations selected by `is_slow` do not complete before a
+/// flush has failed. Returns whether the request succeeded, and the results of that flush and of
+/// two later ones.
 fn beside_a_failing_flush(
     mode: CacheMode,
     request: Request,
@@ -85,8 +87,9 @@ fn beside_a_failing_flush(
     })
 }
 
-/// A request was under way when a flush failed, which may have dropped what had been written of it, though its end is seen
-/// later. The client was told that all of it had been written, and read the old content.
+/// A request that is in flight when a flush fails is not acknowledged. The failed flush may have
+/// dropped parts of it that were already written, although its completion is seen later. The client
+/// used to be told that all of it was written, and then read the old content.
 #[test]
 fn what_is_under_way_when_a_flush_fails_is_not_acknowledged() {
     let slow: [Slow; 4] = [
@@ -100,9 +103,9 @@ fn what_is_under_way_when_a_flush_fails_is_not_acknowledged() {
             || Request::WriteZeroes { sector: 1000, sectors: 8, fua: false, may_unmap: false },
             |disk, op| disk == BACKING && matches!(op, Op::Zero { sector: 1016, .. }),
         ),
-        // The half of it that the backing device has had for long.
+        // The half of it that the backing device received long ago.
         (CacheMode::Writethrough, || write(1000, 8, ONES), |disk, op| disk == CACHE && is_ones(op)),
-        // A part of a block, while the rest takes long.
+        // A part of a block, while the rest is slow.
         (
             CacheMode::Writearound,
             || Request::WriteZeroes { sector: 1004, sectors: 12, fua: false, may_unmap: false },
@@ -116,8 +119,9 @@ fn what_is_under_way_when_a_flush_fails_is_not_acknowledged() {
     }
 }
 
-/// A flush that was asked for before a write was acknowledged ended after it, with the error that the write's own flush should
-/// have had: it does not answer for the write, and must not take that away.
+/// A flush requested before a write was acknowledged does not consume the error of that write. It
+/// completes after the write, with the error that the write's own flush should get. It does not
+/// cover the write, so the next flush must still report the error.
 #[test]
 fn an_earlier_flush_does_not_take_the_error_of_a_later_one() {
     let mut rig = Rig::new(SIZES, 1);
@@ -149,8 +153,9 @@ fn an_earlier_flush_does_not_take_the_error_of_a_later_one() {
     assert_eq!(next, Err(Error::LostWrites));
 }
 
-/// A flush that waits before the engine has it is about what was answered when its client asked. When it failed, what was
-/// answered meanwhile counted as told of, and the next flush succeeded over it.
+/// A flush that is queued before it reaches the engine covers only what was acknowledged when its
+/// client requested it. When it failed, writes acknowledged in the meantime used to count as
+/// reported, and the next flush succeeded in spite of them.
 #[test]
 fn a_flush_that_has_waited_does_not_take_the_error_of_the_next() {
     let mut rig = Rig::new(SIZES, 1);
@@ -177,8 +182,9 @@ fn a_flush_that_has_waited_does_not_take_the_error_of_the_next() {
     assert_eq!((next, last), (Err(Error::LostWrites), Ok(())));
 }
 
-/// A device without FUA makes a write durable by a flush. That one ran beside the flush of another client; the kernel told
-/// the failure of both to one of them only.
+/// A device without FUA makes a write durable by a flush. At most one flush may run at a time, so
+/// the write shares the flush of another client. The two used to run side by side, and the kernel
+/// reported the failure of both to only one of them.
 #[test]
 fn where_there_is_no_fua_a_durable_write_shares_the_one_flush_that_may_run() {
     for fua in [false, true] {

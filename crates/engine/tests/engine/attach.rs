@@ -1,4 +1,4 @@
-//! A backing device is attached whole or not at all.
+//! A backing device is attached completely or not at all.
 
 use crate::beside::Beside;
 use crate::memory::{Mishap, NoNote};
@@ -13,8 +13,9 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 4096 };
 
-/// The device's superblock cannot be written when it is attached. The volume once stayed, half attached and in its old
-/// mode, and a second try was refused as a duplicate.
+/// An attach fails because the device's superblock cannot be written. It leaves nothing behind and
+/// can be repeated. The volume used to stay, half attached and in its old mode, and a second
+/// attempt was refused as a duplicate.
 #[test]
 fn an_attach_that_failed_leaves_nothing_and_can_be_repeated() {
     let mut rig = Rig::new(SIZES, 7);
@@ -49,7 +50,8 @@ fn an_attach_that_failed_leaves_nothing_and_can_be_repeated() {
     assert_eq!((superblock.state(), superblock.cache_mode()), (BackingState::Clean, CacheMode::Writearound));
 }
 
-/// A device and a copy of it come at once. The one that is second is refused, and nothing is written to it: it has the mode that it had.
+/// A device and a copy of it are added at the same time. The second one is refused, nothing is
+/// written to it, and it keeps its cache mode.
 #[test]
 fn of_two_copies_that_come_at_once_one_is_written_to() {
     let mut rig = Rig::new(SIZES, 7);

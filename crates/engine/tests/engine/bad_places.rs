@@ -1,5 +1,6 @@
-//! Places of a backing device that take no data, or of the cache that give none: they are tried ever less often, everything else is
-//! written back meanwhile, and they are too when they can be.
+//! Extents that the backing device cannot write, or that the cache cannot read. They are retried
+//! with increasing back-off while everything else is written back, and are written back themselves
+//! as soon as that works.
 
 use crate::memory::{Fate, Mishap};
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
@@ -17,7 +18,7 @@ const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_0
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Writes of so many sectors lie side by side.
+/// Sectors per write; writes are adjacent.
 const PIECE: u64 = 8;
 
 fn options() -> Options {
@@ -25,17 +26,17 @@ fn options() -> Options {
     Options { volume, ..Options::default() }
 }
 
-/// `count` pieces side by side, written backwards, so that each is a key of its own.
+/// Writes `count` adjacent pieces backwards, so that each is a key of its own.
 async fn dirty(set: &CacheSet, volume: VolumeId, first: u64, count: u64, byte: u8) {
     for n in (0..count).rev() {
         ask(set, volume, write(first + n * PIECE, 8, byte)).await;
     }
 }
 
-/// How often each bad place was to be written, by its sector.
+/// How often a write of each bad sector was tried, by sector.
 type Tries = Rc<RefCell<BTreeMap<u64, u32>>>;
 
-/// The backing device takes nothing for the sectors `bad` of the volume.
+/// Makes the backing device refuse writes to the sectors `bad` of the volume.
 fn refuse(bad: Vec<u64>, tries: &Tries) -> Fate {
     let tries = Rc::clone(tries);
     Box::new(move |disk, op| {
@@ -50,7 +51,8 @@ fn refuse(bad: Vec<u64>, tries: &Tries) -> Fate {
     })
 }
 
-/// Each sweep tried each bad sector again, for ever, and each of them takes a disk seconds.
+/// Bad extents are retried with increasing back-off, and everything else is written back. Each
+/// sweep used to retry each bad sector forever, and each retry takes a disk seconds.
 #[test]
 fn bad_places_are_tried_ever_less_often_and_the_rest_leaves() {
     let mut rig = Rig::new(SIZES, 1);
@@ -65,13 +67,13 @@ fn bad_places_are_tried_ever_less_often_and_the_rest_leaves() {
         let is_the_rest_gone = || (40..=40 * PIECE).contains(&set.status().dirty_sectors);
         assert!(is_the_rest_gone(), "{} sectors are dirty", set.status().dirty_sectors);
         for hour in 0..4 {
-            // Somebody works beside it.
+            // A client keeps writing meanwhile.
             dirty(&set, volume, 0, 10, hour).await;
             dirty(&set, volume, 88, 9, hour).await;
             env.sleep(HOUR).await;
             assert!(is_the_rest_gone(), "{} sectors are dirty", set.status().dirty_sectors);
         }
-        // In the run, for itself, and then after 1, 2, 4 .. 2048, 3600 s.
+        // Tries: as part of a run, alone, and then after 1, 2, 4 .. 2048, 3600 s.
         let most = tries.borrow().values().copied().max();
         assert!(most.is_some_and(|most| (12..=20).contains(&most)), "{most:?} in four hours");
         let info = set.volumes().remove(0);
@@ -90,7 +92,7 @@ fn bad_places_are_tried_ever_less_often_and_the_rest_leaves() {
     });
 }
 
-/// Keys beside a bad place were read and written with it again each time that it was tried.
+/// A bad extent is retried alone. Its neighbours used to be read and written with it at each retry.
 #[test]
 fn a_place_that_has_failed_is_tried_alone() {
     let mut rig = Rig::new(SIZES, 1);
@@ -102,7 +104,7 @@ fn a_place_that_has_failed_is_tried_alone() {
         dirty(&set, volume, 0, 20, 1).await;
         env.sleep(300 * SECOND).await;
         let before = tries.borrow()[&84];
-        // It becomes due, and its neighbours are dirty then.
+        // The extent becomes due, and its neighbours are dirty by then.
         set.change_volume_options(volume, |options| options.writeback_running = false).expect("it is served");
         dirty(&set, volume, 0, 10, 2).await;
         dirty(&set, volume, 88, 9, 2).await;
@@ -115,7 +117,8 @@ fn a_place_that_has_failed_is_tried_alone() {
     });
 }
 
-/// Whoever asks for a flush or a detach has each place tried at once, whenever that was to be, and hears soon what blocks it.
+/// A flush or a detach makes each bad extent be tried at once, whatever its back-off, and soon
+/// reports what blocks it.
 #[test]
 fn who_waits_for_all_of_it_has_bad_places_tried_at_once() {
     let mut rig = Rig::new(SIZES, 1);
@@ -146,7 +149,8 @@ fn who_waits_for_all_of_it_has_bad_places_tried_at_once() {
     });
 }
 
-/// More places than the list holds: it stays short, what lies far from them leaves, and all of it does in the end.
+/// With more bad extents than the list holds, the list stays short. Data far from them is written
+/// back at once, and all data in the end.
 #[test]
 fn a_device_that_takes_nothing_is_a_list_that_stays_short() {
     let mut rig = Rig::new(SIZES, 1);
@@ -175,14 +179,15 @@ fn a_device_that_takes_nothing_is_a_list_that_stays_short() {
     });
 }
 
-/// A sector of the cache cannot be read. What is written over it stands elsewhere, and need not wait.
+/// A sector of the cache cannot be read. Data written over it is stored elsewhere, and need not
+/// wait for the back-off.
 #[test]
 fn other_data_where_the_cache_could_not_read_is_written_back_at_once() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
-        // The first piece of data that is read stands at a bad place.
+        // The first piece of data that is read is at a bad sector.
         let bad = RefCell::new(None);
         world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {
             Op::Read { sector, buffer } if disk == CACHE && buffer.len() == 4096 => {
@@ -204,7 +209,7 @@ fn other_data_where_the_cache_could_not_read_is_written_back_at_once() {
     });
 }
 
-/// Reads of the cache device that take in what stands now at `place` there, in sectors, fail.
+/// Makes reads of the cache device fail that include sector `place` of that device.
 fn unreadable(place: u64) -> Fate {
     Box::new(move |disk, op| {
         let Op::Read { sector, buffer } = op else { return None };
@@ -213,7 +218,7 @@ fn unreadable(place: u64) -> Fate {
     })
 }
 
-/// Where on the cache device the sector of the volume is, if it is there.
+/// Returns the volume sector's location on the cache device, if it is cached.
 async fn place(set: &CacheSet, volume: VolumeId, sector: u64) -> Option<u64> {
     match set.explain(volume, sector).await.expect("served").whereabouts {
         Whereabouts::Dirty(place) | Whereabouts::Clean(place) => Some(place.sector),
@@ -221,8 +226,9 @@ async fn place(set: &CacheSet, volume: VolumeId, sector: u64) -> Option<u64> {
     }
 }
 
-/// Each try of the one bad place was counted as an error of the device, and with the eighth, after two minutes, all volumes of the set
-/// did without the cache.
+/// One bad extent does not make the volumes bypass the cache. Each retry used to count as an error
+/// of the device, and after the eighth, within two minutes, all volumes of the set bypassed the
+/// cache.
 #[test]
 fn one_bad_place_is_no_reason_to_do_without_the_cache() {
     let mut rig = Rig::new(SIZES, 1);
@@ -243,7 +249,8 @@ fn one_bad_place_is_no_reason_to_do_without_the_cache() {
     });
 }
 
-/// The copy was never given up: each read of it waited for the device's error, and with the eighth all volumes did without the cache.
+/// A clean copy that cannot be read is invalidated and then made anew. It used to stay: each read
+/// of it waited for the device's error, and after the eighth all volumes bypassed the cache.
 #[test]
 fn a_clean_copy_that_cannot_be_read_is_given_up_and_made_anew() {
     let mut rig = Rig::new(SIZES, 1);
@@ -269,8 +276,10 @@ fn a_clean_copy_that_cannot_be_read_is_given_up_and_made_anew() {
     });
 }
 
-/// The copy is given up in memory. Who then writes past the cache finds nothing to make void, and must wait all the same until that is
-/// durable: a crash brought the old copy back over what was written.
+/// An invalidated copy does not come back over data written past the cache. The copy is first
+/// invalidated in memory only. A later write past the cache finds nothing to invalidate, yet must
+/// wait until the invalidation is durable. Otherwise a crash brings the old copy back over the
+/// written data.
 #[test]
 fn a_copy_that_was_given_up_does_not_come_back_over_what_is_written_past_the_cache() {
     let mut rig = Rig::new(SIZES, 1);
@@ -281,7 +290,7 @@ fn a_copy_that_was_given_up_does_not_come_back_over_what_is_written_past_the_cac
         ask(&set, volume, write(80, 8, 1)).await;
         env.sleep(10 * SECOND).await;
         set.set_cache_mode(volume, CacheMode::Writearound).await.expect("it is served");
-        // The copy is in the tree on the device.
+        // The copy is now in the tree on the device.
         set.stop().await.expect("sound");
     });
     run(&mut rig, move |env| async move {

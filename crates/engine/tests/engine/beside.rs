@@ -1,4 +1,4 @@
-//! What goes on beside a test.
+//! Background tasks of a test.
 
 use bcached_engine::{CacheSet, Error, Request, VolumeId};
 use bcached_env::{Env, Time};
@@ -7,7 +7,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Something that goes on beside the test, and its result.
+/// A task that runs beside the test, and its result.
 pub struct Beside<T>(Rc<RefCell<Option<T>>>);
 
 impl<T: 'static> Beside<T> {
@@ -35,7 +35,7 @@ impl<T: 'static> Beside<T> {
     }
 }
 
-/// A request that is under way.
+/// Starts a request in the background.
 pub fn asking(env: &Env, set: &CacheSet, volume: VolumeId, request: Request) -> Beside<Result<(), Error>> {
     let set = set.clone();
     Beside::start(env, async move { set.serve(volume, request).await.result })

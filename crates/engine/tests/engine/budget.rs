@@ -1,4 +1,4 @@
-//! The hard limit of the memory for nodes, against trees that are much larger.
+//! The hard memory limit for nodes, tested with much larger trees.
 
 use crate::rig::{Rig, Sizes, ask, in_flight, open};
 use bcached_engine::{CacheSet, Error, Options, Request, Status, VolumeId, VolumeOptions, node_budget_min};
@@ -10,17 +10,17 @@ use std::time::Duration;
 /// Requests in flight.
 const DEPTH: u64 = 64;
 
-/// A block of the sets here, in sectors.
+/// A block of the sets in this file, in sectors.
 const BLOCK: u64 = 4;
 /// The same in bytes.
 const BLOCK_BYTES: usize = 4 * 512;
 
-/// The content of a volume's block that a test writes.
+/// The content that a test writes to a volume's block.
 fn content(block: u64) -> u8 {
     u8::try_from(block % 251).expect("small") + 1
 }
 
-/// Write-back does not run, so that every key stays; the cache may be filled to the brim.
+/// Write-back is off, so that every key stays, and the cache may be filled completely.
 fn options(budget: usize) -> Options {
     Options {
         node_budget_bytes: budget,
@@ -43,7 +43,7 @@ async fn write(set: &CacheSet, volume: VolumeId, block: u64) {
     ask(set, volume, Request::Write { sector: block * BLOCK, payload, fua: false }).await;
 }
 
-/// What the block at `sector` is full of.
+/// Reads the byte that fills the block at `sector`.
 async fn read(set: &CacheSet, volume: VolumeId, sector: u64) -> u8 {
     let buffer = Buffer::zeroed(BLOCK_BYTES);
     let reply = ask(set, volume, Request::Read { sector, buffer }).await;
@@ -52,22 +52,23 @@ async fn read(set: &CacheSet, volume: VolumeId, sector: u64) -> u8 {
     buffer.as_slice()[0]
 }
 
-/// Runs one process.
+/// Runs `script` as one process.
 fn run<T: 'static, F: Future<Output = T> + 'static>(rig: &mut Rig, script: impl FnOnce(Env) -> F) -> T {
     let mut executor = rig.executor();
     let env = executor.env();
     executor.block_on(script(env)).expect("somebody waits for ever")
 }
 
-/// A tree that would take 40 MiB, with its root at level 3, under a budget of 2 MiB, 64 requests in flight; then reads with
-/// less still, and a discard of the whole volume among reads. That the budget is kept is asserted by the node cache at
-/// every change.
+/// Grows a tree that would take 40 MiB, with its root at level 3, under a budget of 2 MiB and with
+/// 64 requests in flight. Then reads with an even smaller budget, and discards the whole volume
+/// beside reads. The node cache asserts at every change that the budget is kept.
 #[test]
 fn a_tree_twenty_times_the_budget_is_grown_and_discarded() {
     const BUDGET: usize = 2 << 20;
     const BUCKET: u64 = 8;
-    /// A request fills so many buckets, each of which is a key. They come in falling order: a node has two blocks, is
-    /// divided when its keys fill more than one, and what lies behind in the order stays as it is then.
+    /// A request fills this many buckets, each of which is a key. Requests come in falling order: a
+    /// node has two blocks and is divided when its keys fill more than one, and the part that is
+    /// later in the order then stays as it is.
     const BUCKETS: u64 = 4;
     const REQUEST: u64 = BUCKETS * BUCKET;
     const REQUESTS: u64 = 117_000;
@@ -92,7 +93,7 @@ fn a_tree_twenty_times_the_budget_is_grown_and_discarded() {
         .await;
         let status = set.status();
         assert_within(&status, BUDGET);
-        // All nodes at the size of those that are in memory.
+        // All nodes, at the average size of those in memory.
         let nodes = status.buckets_metadata - before;
         assert!(nodes * status.node_bytes / status.nodes >= 20 * BUDGET as u64, "{status:?}");
         assert!(status.tree_depth >= 3, "{status:?}");
@@ -100,7 +101,8 @@ fn a_tree_twenty_times_the_budget_is_grown_and_discarded() {
         set.stop().await.expect("it stops");
     });
 
-    // With the least memory for it, reads that each need a path of their own, many more than there is room for.
+    // With the minimum budget, reads that each need a path of their own, many more than there is
+    // room for.
     run(&mut rig, |env| async move {
         let least = node_budget_min(BUCKET, 3);
         let (set, volume) = open(env.clone(), options(least)).await.expect("just enough");
@@ -139,8 +141,8 @@ fn a_tree_twenty_times_the_budget_is_grown_and_discarded() {
     });
 }
 
-/// With the least memory that a set can be opened with, 64 requests at a time still get done; with less it says what it
-/// needs.
+/// With the minimum budget for a set, 64 concurrent requests still complete. With a smaller one,
+/// opening fails and reports the budget that is needed.
 #[test]
 fn the_least_budget_suffices_and_less_is_refused() {
     const SPAN: u64 = 12_000;
@@ -189,9 +191,10 @@ fn the_least_budget_suffices_and_less_is_refused() {
     });
 }
 
-/// Another cache needs some of the memory, and gives it back later: requests that each need a path of their own go on meanwhile, more of
-/// them than there is room for. That no byte more is used than there is at each moment is asserted by the node cache, and that who may
-/// hold nodes gets the memory for them, by the end of it.
+/// Another cache needs some of the memory and later returns it. Meanwhile requests continue that
+/// each need a path of their own, more of them than there is room for. The node cache asserts that
+/// no more memory is used than there is at each moment, and in the end that every task allowed to
+/// hold nodes gets the memory for them.
 #[test]
 fn memory_is_given_up_and_taken_back_under_requests() {
     const SPAN: u64 = 12_000;
@@ -208,7 +211,8 @@ fn memory_is_given_up_and_taken_back_under_requests() {
         .await;
         let depth = set.status().tree_depth;
         assert!(depth >= 2, "{:?}", set.status());
-        // Less than any tree needs: as little as this one does. Nor is that all at once in the way of who reads.
+        // Less than any tree needs: the budget becomes as small as this tree allows. Even that does
+        // not block readers.
         for wanted in [BUDGET / 2, 0, 1, BUDGET, 0, BUDGET + 7] {
             let (resizing, reading) = (set.clone(), set.clone());
             let has = Rc::new(RefCell::new(None));

@@ -1,4 +1,5 @@
-//! Dirty data that somebody wants written back now: all that is dirty at that moment, whoever goes on writing.
+//! Write-back on demand: it covers all data that is dirty at that moment, and ends even if clients
+//! keep writing.
 
 use crate::beside::{Beside, asking};
 use crate::memory::Mishap;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
 
-/// Nothing is written back unasked.
+/// Write-back is off.
 fn still() -> Options {
     let volume = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
     Options { volume, ..Options::default() }
@@ -30,7 +31,7 @@ async fn cleaned(set: &CacheSet, volume: VolumeId) -> Result<(), Error> {
     set.write_back(volume, &Cancel::default()).await
 }
 
-/// Somebody writes over all of it, single sectors and pieces, from several places and without a pause.
+/// Clients overwrite all of it, single sectors and pieces, from several places and without a pause.
 fn writers(env: &Env, set: &CacheSet, volume: VolumeId, goes_on: &Rc<Cell<bool>>) -> Vec<Beside<()>> {
     let one = |client: u64| {
         let (set, goes_on) = (set.clone(), Rc::clone(goes_on));
@@ -46,7 +47,8 @@ fn writers(env: &Env, set: &CacheSet, volume: VolumeId, goes_on: &Rc<Cell<bool>>
     (0..8).map(one).collect()
 }
 
-/// Everything that was dirty when it was asked for is on the backing device, or what was written over it since; and it ends.
+/// A write-back on demand ends while clients write. Afterwards the backing device has all data that
+/// was dirty at the start, or what was written over it since.
 #[test]
 fn it_ends_while_others_write_and_what_was_dirty_is_there() {
     let mut rig = Rig::new(SIZES, 1);
@@ -76,7 +78,8 @@ fn it_ends_while_others_write_and_what_was_dirty_is_there() {
     });
 }
 
-/// One place takes no data: the rest leaves, the place is named, nothing is lost, and it can be asked for again.
+/// One extent cannot be written. The rest is written back, the extent is named, nothing is lost,
+/// and the write-back can be requested again.
 #[test]
 fn one_bad_place_is_named_and_the_rest_leaves() {
     let mut rig = Rig::new(SIZES, 1);
@@ -102,7 +105,7 @@ fn one_bad_place_is_named_and_the_rest_leaves() {
     });
 }
 
-/// Who has asked can give it up, and a stop does not wait for it.
+/// A write-back on demand can be cancelled by its caller, and a stop does not wait for it.
 #[test]
 fn it_can_be_cancelled_and_a_stop_ends_it() {
     let mut rig = Rig::new(SIZES, 1);
@@ -132,7 +135,7 @@ fn it_can_be_cancelled_and_a_stop_ends_it() {
     });
 }
 
-/// There is nothing to do of a volume that has no cache, and none of an unknown one.
+/// Write-back on demand does nothing for a volume without a cache, and fails for an unknown one.
 #[test]
 fn without_a_cache_nothing_is_dirty() {
     let mut rig = Rig::new(SIZES, 1);
@@ -144,8 +147,8 @@ fn without_a_cache_nothing_is_dirty() {
     });
 }
 
-/// A place is left to a write in progress that covers it. Until that has come it is not done, and if it fails the older data is written
-/// back after all.
+/// Write-back leaves an extent to a write in progress that covers it. It waits for that write, and
+/// if the write fails, it writes the older data back after all.
 #[test]
 fn what_is_left_to_a_write_is_waited_for() {
     let mut rig = Rig::new(SIZES, 1);

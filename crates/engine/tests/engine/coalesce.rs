@@ -1,4 +1,4 @@
-//! Trees whose keys have died: what GC makes of them.
+//! Trees most of whose keys are dead: GC merges their nodes.
 
 use crate::memory::Mishap;
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 /// Sectors of a bucket, and of a node.
 const BUCKET: u16 = 16;
-/// Sectors that are written, every other one: a key each, for some forty leaves.
+/// Number of sectors that are written, every other one: a key each, for some forty leaves.
 const KEYS: u64 = 6000;
 const BACKING: u64 = 100_000;
 
-/// An eighth of the cache is a fifth of the keys, or a half.
+/// An eighth of the cache is a fifth of the keys, or a half, depending on `buckets`.
 const fn sizes(buckets: u64) -> Sizes {
     Sizes { block: 1, bucket: BUCKET, buckets, backing: BACKING }
 }
@@ -34,7 +34,7 @@ fn byte_of(number: u64) -> u8 {
     u8::try_from(number % 251).expect("below 251") + 1
 }
 
-/// A tree of many leaves. What it is then, and how many buckets are metadata without it.
+/// Grows a tree of many leaves. Returns its status, and the number of metadata buckets before.
 async fn grown(env: &Env, set: &CacheSet, volume: VolumeId) -> (Status, u64) {
     let before = set.status().buckets_metadata;
     let writer = set.clone();
@@ -50,7 +50,7 @@ async fn grown(env: &Env, set: &CacheSet, volume: VolumeId) -> (Status, u64) {
     (status, before)
 }
 
-/// Waits until GC has done what is due, and rests.
+/// Waits until GC has done all that is due and is idle.
 async fn passes(env: &Env, set: &CacheSet) {
     env.sleep(Duration::from_secs(5)).await;
     let passes = set.status().stats.gc_passes;
@@ -58,7 +58,8 @@ async fn passes(env: &Env, set: &CacheSet) {
     assert!(passes > 0 && set.status().stats.gc_passes == passes, "{:?}", set.status());
 }
 
-/// All but a few keys are discarded: the tree has as few nodes as it needs, and says the same, also after a start.
+/// All but a few keys are discarded. The tree then has as few nodes as it needs and the same
+/// content, also after a restart.
 #[test]
 fn a_tree_whose_keys_are_discarded_has_few_nodes() {
     let is_kept = |number: u64| number.is_multiple_of(100);
@@ -92,7 +93,7 @@ fn a_tree_whose_keys_are_discarded_has_few_nodes() {
     });
 }
 
-/// The whole volume is written anew in large pieces, while others read it: of many keys few are left.
+/// The whole volume is rewritten in large pieces while clients read it. Of many keys, few are left.
 #[test]
 fn a_tree_that_is_written_over_has_few_nodes() {
     const PIECE: u64 = 16;
@@ -102,7 +103,7 @@ fn a_tree_that_is_written_over_has_few_nodes() {
         let (full, metadata) = grown(&env, &set, volume).await;
         let many = full.buckets_metadata - metadata;
         let mut few = many;
-        // When the last pass comes is chance, and what dies after it waits for the next one.
+        // The time of the last pass is random, and keys that die after it wait for the next one.
         for _ in 0..4 {
             let writer = set.clone();
             in_flight(&env, 2 * KEYS / PIECE, 4, move |number| {
@@ -130,7 +131,8 @@ fn a_tree_that_is_written_over_has_few_nodes() {
     });
 }
 
-/// Each pass ended at the first leaf that could not be read, and the next began in front of it: nothing behind it was ever made fewer.
+/// A leaf that cannot be read only keeps its neighbours from being merged. Each pass used to end at
+/// the first such leaf, and the next began before it, so nothing behind it was ever merged.
 #[test]
 fn a_leaf_that_cannot_be_read_keeps_its_neighbours_as_they_are_and_no_others() {
     let mut rig = Rig::new(sizes(700), 4);
@@ -141,7 +143,7 @@ fn a_leaf_that_cannot_be_read_keeps_its_neighbours_as_they_are_and_no_others() {
         let (set, volume) = open(env.clone(), options.clone()).await.expect("a new set");
         let (full, metadata) = grown(&env, &set, volume).await;
         set.stop().await.expect("it stops");
-        // The first leaf is in memory no more: others have been read since.
+        // The first leaf is no longer in memory: others have been read since.
         let (set, volume) = open(env.clone(), options).await.expect("it opens again");
         let is_bad = Rc::new(Cell::new(true));
         let (holds, first) = (Rc::clone(&is_bad), Cell::new(None));
@@ -173,14 +175,15 @@ fn a_leaf_that_cannot_be_read_keeps_its_neighbours_as_they_are_and_no_others() {
     });
 }
 
-/// Two sparse leaves become one while keys come into them, which takes longer than a turn: none of those is lost, nor counted twice.
+/// Two sparse leaves are merged, which takes longer than a turn, while keys are written into them.
+/// No such key is lost or counted twice.
 #[test]
 fn what_is_written_into_leaves_that_become_one_is_kept() {
     const LARGE: Sizes = Sizes { block: 1, bucket: 256, buckets: 700, backing: 200_000 };
     const MANY: u64 = 40_000;
     let is_kept = |number: u64| number.is_multiple_of(10);
     let mut rig = Rig::new(LARGE, 5);
-    // Whoever gathers keys lets others run after each piece.
+    // The task that gathers keys yields after each piece.
     let mut executor = rig.executor().out_of_breath();
     let env = executor.env();
     let script = async move {
@@ -195,11 +198,11 @@ fn what_is_written_into_leaves_that_become_one_is_kept() {
         .await;
         let (mut written, mut beside) = (BTreeSet::new(), BTreeSet::new());
         for round in 0..4 * MANY / 10 {
-            // In the order of their addresses; behind the last one only the writes go on.
+            // In the order of their addresses. After the last one only the writes continue.
             if round < MANY / 10 {
                 ask(&set, volume, Request::Discard { sector: 20 * round + 1, sectors: 19 }).await;
             }
-            // Beside what is kept, all over what has been discarded.
+            // Next to the kept sectors, all over the discarded range.
             let number = round * 7919 % (1 + round.min(MANY / 10 - 1)) * 10;
             ask(&set, volume, write(2 * number + 2, 1, 250)).await;
             written.insert(number);

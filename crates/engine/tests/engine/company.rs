@@ -1,4 +1,4 @@
-//! Write-back and those who use the backing device beside it.
+//! Write-back and other users of the same backing device.
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, backing_superblock, open, run, write};
@@ -21,7 +21,7 @@ async fn dirty(set: &CacheSet, volume: VolumeId, count: u64) {
     }
 }
 
-/// Somebody reads what is not in the cache.
+/// Reads a sector that is not in the cache.
 async fn miss(set: &CacheSet, volume: VolumeId, sector: u64) {
     ask(set, volume, Request::Read { sector, buffer: Buffer::zeroed(512) }).await;
 }
@@ -37,7 +37,7 @@ fn operations(rig: &Rig) -> Rc<Cell<u64>> {
     operations
 }
 
-/// Writes a little now and then, for so many hours, from a time on when the disk sleeps.
+/// Writes a little every ten minutes for `hours` hours, starting when the disk is asleep.
 async fn write_now_and_then(env: &Env, set: &CacheSet, volume: VolumeId, hours: u64) {
     for n in 0..hours * 6 {
         ask(set, volume, write(n * 64, 8, 1)).await;
@@ -50,7 +50,8 @@ fn sleepy(volume: VolumeOptions) -> Options {
     Options { volume, ..Options::default() }
 }
 
-/// Each small write woke the disk, for its data and for the marks on the superblock, and nothing let it sleep.
+/// An unused disk stays asleep until a client needs it. Each small write used to wake it, for the
+/// data and for the superblock's state, and nothing let it sleep.
 #[test]
 fn a_disk_that_nobody_uses_is_left_asleep_until_somebody_does() {
     let mut rig = Rig::new(SIZES, 1);
@@ -76,7 +77,8 @@ fn a_disk_that_nobody_uses_is_left_asleep_until_somebody_does() {
     });
 }
 
-/// What write-back wakes a disk for: data that is too old, and more than twice as much as may be dirty.
+/// Write-back wakes a disk for data that is too old, and when more than twice the dirty target is
+/// dirty.
 #[test]
 fn a_disk_that_sleeps_is_woken_for_what_cannot_wait() {
     let mut rig = Rig::new(SIZES, 1);
@@ -103,7 +105,9 @@ fn a_disk_that_sleeps_is_woken_for_what_cannot_wait() {
     });
 }
 
-/// The superblock of a volume without dirty data said *dirty* after an orderly stop: it could not have been served without its cache.
+/// A stop marks a volume clean even if its disk was left asleep. Its superblock used to say *dirty*
+/// after an orderly stop although it had no dirty data, so it could not have been served without
+/// its cache.
 #[test]
 fn a_stop_marks_a_volume_clean_whose_disk_was_left_asleep() {
     let mut rig = Rig::new(SIZES, 1);
@@ -117,7 +121,8 @@ fn a_stop_marks_a_volume_clean_whose_disk_was_left_asleep() {
     assert_eq!(backing_superblock(&rig).state(), BackingState::Clean);
 }
 
-/// How many of 2000 pieces leave, of which 100 may in a second, in 20 seconds in which somebody reads from the same disk, which takes so long each time.
+/// Returns how many of 2000 pieces are written back in 20 seconds, at 100 a second at most.
+/// Meanwhile a client reads from the same disk, and each read takes `read_takes`.
 fn left_beside_reads(limit: Option<Duration>, read_takes: Duration) -> u64 {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
@@ -160,7 +165,8 @@ fn left_beside_reads(limit: Option<Duration>, read_takes: Duration) -> u64 {
     })
 }
 
-/// Write-back looked at its own writes alone: who read from the same disk waited as long as it liked.
+/// Write-back yields to clients that wait for the same disk. It used to consider only its own
+/// writes, so readers of the same disk waited as long as write-back liked.
 #[test]
 fn write_back_gives_way_to_clients_who_wait_for_the_same_disk() {
     let limit = Duration::from_millis(20);
@@ -171,7 +177,8 @@ fn write_back_gives_way_to_clients_who_wait_for_the_same_disk() {
     assert!((100..1000).contains(&left), "{left}: it slows down, and does not stop");
 }
 
-/// Who waited for room, or for data not to become too old, waited for a disk that was asked for one write at a time.
+/// While data is too old, write-back yields to no client. Writers that waited for room, or for old
+/// data to be written back, used to wait for a disk that got one write at a time.
 #[test]
 fn nobody_is_spared_while_data_is_too_old() {
     const POLLS: u32 = 400;
@@ -190,7 +197,7 @@ fn nobody_is_spared_while_data_is_too_old() {
         for piece in 0..PIECES {
             ask(&set, volume, write(16 * piece, 1, 1)).await;
         }
-        // Each write takes too long. How many there are at once, at most.
+        // Each write takes too long. Record the largest number in flight at once.
         let (polls, most) = (RefCell::new(BTreeMap::<u64, u32>::new()), Rc::new(Cell::new(0)));
         let seen = Rc::clone(&most);
         world.borrow_mut().fate = Some(Box::new(move |disk, op| match op {

@@ -1,4 +1,4 @@
-//! Keys with two pointers. Kernels write none, but the format has them.
+//! Keys with two pointers. The kernel writes none, but the format allows them.
 
 use crate::memory::NoNote;
 use crate::rig::{ask, open};
@@ -7,16 +7,17 @@ use bcached_engine::{Cancel, Request};
 use bcached_env::Buffer;
 use bcached_format::{DeviceIndex, Gen, Key, Pointer, Pointers};
 
-/// The key of the first bucket's data, with another copy before the one there is.
+/// The key of the first bucket's data, with another copy in front of the existing one.
 fn with_copy(stopped: &Stopped, copy: Pointer) -> Key {
     let pointers = Pointers::from_slice(&[copy, stopped.data.pointers.as_slice()[0]]).expect("two");
     Key { pointers, ..stopped.data }
 }
 
-/// A bucket that nobody uses.
+/// The first sector of an unused bucket.
 const ELSEWHERE: u64 = 128 * 500;
 
-/// The first copy's bucket has been reused since: the data is that of the second, and what lies in the first one now is somebody else's.
+/// A set in which the first copy's bucket has been reused: the data is in the second copy, and the
+/// first one's place now holds other data.
 fn with_a_copy_gone() -> Stopped {
     let mut stopped = stopped();
     let key = with_copy(&stopped, Pointer::new(DeviceIndex(0), ELSEWHERE, Gen(255)));
@@ -25,7 +26,7 @@ fn with_a_copy_gone() -> Stopped {
     stopped
 }
 
-/// What is somebody else's was once read all the same.
+/// A read uses the copy that is still valid. It used to return the other data.
 #[test]
 fn the_copy_that_is_still_there_is_read() {
     let mut stopped = with_a_copy_gone();
@@ -40,7 +41,7 @@ fn the_copy_that_is_still_there_is_read() {
     assert_eq!(read.expect("somebody waits for ever"), Some(0x77));
 }
 
-/// What is written back is that of the copy that is still there.
+/// Write-back uses the copy that is still valid.
 #[test]
 fn the_copy_that_is_still_there_is_written_back() {
     let mut stopped = with_a_copy_gone();
@@ -56,7 +57,8 @@ fn the_copy_that_is_still_there_is_written_back() {
     assert_eq!(found[0], 0x77);
 }
 
-/// Sectors are dirty once, however many copies there are; counted for each copy, the volume never turned clean.
+/// Dirty sectors are counted once, however many copies there are. When each copy counted, the
+/// volume never became clean.
 #[test]
 fn dirty_sectors_are_counted_once_for_all_copies() {
     let mut stopped = stopped();

@@ -1,5 +1,5 @@
-//! Volumes that are taken from the cache and put back while they are served: no write is lost, no old copy is shown, and
-//! whatever fails meanwhile leaves the volume where it was.
+//! Volumes that are detached from the cache and attached again while they are served. No write is
+//! lost, no stale copy is served, and any failure in between leaves the volume in its former state.
 
 use crate::beside::{Beside, asking};
 use crate::memory::Mishap;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
 
-/// Nothing is written back unasked.
+/// Write-back is off.
 fn options() -> Options {
     Options {
         cutoff_writeback: 101,
@@ -30,7 +30,7 @@ fn is_of(payload: &Payload, byte: u8) -> bool {
     payload.as_slice().iter().all(|found| *found == byte)
 }
 
-/// Some sector of it is nothing but `byte`.
+/// Returns whether some sector of the payload is filled with `byte`.
 fn holds(payload: &Payload, byte: u8) -> bool {
     payload.as_slice().chunks(512).any(|sector| sector.iter().all(|found| *found == byte))
 }
@@ -40,7 +40,7 @@ fn detaching(env: &Env, set: &CacheSet, volume: VolumeId) -> Beside<Result<(), E
     Beside::start(env, async move { set.detach(volume, &Cancel::default()).await })
 }
 
-/// Sectors that a client writes, two at a time, and how often it would write them all.
+/// Number of places of two sectors that a client writes, and of rounds over all of them.
 const PLACES: usize = 300;
 const ROUNDS: u8 = 100;
 
@@ -48,7 +48,7 @@ const fn place(client: u8, number: usize) -> u64 {
     client as u64 * 1000 + number as u64 * 3
 }
 
-/// Writes over its own sectors again and again; what it was told last of each.
+/// Rewrites the client's own sectors repeatedly; returns what was last acknowledged for each.
 fn rewriting(
     env: &Env,
     set: &CacheSet,
@@ -71,8 +71,9 @@ fn rewriting(
     })
 }
 
-/// Clients write without a pause, each over its own sectors again and again, all that while a volume full of dirty data is
-/// detached. That ends though they do not; what each was told last stands on the backing device alone.
+/// Clients keep rewriting their own sectors without a pause while a volume full of dirty data is
+/// detached. The detach completes although the writes go on, and the backing device alone has
+/// everything that was acknowledged last.
 #[test]
 fn a_volume_is_detached_under_load_and_its_backing_device_has_everything() {
     const CLIENTS: u8 = 4;
@@ -114,8 +115,9 @@ fn a_volume_is_detached_under_load_and_its_backing_device_has_everything() {
     }
 }
 
-/// The cache holds clean copies of everything; the volume is detached, written and put back. Under its former number the
-/// copies would hide what was written; and it must be cached again, in this life and the next.
+/// The cache holds clean copies of everything. The volume is detached, written and attached again.
+/// Under its former inode the copies would hide what was written. It must also be cached again, now
+/// and after a restart.
 #[test]
 fn a_volume_that_is_put_back_shows_no_old_copy_and_is_cached_again() {
     let mut rig = Rig::new(SIZES, 1);
@@ -146,8 +148,9 @@ fn a_volume_that_is_put_back_shows_no_old_copy_and_is_cached_again() {
     });
 }
 
-/// A write waits behind another while the volume is served without its cache, and is on its way when the volume is put
-/// back. It does not know of the cache: what was read there meanwhile and put in the cache would hide it.
+/// While a volume is detached, a write waits behind another one, and it is in flight when the
+/// volume is attached again. The write does not know of the cache, so data that is read and cached
+/// in between must not hide it.
 #[test]
 fn a_write_from_before_an_attach_is_not_hidden_by_what_was_read_since() {
     const OLD: u8 = 1;
@@ -186,7 +189,8 @@ fn a_write_from_before_an_attach_is_not_hidden_by_what_was_read_since() {
     });
 }
 
-/// Waiting for the requests from before has no limit: whoever asked can have it back, at once, and the volume is nobody's again.
+/// An attach waits for earlier requests without a limit. It can be cancelled at once, and the
+/// volume is detached again.
 #[test]
 fn an_attach_that_waits_for_earlier_requests_is_cancelled() {
     let mut rig = Rig::new(SIZES, 1);
@@ -231,8 +235,9 @@ fn an_attach_that_waits_for_earlier_requests_is_cancelled() {
     assert_eq!(backing_superblock(&rig).state(), BackingState::Clean);
 }
 
-/// Zeroes are written over a range whose ends are parts of blocks, one after the other. In between the volume is detached
-/// and somebody writes beside the last: that block is zeroed on the backing device, without the copy in the cache.
+/// Zeroes are written over a range that begins and ends inside blocks, one end after the other. In
+/// between, the volume is detached and a client writes next to the last sectors. That block is
+/// zeroed on the backing device, without the copy in the cache.
 #[test]
 fn a_request_from_before_a_detach_does_not_take_its_neighbours_from_the_cache() {
     const OLD: u8 = 1;
@@ -249,7 +254,7 @@ fn a_request_from_before_a_detach_does_not_take_its_neighbours_from_the_cache() 
         set.set_cache_mode(volume, CacheMode::Writearound).await.expect("set");
         let holds = Rc::new(Cell::new(true));
         let is_held = Rc::clone(&holds);
-        // The first part of a block.
+        // The part of the first block.
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {
             let is_first = |sector: &u64| (DATA_OFFSET..DATA_OFFSET + 8).contains(sector);
             let is_edge = matches!(op, Op::Zero { sector, .. } if is_first(sector));
@@ -268,10 +273,11 @@ fn a_request_from_before_a_detach_does_not_take_its_neighbours_from_the_cache() 
     });
 }
 
-/// A write met dirty data, waited until that was written back, and is on its way to the backing device when its volume has
-/// left the cache. The cache then fails in what it still had to record, so the write is done again; in its turn, for
-/// another one waits behind it, and readers had seen the first. It landed on top of the second (a hunt of the simulator found
-/// it).
+/// A write repeated without the cache keeps its turn. It met dirty data, waited for its write-back,
+/// and is on its way to the backing device when its volume is detached. The cache then fails to
+/// record the rest, so the write is repeated. It must do so in its turn: another write waits behind
+/// it, and readers may have seen the first. It used to land on top of the second (found by the
+/// simulator).
 #[test]
 fn a_write_that_is_done_again_without_the_cache_keeps_its_turn() {
     const OLD: u8 = 1;
@@ -310,8 +316,9 @@ fn a_write_that_is_done_again_without_the_cache_keeps_its_turn() {
     });
 }
 
-/// The backing device refuses a part of the dirty data. The detach is given up with that, and the volume is what it was:
-/// attached and cached, with its dirty data. When the device does well again so does the detach.
+/// The backing device refuses a part of the dirty data. The detach fails with that error, and the
+/// volume is as before: attached and cached, with its dirty data. Once the device works again, the
+/// detach succeeds.
 #[test]
 fn a_detach_that_cannot_write_back_is_given_up_and_can_be_repeated() {
     const BAD: u8 = 0x77;
@@ -320,7 +327,7 @@ fn a_detach_that_cannot_write_back_is_given_up_and_can_be_repeated() {
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         ask(&set, volume, write(0, 640, 1)).await;
-        // Not beside the rest: what is one key is refused as one.
+        // Not adjacent to the rest: what is one key is refused as one.
         ask(&set, volume, write(648, 8, BAD)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let Op::Write { payload, .. } = op else { return None };
@@ -346,8 +353,9 @@ fn a_detach_that_cannot_write_back_is_given_up_and_can_be_repeated() {
     });
 }
 
-/// *None* lands on the superblock and is reported as failed. Dirty data that was on its way into the cache at that moment
-/// had asked before whether the superblock said *dirty*; entered without asking again, it would be void at the next start.
+/// *None* reaches the superblock, but the write is reported as failed. Dirty data on its way into
+/// the cache had already checked that the superblock said *dirty*. If it entered without checking
+/// again, it would be void after the next start.
 #[test]
 fn dirty_data_beside_a_detach_that_failed_is_not_lost() {
     const NEW: u8 = 2;
@@ -386,7 +394,8 @@ fn dirty_data_beside_a_detach_that_failed_is_not_lost() {
     });
 }
 
-/// Somebody writes into the cache while the superblock is about to say *none*. The write goes past the cache, after that.
+/// A client writes into the cache while the superblock is about to say *none*. The write bypasses
+/// the cache, after that change.
 #[test]
 fn nobody_makes_dirty_data_in_a_cache_that_the_volume_is_detached_from() {
     const NEW: u8 = 2;
@@ -430,8 +439,8 @@ fn nobody_makes_dirty_data_in_a_cache_that_the_volume_is_detached_from() {
     assert_eq!(found, [NEW; 512]);
 }
 
-/// The set is stopped while a detach waits for a better day. The detach ends with that word, and the volume is attached at
-/// the next start, with its dirty data.
+/// The set is stopped while a detach keeps retrying. The detach ends and reports the stop, and
+/// after the next start the volume is attached, with its dirty data.
 #[test]
 fn a_stop_ends_a_detach_and_the_volume_is_what_it_was() {
     let mut rig = Rig::new(SIZES, 1);
@@ -459,7 +468,8 @@ fn a_stop_ends_a_detach_and_the_volume_is_what_it_was() {
     });
 }
 
-/// A set that has failed can tell nobody anything: neither is possible, and the volume stays where it is.
+/// A failed set cannot record anything: neither a detach nor an attach is possible, and the volume
+/// stays as it is.
 #[test]
 fn a_set_that_has_failed_detaches_and_attaches_nothing() {
     let mut rig = Rig::new(SIZES, 1);
@@ -478,7 +488,7 @@ fn a_set_that_has_failed_detaches_and_attaches_nothing() {
     });
 }
 
-/// What lives in the cache alone has nowhere to go.
+/// A flash-only volume cannot be detached, since it has no backing device.
 #[test]
 fn a_flash_only_volume_is_not_detached() {
     let mut stopped = stopped();
@@ -494,7 +504,8 @@ fn a_flash_only_volume_is_not_detached() {
     });
 }
 
-/// Each attachment has a bucket of its own that data goes to. Nothing comes to the former ones: they are nobody's, and not lost.
+/// Each attachment has an open bucket of its own for data. Those of former attachments get no more
+/// data; they are released and not leaked.
 #[test]
 fn detaching_again_and_again_takes_no_buckets() {
     let mut rig = Rig::new(SIZES, 6);
@@ -505,7 +516,7 @@ fn detaching_again_and_again_takes_no_buckets() {
             set.detach(volume, &Cancel::default()).await.expect("sound");
             set.attach(volume, &Cancel::default()).await.expect("sound");
         }
-        // All but what is kept in reserve: buckets are looked for.
+        // All buckets but the reserves, so that buckets become scarce.
         for at in (0..100 * 128).step_by(128) {
             ask(&set, volume, write(at, 128, 2)).await;
         }

@@ -1,4 +1,5 @@
-//! Buckets that hold nothing are discarded on the cache device: in the background, when nothing can bring back what stood there.
+//! Buckets that hold nothing are discarded on the cache device, in the background, once nothing can
+//! bring back their contents.
 
 use crate::beside::Beside;
 use crate::memory::{DISCARDED, Mishap};
@@ -16,10 +17,11 @@ use std::time::Duration;
 const BUCKET: u64 = 128;
 const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 400_000 };
 
-/// More pieces of one bucket than the cache holds.
+/// More pieces of one bucket each than the cache holds.
 const PIECES: u64 = 1200;
 
-/// The first sector behind the journal: superblock, then as many buckets as a set of this size has of it.
+/// The first sector behind the journal: the superblock's bucket, then the journal buckets of a set
+/// of this size.
 const BEHIND_JOURNAL: u64 = BUCKET * 5;
 
 fn options() -> Options {
@@ -36,7 +38,7 @@ fn rig(seed: u64) -> Rig {
     rig
 }
 
-/// Opens the set, with a volume in mode writethrough: what it writes is given up when others come.
+/// Opens the set, with a volume in writethrough mode: its clean data is evicted when more arrives.
 async fn opened(env: &Env, options: Options) -> (CacheSet, VolumeId) {
     let (set, volume) = open(env.clone(), options).await.expect("sound");
     set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
@@ -47,7 +49,7 @@ async fn piece(set: &CacheSet, volume: VolumeId, number: u64) {
     ask(set, volume, write(number * BUCKET, 128, byte_of(number))).await;
 }
 
-/// Until nothing has been discarded for a while.
+/// Waits until nothing has been discarded for a while.
 async fn calm(env: &Env, set: &CacheSet) -> Status {
     let mut before = None;
     loop {
@@ -60,7 +62,8 @@ async fn calm(env: &Env, set: &CacheSet) -> Status {
     }
 }
 
-/// What is written to a cache twice as large as it, and read again: discards go on all the time, and nobody meets one.
+/// Twice the cache's capacity is written and read again. Discards run all the time, and no client
+/// is affected by one.
 #[test]
 fn what_is_discarded_is_nobodys() {
     for seed in 0..4 {
@@ -102,8 +105,8 @@ fn what_is_discarded_is_nobodys() {
     }
 }
 
-/// The entry that makes new generations durable takes its time. A power cut would bring back the pointers to what stood in the
-/// buckets, so nothing of it may be gone.
+/// The journal entry that makes new generations durable is slow. A power cut would bring back the
+/// pointers to the old contents of the buckets, so none of it may be discarded yet.
 #[test]
 fn nothing_is_discarded_before_its_generation_is_durable() {
     let mut rig = rig(3);
@@ -121,7 +124,7 @@ fn nothing_is_discarded_before_its_generation_is_durable() {
         ask(&set, volume, Request::Flush).await;
         let before = calm(&env, &set).await;
         holds.set(true);
-        // Nothing of these is cached, so that no hole has to be durable before they are written.
+        // Nothing of these is cached, so no hole has to be durable before they are written.
         for number in PIECES..PIECES + 60 {
             let (set, env) = (set.clone(), env.clone());
             env.spawn(async move { piece(&set, volume, number).await });
@@ -136,7 +139,7 @@ fn nothing_is_discarded_before_its_generation_is_durable() {
     });
 }
 
-/// A device that never comes to an end with a discard keeps nobody waiting but a stop.
+/// A device that never completes a discard blocks nothing but a stop.
 #[test]
 fn nobody_waits_for_a_discard_but_a_stop() {
     let mut rig = rig(5);
@@ -165,15 +168,15 @@ fn nobody_waits_for_a_discard_but_a_stop() {
     assert_eq!(world.borrow().beside_discards, Vec::<String>::new());
 }
 
-/// Who needs a bucket while others are under discard has one: the reserves are never among these.
+/// An allocation while buckets are being discarded gets one: the reserves are never among these.
 #[test]
 fn enough_stay_that_can_be_had_at_once() {
-    /// Buckets that are kept for nodes and for moving: so many are free whoever writes data.
+    /// Reserves for nodes and for moving: so many buckets stay free however much data is written.
     const RESERVES: u64 = 14;
     let mut rig = rig(6);
     let least = run(&mut rig, |env| async move {
         let (set, volume) = opened(&env, Options { discard: Some(false), ..options() }).await;
-        // The first that are free; none of them has been discarded when that begins.
+        // The buckets that were free at first; none of them has been discarded when discards begin.
         calm(&env, &set).await;
         let (looking, is_over) = (set.clone(), Rc::new(Cell::new(false)));
         let (ends, least) = (Rc::clone(&is_over), Rc::new(Cell::new(u64::MAX)));
@@ -194,7 +197,8 @@ fn enough_stay_that_can_be_had_at_once() {
     assert!((RESERVES..100).contains(&least), "{least}");
 }
 
-/// A device that fails at a discard is asked for none any more, and works on; who sets the option again has it tried again.
+/// A device that fails a discard gets no more of them and otherwise works on. Setting the option
+/// again retries them.
 #[test]
 fn a_discard_that_fails_ends_them_and_nothing_else() {
     let mut rig = rig(7);
@@ -225,7 +229,8 @@ fn a_discard_that_fails_ends_them_and_nothing_else() {
     });
 }
 
-/// A file system may say that it cannot only when it is asked: that is no failure of the device, which would be said to be in trouble.
+/// A file system may report only when asked that it cannot discard. That is no device failure,
+/// which would be reported as trouble.
 #[test]
 fn a_discard_that_is_not_known_after_all_is_no_failure() {
     let mut rig = rig(8);
@@ -242,7 +247,7 @@ fn a_discard_that_is_not_known_after_all_is_no_failure() {
     });
 }
 
-/// The device knows no discard, or nobody asks for it: none is tried.
+/// No discard is issued if the device does not support it, or if it is not configured.
 #[test]
 fn none_is_tried_where_the_device_knows_none_or_nobody_asks() {
     for (can, wanted, expected) in [
@@ -269,7 +274,8 @@ fn none_is_tried_where_the_device_knows_none_or_nobody_asks() {
     }
 }
 
-/// What the superblock keeps is there at the next start, and in force from the change on, where nobody says anything else.
+/// Settings kept in the superblock are in force from the change on and after the next start, unless
+/// the options override them.
 #[test]
 fn settings_are_kept_in_the_superblock() {
     let mut rig = rig(11);
@@ -295,11 +301,12 @@ fn settings_are_kept_in_the_superblock() {
     });
 }
 
-/// The daemon is killed after its superblock has changed: what it had acknowledged, which the note alone holds, is of the same
-/// session as before. (With the sum of the whole superblock for its name it would be void.)
+/// The daemon is killed after its superblock has changed. What it had acknowledged, which only the
+/// note holds, belongs to the same session as before. (If the checksum of the whole superblock
+/// named the session, the note would be void.)
 #[test]
 fn a_change_of_settings_makes_no_note_void() {
-    // Whether the superblock has reached the device when the process dies, or not.
+    // Whether the superblock has reached the device when the process dies.
     for lands in [true, false] {
         let mut rig = rig(13);
         let dies = Rc::new(Cell::new(false));

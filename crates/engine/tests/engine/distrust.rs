@@ -1,7 +1,8 @@
-//! Bytes whose sums are right and whose content cannot be: refused at open with a typed error, and nothing is written.
+//! Bytes with a correct checksum but impossible content: opening fails with a typed error, and
+//! nothing is written.
 //!
-//! Each test lets a set store two buckets full of dirty data, stops it, and changes something, mostly by an entry that is
-//! appended to its journal.
+//! Each test lets a set store two buckets of dirty data, stops it, and then changes something,
+//! mostly by appending an entry to its journal.
 
 use crate::memory::NoNote;
 use crate::rig::{open, run};
@@ -10,7 +11,7 @@ use bcached_engine::Error;
 use bcached_env::{Note, NoteRecord};
 use bcached_format::{DeviceIndex, Gen, Inode, Key, Pointer, Pointers, PrioSet, prio};
 
-/// What the other tests are worth: a sensible entry is replayed.
+/// Control for the other tests: a sensible entry is replayed.
 #[test]
 fn an_entry_that_makes_sense_is_replayed() {
     let mut stopped = stopped();
@@ -19,7 +20,7 @@ fn an_entry_that_makes_sense_is_replayed() {
     assert_eq!(stopped.reopened(Box::new(NoNote)), Ok(252));
 }
 
-/// A number at the end of all numbers: the entry after it would have none.
+/// A sequence number at the end of the range: the entry after it would have none.
 #[test]
 fn a_number_that_cannot_be_counted_on_from_is_refused() {
     let mut stopped = stopped();
@@ -31,7 +32,7 @@ fn a_number_that_cannot_be_counted_on_from_is_refused() {
     assert!(matches!(error, Error::Inconsistent(_)), "{error}");
 }
 
-/// The same, and an old entry stands behind it: no number follows the last one.
+/// The same with an old entry behind it: no number follows the last one.
 #[test]
 fn nothing_is_counted_on_from_the_last_number_of_all() {
     let mut stopped = stopped();
@@ -46,7 +47,7 @@ fn nothing_is_counted_on_from_the_last_number_of_all() {
     assert!(matches!(error, Error::Inconsistent(_)), "{error}");
 }
 
-/// The same for the priorities: the next chain that is stored counts on from there.
+/// The same for the priorities: the next stored chain continues from their number.
 #[test]
 fn a_number_of_the_priorities_that_cannot_be_counted_on_from_is_refused() {
     for (number, is_possible) in [(u64::MAX / 2, true), (u64::MAX / 2 + 1, false), (u64::MAX, false)] {
@@ -68,8 +69,9 @@ fn a_number_of_the_priorities_that_cannot_be_counted_on_from_is_refused() {
     }
 }
 
-/// Keys that cannot be in a leaf. A pointer to another device was once taken for one to the only device, and one across
-/// the end of a bucket counted more in it than there is room for, which stopped the process.
+/// Keys that cannot be in a leaf. A pointer to another device used to be taken for one to the only
+/// device. One across the end of a bucket added more live sectors to it than it has, which aborted
+/// the process.
 #[test]
 fn journal_keys_that_no_leaf_could_hold_are_refused() {
     let end = CACHE_SECTORS;
@@ -86,7 +88,8 @@ fn journal_keys_that_no_leaf_could_hold_are_refused() {
     }
 }
 
-/// Data in the buckets of the journal, the tree, the table of volumes and the priorities.
+/// Keys that point to data in the buckets of the journal, the tree, the UUID table and the
+/// priorities.
 #[test]
 fn journal_keys_that_point_into_metadata_are_refused() {
     let sound = stopped();
@@ -105,7 +108,8 @@ fn journal_keys_that_point_into_metadata_are_refused() {
     }
 }
 
-/// Two ranges of a volume that claim the same sectors of the cache, and one range with both its copies there.
+/// Two ranges of a volume that claim the same sectors of the cache, and one range whose two copies
+/// overlap there.
 #[test]
 fn journal_keys_that_share_sectors_are_refused() {
     let place = 128 * 500;
@@ -124,7 +128,7 @@ fn journal_keys_that_share_sectors_are_refused() {
     }
 }
 
-/// The same, when the other key is in the tree: its bucket would count more live sectors than it has.
+/// The same, with the other key in the tree: its bucket would count more live sectors than it has.
 #[test]
 fn a_journal_that_contradicts_the_tree_is_refused() {
     let mut stopped = stopped();
@@ -134,7 +138,7 @@ fn a_journal_that_contradicts_the_tree_is_refused() {
     assert!(matches!(error, Error::Inconsistent(_)), "{error}");
 }
 
-/// A note that says these things of every session.
+/// A note that returns these records for every session.
 struct Says(Vec<NoteRecord>);
 
 impl Note for Says {
@@ -161,8 +165,8 @@ impl Note for Says {
     fn begin(&mut self, _session: u64) {}
 }
 
-/// The note is a file: its records are no better than a journal's. One that is no key was once passed over, and with it
-/// what was acknowledged.
+/// The note is a file, so its records are no more trusted than a journal's. An invalid record used
+/// to be skipped, and with it an acknowledged write.
 #[test]
 fn notes_that_no_leaf_could_hold_are_refused() {
     let record = |key: &Key, count| {
@@ -185,8 +189,9 @@ fn notes_that_no_leaf_could_hold_are_refused() {
     }
 }
 
-/// The table of volumes has no sum. The size of a flash-only volume was believed whatever it said, and the count of its bytes
-/// overflowed where it was told to clients. Now such a volume is not served, and the others are.
+/// The UUID table has no checksum. The size of a flash-only volume used to be trusted, and its size
+/// in bytes overflowed when it was reported to clients. Now such a volume is not served, and the
+/// others are.
 #[test]
 fn a_flash_only_volume_of_impossible_size_is_not_served() {
     for (sectors, is_possible) in [(1 << 30, true), (1 << 54, false), (u64::MAX, false)] {

@@ -1,5 +1,5 @@
-//! What is called durable is: a flush of the backing device that fails takes with it whatever was not proven, and no
-//! later success brings it back.
+//! Durability means durability: a failed flush of the backing device invalidates every write that
+//! was not yet proven durable, and no later success restores it.
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, open, run, write};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
 
-/// Where the data of the backing device begins: what is before is its superblock.
+/// First sector of data on the backing device; its superblock is before that.
 const DATA: u64 = 16;
 
 fn options() -> Options {
@@ -25,7 +25,7 @@ fn options() -> Options {
     }
 }
 
-/// What a backing device whose flush failed once may have dropped.
+/// The writes that a backing device may have dropped when a flush failed.
 #[derive(Clone, Default)]
 struct Drops {
     failed: Rc<Cell<bool>>,
@@ -33,7 +33,8 @@ struct Drops {
 }
 
 impl Drops {
-    /// The first flush with something to drop fails. What has been written again since counts as kept.
+    /// The first flush with something to drop fails. A sector that was written again since counts
+    /// as kept.
     fn fate(&self) -> impl FnMut(DiskId, &Op) -> Option<Mishap> + 'static {
         let Self { failed, written } = self.clone();
         move |disk, op| {
@@ -56,9 +57,9 @@ impl Drops {
     }
 }
 
-/// Write-back has copied a batch to the backing device. A client's flush fails there, so what was copied may be gone;
-/// then the flush of the batch succeeds, as the flush after a failed one does. The keys turned clean, and the data was
-/// nowhere.
+/// Write-back has copied a batch to the backing device. A client's flush fails there, so the copied
+/// data may be gone; then the batch's flush succeeds, as a flush after a failed one does. The data
+/// must stay dirty. The keys used to become clean, and the data was lost.
 #[test]
 fn what_a_foreign_flush_may_have_dropped_stays_dirty_until_it_is_written_again() {
     let mut failures = 0;
@@ -108,8 +109,9 @@ fn what_a_foreign_flush_may_have_dropped_stays_dirty_until_it_is_written_again()
     assert!(failures > 0, "no flush failed");
 }
 
-/// The cache refuses new data over dirty data, which therefore goes to the backing device. A client's flush fails there;
-/// the write's own flush succeeds. The old dirty data was made void for new data that may be gone.
+/// The cache refuses new data over dirty data, so the write goes to the backing device. A client's
+/// flush fails there; the write's own flush succeeds. The old dirty data must stay. It used to be
+/// invalidated in favour of new data that may be gone.
 #[test]
 fn dirty_data_does_not_give_way_to_what_a_flush_may_have_dropped() {
     let mut failures = 0;
@@ -145,8 +147,8 @@ fn dirty_data_does_not_give_way_to_what_a_flush_may_have_dropped() {
     assert!(failures > 0, "no flush failed");
 }
 
-/// Two clients flush at once, and the device's flush fails. What each of them had written before may be gone, so each of
-/// them must hear of it: one did, the other was told that all is well.
+/// Two clients flush at once, and the device's flush fails. What either wrote before may be gone,
+/// so both must get the error. One used to be told that all is well.
 #[test]
 fn every_flush_under_way_when_one_fails_says_so() {
     let mut rig = Rig::new(SIZES, 1);
@@ -166,7 +168,8 @@ fn every_flush_under_way_when_one_fails_says_so() {
     });
 }
 
-/// A flush fails that the engine ran for itself, while no client flushes: the next client's flush says so, once.
+/// A flush that the engine issued itself fails while no client flushes. The next client's flush
+/// reports it, once.
 #[test]
 fn a_failure_that_nobody_heard_of_is_told_once() {
     let mut rig = Rig::new(SIZES, 1);
@@ -187,8 +190,8 @@ fn a_failure_that_nobody_heard_of_is_told_once() {
     });
 }
 
-/// The last flush of a set that stops fails: data that was acknowledged may be gone, and the stop must not say that all
-/// went well. So it is when a flush failed before, and no client has flushed since.
+/// The last flush of a stopping set fails: acknowledged data may be gone, so the stop must report
+/// it. The same holds if a flush failed earlier and no client has flushed since.
 #[test]
 fn a_stop_whose_flush_fails_says_so() {
     for early in [false, true] {
@@ -211,8 +214,8 @@ fn a_stop_whose_flush_fails_says_so() {
     }
 }
 
-/// A write that must be durable when it is answered, into a cache that refuses the data: it goes to the backing device,
-/// where it was left in the volatile cache.
+/// A FUA write whose data the cache refuses goes to the backing device and must be durable there.
+/// It used to stay in the device's volatile cache.
 #[test]
 fn a_write_with_fua_is_durable_when_the_cache_refuses_the_data() {
     let mut rig = Rig::new(SIZES, 1);

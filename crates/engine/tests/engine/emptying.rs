@@ -1,4 +1,4 @@
-//! Sparse buckets of dirty data are emptied by their summaries.
+//! Sparse buckets of dirty data are emptied with the help of their summaries.
 
 use crate::memory::Mishap;
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open, run, write};
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Sectors of a bucket; the last one is its summary.
 const BUCKET: u64 = BUCKET_SECTORS as u64;
 const BUCKET_SECTORS: u16 = 64;
-/// Sectors of an extent; as many as fit a bucket begin in it.
+/// Sectors of an extent; as many as fit into a bucket begin in it.
 const EXTENT: u64 = LENGTH as u64;
 const LENGTH: usize = 4;
 const EXTENTS_MAX: u64 = BUCKET.div_ceil(EXTENT);
@@ -37,7 +37,7 @@ fn is_summary(op: &Op) -> bool {
     matches!(op, Op::Write { payload, .. } if payload.as_slice()[8..16] == magic.to_le_bytes())
 }
 
-/// Where the `n`-th extent lies: no two that are written after each other are near each other.
+/// The position of the `n`-th extent: extents written one after the other are far apart.
 const fn place(n: u64, buckets: u64) -> u64 {
     let places = buckets * BUCKET / EXTENT;
     n * 7919 % places * EXTENT * 2
@@ -46,7 +46,8 @@ const fn place(n: u64, buckets: u64) -> u64 {
 /// Buckets that nodes may give back soon after.
 const GIVEN_BACK: u64 = 16;
 
-/// Writes extents until buckets are scarce, so that sparse ones are emptied, and stay so when a few nodes give theirs back; returns how many.
+/// Writes extents until buckets are scarce, so that sparse ones are emptied, and remain scarce when
+/// a few nodes give theirs back. Returns the number of extents.
 async fn fill(set: &CacheSet, volume: VolumeId, buckets: u64) -> u64 {
     fill_with(set, volume, buckets, |n| write(place(n, buckets), LENGTH, byte(n))).await
 }
@@ -68,7 +69,7 @@ const fn byte(n: u64) -> u8 {
     (n % 251) as u8 + 1
 }
 
-/// Throws away of the extents `from..to` all but each fifteenth.
+/// Discards all but every fifteenth extent of the range.
 async fn thin_out(set: &CacheSet, volume: VolumeId, buckets: u64, range: std::ops::Range<u64>) {
     for n in range.filter(|n| n % 15 > 0) {
         let request = Request::Discard { sector: place(n, buckets), sectors: EXTENT };
@@ -83,7 +84,7 @@ async fn moved(env: &Env, set: &CacheSet) -> u64 {
             break;
         }
     }
-    // The rounds have come to their end.
+    // Wait for the rounds of moving to end.
     env.sleep(Duration::from_secs(2)).await;
     set.status().stats.moved_bytes
 }
@@ -96,8 +97,8 @@ async fn check(set: &CacheSet, volume: VolumeId, buckets: u64, range: std::ops::
     }
 }
 
-/// A tree of many nodes, of which memory holds few. A handful of buckets is sparse, and emptied: for each extent that was
-/// ever in them one leaf is read at most, however large the tree is.
+/// A tree of many nodes, few of which fit into memory. A few sparse buckets are emptied. At most
+/// one leaf is read for each extent that was ever in them, however large the tree is.
 #[test]
 fn emptying_a_bucket_reads_no_more_nodes_than_it_had_extents() {
     const BUCKETS: u64 = 9000;
@@ -121,8 +122,9 @@ fn emptying_a_bucket_reads_no_more_nodes_than_it_had_extents() {
     assert!(reads <= (SPARSE + 1) * EXTENTS_MAX, "{reads} nodes were read, of {leaves}");
 }
 
-/// A leaf that could not be read ended each round of moving, and the next one began with the same buckets: for as long as that
-/// was so nothing was moved in the whole set.
+/// A leaf that cannot be read only keeps its own buckets from being emptied. It used to end each
+/// round of moving, and the next round began with the same buckets, so nothing was moved in the
+/// whole set.
 #[test]
 fn a_leaf_that_cannot_be_read_keeps_its_own_buckets_from_being_emptied_and_no_others() {
     const BUCKETS: u64 = 9000;
@@ -134,7 +136,7 @@ fn a_leaf_that_cannot_be_read_keeps_its_own_buckets_from_being_emptied_and_no_ot
             open(env.clone(), Options { node_budget_bytes, ..options() }).await.expect("sound");
         fill(&set, volume, BUCKETS).await;
         thin_out(&set, volume, BUCKETS, 4000..4000 + 8 * EXTENTS_MAX).await;
-        // The first node that is read from here on, and it alone.
+        // Only the first node that is read from here on fails.
         let bad: Rc<RefCell<Option<u64>>> = Rc::default();
         let (picked, tries) = (Rc::clone(&bad), Rc::new(RefCell::new(0)));
         let counted = Rc::clone(&tries);
@@ -157,7 +159,7 @@ fn a_leaf_that_cannot_be_read_keeps_its_own_buckets_from_being_emptied_and_no_ot
     });
 }
 
-/// What has no summary, or a damaged one, is emptied as well, and nothing of it is lost.
+/// Buckets with no summary, or a damaged one, are emptied as well, and none of their data is lost.
 #[test]
 fn buckets_without_a_summary_are_emptied_by_looking_at_the_tree() {
     const BUCKETS: u64 = 700;
@@ -192,8 +194,9 @@ fn buckets_without_a_summary_are_emptied_by_looking_at_the_tree() {
     }
 }
 
-/// The device takes its time over the summaries. Meanwhile what lies in their buckets is thrown away, and buckets are used again: none
-/// of those, or the summary would come to lie on what was written there since.
+/// The device is slow to write the summaries. Meanwhile the data in their buckets is discarded and
+/// buckets are reused. None of those may be reused, or the summary would overwrite what was written
+/// there since.
 #[test]
 fn a_bucket_is_not_used_again_before_its_summary_is_written() {
     const BUCKETS: u64 = 600;
@@ -215,7 +218,8 @@ fn a_bucket_is_not_used_again_before_its_summary_is_written() {
                 held.borrow_mut().insert(bucket);
                 return Some(Mishap::Waits);
             }
-            // The last extents may still be under way; whoever uses the bucket begins with its first sector.
+            // The last extents may still be in flight; a new use of the bucket begins with its
+            // first sector.
             let is_used = sector % BUCKET == 0 && held.borrow().contains(&bucket);
             is_again.set(is_again.get() || is_used);
             None
@@ -236,7 +240,7 @@ fn a_bucket_is_not_used_again_before_its_summary_is_written() {
     assert!(held > 0, "no summary was written");
 }
 
-/// What an extent holds whose sectors are told apart.
+/// An extent whose sectors have distinct contents.
 fn numbered(sector: u64) -> Request {
     let content: Vec<u8> = parts(sector).into_iter().flat_map(|byte| [byte; 512]).collect();
     Request::Write { sector, payload: Buffer::copied_from(&content).freeze(), fua: false }
@@ -246,7 +250,8 @@ fn parts(sector: u64) -> [u8; LENGTH] {
     std::array::from_fn(|at| ((sector + at as u64) % 200) as u8 + 1)
 }
 
-/// The second sector of each extent is written while the extent is moved: the others are found where they have come to, each for itself.
+/// The second sector of each extent is overwritten while the extent is moved. The other sectors are
+/// found at their new places, each separately.
 #[test]
 fn an_extent_that_is_written_to_while_it_is_moved_is_moved_in_parts() {
     const BUCKETS: u64 = 600;
@@ -258,7 +263,7 @@ fn an_extent_that_is_written_to_while_it_is_moved_is_moved_in_parts() {
         fill_with(&set, volume, BUCKETS, |n| numbered(place(n, BUCKETS))).await;
         let range = 400..400 + 4 * EXTENTS_MAX;
         thin_out(&set, volume, BUCKETS, range.clone()).await;
-        // What is moved is read first: all of that waits.
+        // Moving reads the data first: all these reads wait.
         let reads = Rc::new(Cell::new(0_u64));
         let waiting = Rc::clone(&reads);
         world.borrow_mut().fate = Some(Box::new(move |disk, op| {

@@ -1,4 +1,4 @@
-//! Where a sector's data is said to be, and that it is there.
+//! `explain` reports where a sector's data is, and the data is there.
 
 use crate::beside::asking;
 use crate::memory::Mishap;
@@ -25,7 +25,7 @@ async fn explain(set: &CacheSet, volume: VolumeId, sector: u64) -> Explained {
     set.explain(volume, sector).await.expect("it is there")
 }
 
-/// The byte on the cache device where that says the data is.
+/// The byte on the cache device at the reported place.
 fn byte_at(rig: &std::cell::RefCell<crate::memory::World>, whereabouts: Whereabouts) -> u8 {
     let (Whereabouts::Dirty(place) | Whereabouts::Clean(place) | Whereabouts::Parked(place)) = whereabouts
     else {
@@ -68,7 +68,8 @@ fn each_place_that_data_can_be_in_is_told() {
     });
 }
 
-/// What waits for the backing device's flush, and what goes on at a sector at this moment.
+/// Data that waits for the backing device's flush, and operations in progress on a sector, are
+/// reported.
 #[test]
 fn what_is_on_its_way_is_told() {
     let mut rig = Rig::new(SIZES, 1);
@@ -76,7 +77,7 @@ fn what_is_on_its_way_is_told() {
     run(&mut rig, move |env| async move {
         let (set, volume) = open(env.clone(), options()).await.expect("sound");
         set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("sound");
-        // From here on the cache has a bucket for it.
+        // From here on the cache has an open bucket for it.
         for place in 0..4 {
             bytes(&set, volume, place * 8, 8).await;
             env.sleep(Duration::from_millis(10)).await;

@@ -1,4 +1,4 @@
-//! What a flush of the cache device, or a write that is made durable by one, takes with it when it fails.
+//! The effects of a failed flush of the cache device, or of a failed durable write.
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
@@ -21,11 +21,11 @@ fn options() -> Options {
     }
 }
 
-/// Dirty data was moved to another bucket, and the flush that was to make the copy durable failed and dropped it. Its key
-/// points to the copy. A read must not return what stands there instead.
+/// Dirty data was moved to another bucket, and the flush that should make the copy durable failed
+/// and dropped it. The key points to the copy. A read must not return what is there instead.
 #[test]
 fn moved_data_is_not_read_when_the_flush_after_it_has_failed() {
-    /// What the moved data consists of, and what stands in its new place after the flush.
+    /// The content of the moved data, and what is in its new place after the flush.
     const MOVED: u8 = 7;
     const FOREIGN: u8 = 0xEE;
     let mut rig = Rig::new(SIZES, 1);
@@ -53,7 +53,7 @@ fn moved_data_is_not_read_when_the_flush_after_it_has_failed() {
             }
             None
         }));
-        // Sparse buckets, few that are free: what is left in them is moved.
+        // Make buckets sparse while few are free, so that the rest of their data is moved.
         for n in (0..540).take_while(|_| !failed.get()) {
             let _ = set.serve(volume, Request::Discard { sector: 16 * n, sectors: 12 }).await;
         }
@@ -75,8 +75,9 @@ fn moved_data_is_not_read_when_the_flush_after_it_has_failed() {
     assert!(failed, "nothing was moved, or no flush came after it");
 }
 
-/// A flush was about to fail and had dropped data already when that was read: the answer came before the failure, and was what
-/// stood there instead. Who reads what a running flush is about waits for its end.
+/// A flush was about to fail and had already dropped data when that data was read. The read used to
+/// complete before the failure, with whatever was there instead. A read of data that a running
+/// flush covers waits for the flush.
 #[test]
 fn what_a_running_flush_may_have_dropped_is_not_read_before_its_end() {
     const WRITTEN: u8 = 7;
@@ -127,7 +128,7 @@ fn what_a_running_flush_may_have_dropped_is_not_read_before_its_end() {
     }
 }
 
-/// A note that knows whether it has been made void, and what was added to it since.
+/// A note that records whether it has been voided, and what was added to it since.
 #[derive(Default)]
 struct Void {
     is_void: Cell<bool>,
@@ -163,9 +164,10 @@ impl Note for Watched {
     fn begin(&mut self, _session: u64) {}
 }
 
-/// A large write enters the tree piece by piece and lets others run in between. Meanwhile a flush of the cache device
-/// fails, and the note is made void, since it may speak of data that is gone. The write went on, entered its keys in the
-/// void note, and was acknowledged: the next process brought back keys of data that the flush had dropped.
+/// A large write enters the tree piece by piece and yields in between. Meanwhile a flush of the
+/// cache device fails, and the note is voided, since it may refer to lost data. The write used to
+/// continue, enter its keys into the void note, and be acknowledged. The next process then restored
+/// keys of data that the flush had dropped.
 #[test]
 fn nothing_enters_the_note_after_the_set_has_failed() {
     let mut failures = 0;
@@ -200,9 +202,10 @@ fn nothing_enters_the_note_after_the_set_has_failed() {
     assert!(failures > 0, "no flush failed");
 }
 
-/// A part of a block is written, and on its way to the backing device with the rest of its block. The cache dies and the
-/// volume leaves it. Another part of the same block is written past the cache, acknowledged and flushed; then the first
-/// write landed with the old content of that part.
+/// A write of a part of a block is on its way to the backing device with the rest of its block. The
+/// cache fails and the volume leaves it. Another part of the same block is written past the cache,
+/// acknowledged and flushed. The first write must not land after that: it carries the old content
+/// of that part.
 #[test]
 fn a_write_past_the_cache_waits_for_one_that_began_before_the_volume_left_it() {
     let mut rig = Rig::new(Sizes { block: 8, bucket: 128, ..SIZES }, 1);
@@ -223,7 +226,7 @@ fn a_write_past_the_cache_waits_for_one_that_began_before_the_volume_left_it() {
                 is_waiting.set(true);
                 Some(Mishap::Waits)
             }
-            // The journal: data is one byte throughout.
+            // The journal: data consists of one byte value throughout.
             Op::Write { payload, .. } if disk == CACHE && ![0, 5].contains(&payload.as_slice()[0]) => {
                 Some(Mishap::Fails)
             }

@@ -1,5 +1,5 @@
-//! Volumes that live in the cache alone become larger and smaller: what comes to them reads as zeroes, whatever lay there once, and nobody
-//! is promised what another one has.
+//! Flash-only volumes grow and shrink. Added space reads as zeroes, whatever was there before, and
+//! no volume is promised room that another one has.
 
 use crate::beside::{Beside, asking};
 use crate::memory::Mishap;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 4096 };
 
-/// Nothing is written back unasked.
+/// Write-back is off.
 fn options() -> Options {
     Options {
         volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
@@ -41,7 +41,8 @@ fn dirty(set: &CacheSet, volume: VolumeId) -> u64 {
     set.volumes().into_iter().find(|info| info.id == volume).expect("it is there").dirty_sectors
 }
 
-/// Larger, smaller, and larger again, over restarts: what it keeps is there, what it lost reads as zeroes.
+/// A volume grows, shrinks, and grows again, across restarts. What it keeps is intact; what it lost
+/// reads as zeroes.
 #[test]
 fn a_volume_in_the_cache_alone_grows_and_shrinks() {
     let mut rig = Rig::new(SIZES, 1);
@@ -79,7 +80,8 @@ fn a_volume_in_the_cache_alone_grows_and_shrinks() {
     });
 }
 
-/// A kernel makes such a volume smaller by its number alone. What it leaves behind the end does not come back when it grows.
+/// The kernel shrinks such a volume by changing its size field alone. What remains behind the end
+/// does not come back when the volume grows.
 #[test]
 fn what_lay_behind_the_end_does_not_come_back() {
     for asks_for_the_size_it_has in [false, true] {
@@ -107,7 +109,8 @@ fn what_lay_behind_the_end_does_not_come_back() {
     }
 }
 
-/// It is not promised more than can be stored, nor what another one was promised while it waited.
+/// A volume is not promised more than can be stored, nor room that another one was promised while
+/// it waited.
 #[test]
 fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
     let mut rig = Rig::new(SIZES, 1);
@@ -136,7 +139,7 @@ fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
             Err(Error::NotWholeBlocks { sectors: 0, block_sectors: 8 })
         );
 
-        // The table waits for the cache; the room is taken from the first moment on.
+        // The write of the table waits for the cache; the room is taken from the first moment on.
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
         }));
@@ -166,7 +169,8 @@ fn a_volume_in_the_cache_alone_grows_into_what_is_free() {
     });
 }
 
-/// Both have been told that there is room, and wait for the journal: the second one finds that there is none any more.
+/// Two volumes are told that there is room and wait for the journal. The second one then finds that
+/// none is left.
 #[test]
 fn two_that_grow_at_once_are_not_promised_the_same_room() {
     let mut rig = Rig::new(SIZES, 1);
@@ -175,7 +179,7 @@ fn two_that_grow_at_once_are_not_promised_the_same_room() {
         let (set, _) = open(env.clone(), options()).await.expect("sound");
         let both = [make(&set, 4000).await, make(&set, 4000).await];
         let larger = 4000 + (set.status().flash_room_sectors / 8 * 8 - 1024);
-        // The journal has something to say, and waits for the cache.
+        // The journal has an entry to write, and waits for the cache.
         ask(&set, both[0], write(0, 8, 1)).await;
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             (disk == CACHE && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
@@ -198,8 +202,8 @@ fn two_that_grow_at_once_are_not_promised_the_same_room() {
     });
 }
 
-/// A write that is under way behind the new end ends as it would have ended, and is given up after that; a cancel before then takes
-/// nothing.
+/// A write in flight behind the new end completes normally and is dropped after that. A cancel
+/// before then loses nothing.
 #[test]
 fn a_write_behind_the_new_end_is_waited_for() {
     for is_cancelled in [false, true] {
@@ -243,7 +247,8 @@ fn a_write_behind_the_new_end_is_waited_for() {
     }
 }
 
-/// What would be lost is told before anything is, nothing new comes to it meanwhile, and who does not want that loses nothing.
+/// A shrink first reports what would be lost, accepts no new data there meanwhile, and loses
+/// nothing if the caller declines.
 #[test]
 fn what_a_shrink_would_lose_is_told_first() {
     let mut rig = Rig::new(SIZES, 1);
@@ -266,7 +271,7 @@ fn what_a_shrink_would_lose_is_told_first() {
         assert_eq!(bytes(&set, scratch, 4000, 16).await, [2; 16]);
         assert_eq!(set.shrink_flash_only(shrinking).await, Err(Error::OpenedAnew), "it was given up");
         assert_eq!((found(&set).1, dirty(&set, scratch)), (8000, 32));
-        // Nobody who stops waits for whoever is to go on.
+        // A stop does not wait for a caller that has yet to decide.
         let left = set.begin_shrinking(scratch, 4000, &none).await.expect("it can be");
         set.stop().await.expect("it stops");
         assert_eq!(set.shrink_flash_only(left).await, Err(Error::Stopping));
@@ -280,7 +285,8 @@ fn what_a_shrink_would_lose_is_told_first() {
     });
 }
 
-/// What a former life has left behind the end takes room beside what may still be written before it.
+/// Data that an earlier session left behind the end takes room beside what may still be written
+/// before the end.
 #[test]
 fn what_lies_behind_an_end_is_promised_to_nobody() {
     let mut stopped = stopped();
@@ -305,14 +311,15 @@ fn what_lies_behind_an_end_is_promised_to_nobody() {
         let too_large = Error::NoRoom { sectors: sectors_max + 8, sectors_max };
         assert_eq!(set.grow(scratch, sectors_max + 8, &Cancel::default()).await, Err(too_large));
         assert_eq!(shrink(&set, scratch, 4000).await, Ok(()));
-        // The index of it comes on top, and goes with it.
+        // The index of that data takes room as well, and is freed with it.
         assert!(set.status().flash_room_sectors >= room + 4000, "it has given its room back");
         set.stop().await.expect("it stops");
         set.assert_invariants();
     });
 }
 
-/// The table cannot be written: the volume is as large as it was, with all of its data, here and after the next start.
+/// The table cannot be written: the volume keeps its size and all of its data, now and after the
+/// next start.
 #[test]
 fn a_table_that_cannot_be_written_leaves_the_size() {
     for grows in [false, true] {
@@ -345,8 +352,9 @@ fn a_table_that_cannot_be_written_leaves_the_size() {
     }
 }
 
-/// Somebody stops the set in the middle, or its cache fails from some write on. The volume has the old size with all of its data, or the new one;
-/// then the same again gives up what is left.
+/// The set is stopped in the middle of a shrink, or its cache fails from some write on. The volume
+/// has the old size with all of its data, or the new size. In the latter case repeating the shrink
+/// releases the rest.
 #[test]
 fn a_shrink_that_ends_in_the_middle_is_completed_by_the_next() {
     for fails in [false, true] {

@@ -1,4 +1,4 @@
-//! Volumes that a set forgets: their backing device is gone, or they lived in the cache alone.
+//! Volumes that a set forgets: their backing device is gone, or they are flash-only.
 
 use crate::beside::Beside;
 use crate::memory::Mishap;
@@ -14,7 +14,7 @@ use std::time::Duration;
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 200_000 };
 const VOLUME: Uuid = Uuid([3; 16]);
 
-/// Nothing is written back unasked.
+/// Write-back is off.
 fn options() -> Options {
     Options {
         volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
@@ -41,14 +41,15 @@ fn dirty(set: &CacheSet) -> Vec<u64> {
     set.status().unserved.iter().map(|left| left.dirty_sectors).collect()
 }
 
-/// What is lost is told to the sector; all buckets come back; and nobody knows the volume any more, after a restart either.
+/// The loss is reported to the sector, all buckets are freed, and the volume is no longer known,
+/// not even after a restart.
 #[test]
 fn a_forgotten_volume_leaves_nothing_behind() {
     let mut rig = Rig::new(SIZES, 1);
     run(&mut rig, |env| async move {
         let (set, volume) = open(env, options()).await.expect("sound");
         let available = set.status().buckets_available;
-        // Two pieces side by side are one loss; one that was given up is none.
+        // Two adjacent pieces are one loss; a discarded one is none.
         for (start, sectors) in [(0, 8), (8, 120), (1024, 16), (4096, 8)] {
             ask(&set, volume, write(start, sectors, 1)).await;
         }
@@ -70,7 +71,7 @@ fn a_forgotten_volume_leaves_nothing_behind() {
         assert_eq!(set.status().unserved, []);
         let status = set.status();
         assert_eq!((status.dirty_sectors, status.buckets_clean, status.buckets_dirty), (0, 0, 0));
-        // A node that the keys have split may be there still, and the table lies in another bucket.
+        // A node that was split off may still exist, and the table is in another bucket.
         assert!(status.buckets_available + 4 >= available, "{} of {available}", status.buckets_available);
         assert_eq!(set.begin_forgetting(VOLUME), Err(Error::NoVolume));
         assert_eq!(set.add_backing(BACKING, None).await, Err(Error::DirtyUnknown), "its data is gone");
@@ -83,7 +84,8 @@ fn a_forgotten_volume_leaves_nothing_behind() {
     });
 }
 
-/// A process dies at any moment: the volume is known, and the same command does the rest; or it is not, and nothing of it is left.
+/// The process dies at an arbitrary moment. Either the volume is still known, and the same command
+/// completes the job, or it is unknown and nothing of it is left.
 #[test]
 fn a_death_in_the_middle_leaves_less_to_forget() {
     let mut met = [0, 0];
@@ -130,7 +132,7 @@ fn a_death_in_the_middle_leaves_less_to_forget() {
     assert!(met[0] > 0 && met[1] > 0, "both ends were met: {met:?}");
 }
 
-/// Who comes for the volume while it is being forgotten is refused, also if he set out before.
+/// Adding a volume while it is being forgotten is refused, even if the add began before.
 #[test]
 fn a_volume_that_is_being_forgotten_is_not_served() {
     let mut rig = Rig::new(SIZES, 1);
@@ -147,7 +149,7 @@ fn a_volume_that_is_being_forgotten_is_not_served() {
         assert_eq!(bytes(&set, volume, 0, 8).await, [1; 8]);
         set.remove_volume(volume).await.expect("it is there");
 
-        // The device is slow to take its new mode.
+        // The device is slow to store its new mode.
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             (disk == BACKING && matches!(op, Op::Write { .. })).then_some(Mishap::Waits)
         }));
@@ -164,7 +166,7 @@ fn a_volume_that_is_being_forgotten_is_not_served() {
     });
 }
 
-/// A volume in the cache alone is there after a restart, leaves and comes back, and is forgotten.
+/// A flash-only volume survives a restart, is removed and added again, and is forgotten.
 #[test]
 fn a_volume_in_the_cache_alone_lives_and_is_forgotten() {
     let mut rig = Rig::new(SIZES, 1);
@@ -203,8 +205,8 @@ fn a_volume_in_the_cache_alone_lives_and_is_forgotten() {
     });
 }
 
-/// What is promised can be kept: the largest volume takes writes of any size anywhere for as long as anybody likes, beside another
-/// volume that fills the cache; and no second one is promised what is left of it.
+/// Promised room can be used: the largest volume takes writes of any size anywhere, indefinitely,
+/// beside another volume that fills the cache. No second volume is promised what is left.
 #[test]
 fn the_largest_volume_can_be_filled() {
     let sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
@@ -226,7 +228,8 @@ fn the_largest_volume_can_be_filled() {
         for at in (0..room).step_by(64) {
             ask(&set, scratch, write(at, 64.min(sectors_max - usize::try_from(at).expect("small")), 1)).await;
         }
-        // At first the cache gives out no data that could be moved, only nodes, until there is no space.
+        // At first the cache serves no reads of data that could be moved, only of nodes, until
+        // there is no space.
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_data = matches!(op, Op::Read { buffer, .. } if buffer.len() < 128 * 512);
             (disk == CACHE && is_data).then_some(Mishap::Waits)
@@ -261,7 +264,7 @@ fn the_largest_volume_can_be_filled() {
     });
 }
 
-/// What cannot be made is refused, and has taken no slot.
+/// Impossible sizes are refused and take no slot.
 #[test]
 fn sizes_that_cannot_be_are_refused() {
     let mut rig = Rig::new(SIZES, 1);

@@ -1,5 +1,5 @@
-//! A damaged leaf that the walk of a start meets freezes what it is the index of, and nothing else: and nothing of that is lost if it can be
-//! read one day.
+//! A damaged leaf found by the walk at start freezes the range that it indexes, and nothing else.
+//! None of its data is lost if the leaf becomes readable again.
 
 use crate::memory::World;
 use crate::rig::{Rig, Sizes, ask, bytes, open, run, write};
@@ -9,20 +9,21 @@ use bcached_format::{BackingState, Label, SetMagic, Uuid};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Sectors of a bucket, and of a node; the last one of a bucket is its summary.
+/// Sectors of a bucket, and of a node; the last sector of a bucket is its summary.
 const BUCKET: u64 = 64;
 const SIZES: Sizes = Sizes { block: 1, bucket: 64, buckets: 1600, backing: 200_000 };
-/// Extents, none beside another: keys for several leaves. Those below the second are written back.
+/// Number of extents, none adjacent to another: keys for several leaves. Those below `CLEAN` are
+/// written back.
 const EXTENTS: u64 = 10_000;
 const CLEAN: u64 = 5_000;
-/// Sectors of an extent, and from one to the next.
+/// Sectors of an extent, and from the start of one to the next.
 const LENGTH: usize = 4;
 const STEP: u64 = 8;
-/// Where the data of the backing device begins, in sectors.
+/// First sector of data on the backing device.
 const DATA_OFFSET: u64 = 16;
-/// What stands where a leaf began.
+/// What replaces the first sector of a leaf.
 const DAMAGE: [u8; 512] = [0x5A; 512];
-/// One whose leaf is damaged.
+/// An extent whose leaf is damaged.
 const HIT: u64 = 7_000;
 
 fn options(reserve: u64) -> Options {
@@ -46,7 +47,8 @@ async fn write_extents(set: &CacheSet, volume: VolumeId, numbers: impl Iterator<
     ask(set, volume, Request::Flush).await;
 }
 
-/// A set with clean and dirty data in many leaves, whose process has died when all of them were written.
+/// A set with clean and dirty data in many leaves, whose process has died after all of them were
+/// written.
 fn crashed(options: Options, seed: u64) -> Rig {
     let mut rig = Rig::new(SIZES, seed);
     run(&mut rig, |env| async move {
@@ -61,7 +63,7 @@ fn crashed(options: Options, seed: u64) -> Rig {
     rig
 }
 
-/// Until the reserve is there, and all leaves are written.
+/// Waits until the reserve is complete and all leaves are written.
 async fn rests(env: &Env, set: &CacheSet, options: &Options) {
     while set.status().buckets_reserved < options.reserve.unwrap_or(0) {
         env.sleep(Duration::from_millis(10)).await;
@@ -69,9 +71,9 @@ async fn rests(env: &Env, set: &CacheSet, options: &Options) {
     env.sleep(Duration::from_secs(40)).await;
 }
 
-/// The first sectors of nodes in which a key of an extent stands: of its leaf, and of those that were it once.
+/// The first sectors of nodes that contain a key of the extent: its current leaf, and former ones.
 fn leaves_of(world: &World, number: u64) -> Vec<u64> {
-    // A key stands where its extent ends.
+    // A key is positioned at the end of its extent.
     let end = DATA_OFFSET + STEP * number + LENGTH as u64;
     let magic = SetMagic::of(Uuid([1; 16])).bset().to_le_bytes();
     let mut node = vec![0; usize::try_from(BUCKET * 512).expect("small")];
@@ -83,7 +85,7 @@ fn leaves_of(world: &World, number: u64) -> Vec<u64> {
     (0..SIZES.buckets).map(|bucket| bucket * BUCKET).filter(|first| is_leaf(first)).collect()
 }
 
-/// Damages the nodes that begin there; what stood there.
+/// Damages the nodes that begin at `leaves`; returns what was there.
 fn damage(rig: &Rig, leaves: &[u64]) -> Vec<[u8; 512]> {
     let mut world = rig.world.borrow_mut();
     let damage = |leaf: &u64| {
@@ -95,7 +97,7 @@ fn damage(rig: &Rig, leaves: &[u64]) -> Vec<[u8; 512]> {
     leaves.iter().map(damage).collect()
 }
 
-/// They are as they were again, but for what has been used for something else since.
+/// Restores them, except where the place has been reused since.
 fn heal(rig: &Rig, leaves: &[u64], sound: &[[u8; 512]]) {
     let mut world = rig.world.borrow_mut();
     for (leaf, sound) in leaves.iter().zip(sound) {
@@ -111,7 +113,7 @@ async fn result_of(set: &CacheSet, volume: VolumeId, request: Request) -> Result
     set.serve(volume, request).await.result
 }
 
-/// What is asked of a set with a damaged leaf. Returns which extents are frozen.
+/// Checks the behaviour of a set with a damaged leaf. Returns which extents are frozen.
 async fn all_but_the_range_is_served(set: &CacheSet, volume: VolumeId, round: u64) -> Range<u64> {
     set.walked().await.expect("the walk passes it by");
     let unreadable = set.status().unreadable;
@@ -137,7 +139,8 @@ async fn check(set: &CacheSet, volume: VolumeId, round: u64, frozen: &Range<u64>
     }
 }
 
-/// A leaf is damaged; then others are written again and again, which takes as many buckets as can be had.
+/// A leaf is damaged. Then other extents are written repeatedly, which takes as many buckets as are
+/// available.
 fn a_damaged_leaf_freezes_its_range(reserve: u64, seed: u64) {
     const ROUNDS: u64 = 4;
     let mut rig = crashed(options(reserve), seed);
@@ -149,7 +152,8 @@ fn a_damaged_leaf_freezes_its_range(reserve: u64, seed: u64) {
         for round in 1..=ROUNDS {
             let others = (0..EXTENTS).filter(|number| !frozen.contains(number));
             write_extents(&set, volume, others, round).await;
-            // All that is known to be dirty is written back, and then it is said that this may not be all.
+            // All known dirty data is written back, and then an error says that this may not be
+            // all.
             let flushed = set.write_back(volume, &Cancel::default()).await;
             assert!(matches!(flushed, Err(Error::Node { .. })), "{flushed:?}");
             assert_eq!(set.status().dirty_sectors, 0);
@@ -191,13 +195,14 @@ fn a_damaged_leaf_that_is_met_beside_requests_freezes_its_range() {
     a_damaged_leaf_freezes_its_range(100, 1);
 }
 
-/// There is no reserve: the buckets that are used are proven to be nobody's else by their summaries.
+/// Without a reserve, the summaries prove that the buckets in use belong to nothing else.
 #[test]
 fn a_damaged_leaf_that_is_met_by_a_start_that_walks_first_freezes_its_range() {
     a_damaged_leaf_freezes_its_range(0, 2);
 }
 
-/// The journal has keys for the damaged leaf: what they say is read, and they stay in the journal; nobody else waits for them.
+/// The journal has keys for the damaged leaf. Their data is readable, and they stay in the journal
+/// without blocking anything else.
 #[test]
 fn keys_of_the_journal_lie_over_a_damaged_leaf() {
     const CHANGED: Range<u64> = HIT..HIT + 50;
@@ -244,7 +249,7 @@ fn keys_of_the_journal_lie_over_a_damaged_leaf() {
     });
 }
 
-/// A volume of which its superblock says that nothing is dirty needs no leaf.
+/// A volume whose superblock says that it has no dirty data needs no leaf.
 #[test]
 fn a_clean_volume_goes_on_without_a_damaged_leaf() {
     let mut rig = Rig::new(SIZES, 3);
@@ -270,7 +275,7 @@ fn a_clean_volume_goes_on_without_a_damaged_leaf() {
     });
 }
 
-/// What is not used again because a damaged leaf may name it is promised to nobody.
+/// Buckets that are not reused because a damaged leaf may point to them are promised to no volume.
 #[test]
 fn a_volume_in_the_cache_alone_is_promised_nothing_that_is_kept_for_a_damaged_leaf() {
     let options = options(70);
@@ -287,7 +292,7 @@ fn a_volume_in_the_cache_alone_is_promised_nothing_that_is_kept_for_a_damaged_le
         assert!(room > 10_000, "{room} sectors");
         let label = Label::from_text("scratch").expect("short");
         let scratch = set.create_flash_only(room, label).await.expect("it is promised");
-        // Every other sector first: what is written over leaves most buckets half full.
+        // Every other sector first: overwriting then leaves most buckets half full.
         let pieces = (0..room - 1).step_by(2).chain((1..room - 1).step_by(2));
         for at in pieces.clone().chain(pieces.step_by(3)) {
             let written = result_of(&set, scratch, write(at, 1, 7)).await;

@@ -1,4 +1,5 @@
-//! Generations have eight bits: no pointer that a reader can meet may grow old enough to pass for a new one.
+//! Generations have eight bits: no pointer that a reader can find may become so old that it passes
+//! for a current one.
 
 use crate::memory::Mishap;
 use crate::rig::{CACHE, Rig, Sizes, ask, in_flight, open};
@@ -11,7 +12,7 @@ use std::time::Duration;
 /// Sectors of a bucket.
 const BUCKET: u64 = 128;
 
-/// Nothing is written back, and leaves are rewritten rarely.
+/// Write-back is off, and leaves are written rarely.
 fn options() -> Options {
     Options {
         leaf_delay: Duration::from_secs(30),
@@ -37,9 +38,10 @@ async fn holds(set: &CacheSet, volume: VolumeId, sector: u64, byte: u8) -> bool 
     reply.buffer.expect("comes back").as_slice().iter().all(|found| *found == byte)
 }
 
-/// A database rewrites one small file all day while much dirty data lies still: a few buckets are reused hundreds of times.
-/// The interior nodes of the tree still name children that lay in them long ago, and only the generation tells that they
-/// are dead. (Found as a set that could not be opened any more after a clean stop.)
+/// A database rewrites one small file all day while much dirty data is idle, so a few buckets are
+/// reused hundreds of times. The tree's interior nodes still name children that were in them long
+/// ago, and only the generation tells that they are dead. (Found as a set that could not be opened
+/// after a clean stop.)
 #[test]
 fn dead_children_stay_dead_however_often_their_buckets_are_reused() {
     const COLD: u64 = 6000;
@@ -82,15 +84,16 @@ fn dead_children_stay_dead_however_often_their_buckets_are_reused() {
     executor.block_on(script).expect("nobody waits for ever");
 }
 
-/// Small extents, none beside another: keys for several leaves.
+/// Writes small extents, none adjacent to another: keys for several leaves.
 async fn scatter(set: &CacheSet, volume: VolumeId) {
     for number in 0..6000 {
         write(set, volume, 2 * number, 1, 7).await;
     }
 }
 
-/// A leaf cannot be read any more. GC never came to its end, so after 96 uses of each bucket none could be used again; and
-/// every write waited for one, for ever, though its volume has a backing device.
+/// A leaf is permanently unreadable. GC used to never finish a pass, so after 96 uses of each
+/// bucket none could be reused. Then every write waited for a bucket forever, although its volume
+/// has a backing device.
 #[test]
 fn a_leaf_that_can_never_be_read_makes_nobody_wait_for_ever() {
     const WRITES: u64 = 14_000;
@@ -141,9 +144,10 @@ fn a_leaf_that_can_never_be_read_makes_nobody_wait_for_ever() {
     });
 }
 
-/// A small file is rewritten until no bucket may be used again before GC has seen all of the tree, while trims cut much
-/// other dirty data into ever more keys, for which the tree needs buckets. Reads of nodes fail `failures` times. How the
-/// set ended, and how many requests were refused.
+/// A small file is rewritten until no bucket may be reused before GC has seen the whole tree.
+/// Meanwhile trims cut much other dirty data into ever more keys, for which the tree needs buckets.
+/// Reads of nodes fail `failures` times. Returns the set's final status, and the number of refused
+/// requests.
 fn wants_buckets_while_reads_of_nodes_fail(failures: u64) -> (Status, u64) {
     const COLD: std::ops::Range<u64> = 20_000..71_200;
     const REWRITES: u64 = 15_000;
@@ -187,7 +191,7 @@ fn wants_buckets_while_reads_of_nodes_fail(failures: u64) -> (Status, u64) {
             }
         })
         .await;
-        // What waits for buckets then waits as long as the set hopes for some.
+        // Requests that wait for buckets then wait as long as the set expects to get some.
         for _ in 0..100 {
             if !is_trimmed.get() {
                 env.sleep(Duration::from_millis(100)).await;
@@ -198,8 +202,9 @@ fn wants_buckets_while_reads_of_nodes_fail(failures: u64) -> (Status, u64) {
     })
 }
 
-/// A pass of GC met one error of the device and rested, although nobody could have a bucket before it had come to its
-/// end: after a third of a second the set stopped for good, with the node readable all the time.
+/// A pass of GC used to rest after one device error, although no bucket was available before it had
+/// finished. After a third of a second the set failed permanently, although the node was readable
+/// all the time.
 #[test]
 fn one_passing_error_of_one_node_does_not_stop_the_set() {
     let (status, refused) = wants_buckets_while_reads_of_nodes_fail(1);
@@ -212,7 +217,7 @@ fn one_passing_error_of_one_node_does_not_stop_the_set() {
     );
 }
 
-/// Nor does anybody wait for ever when the error does not pass: the set stops with it, and names the node.
+/// If the error persists, no request waits forever: the set fails with it, and names the node.
 #[test]
 fn an_error_of_a_node_that_does_not_pass_stops_a_set_that_needs_buckets() {
     let (status, refused) = wants_buckets_while_reads_of_nodes_fail(u64::MAX);

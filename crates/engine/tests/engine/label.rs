@@ -14,7 +14,8 @@ fn label(text: &str) -> Label {
     Label::from_text(text).expect("short")
 }
 
-/// A process that dies right after: whoever is told that it was done finds it, on the device, and in the table of the set without it.
+/// The process dies right after the acknowledgement. The new label is found on the device, and in
+/// the set's table without the device.
 #[test]
 fn a_label_is_durable_when_it_is_acknowledged() {
     let mut rig = Rig::new(SIZES, 1);
@@ -42,7 +43,8 @@ fn a_label_is_durable_when_it_is_acknowledged() {
     });
 }
 
-/// The superblock counts: a table that has not heard of it, because the process died in between, is put right by the next start.
+/// The superblock is authoritative. If the process dies before the table is updated, the next start
+/// corrects the table.
 #[test]
 fn a_table_with_an_old_label_is_put_right() {
     let mut rig = Rig::new(SIZES, 1);
@@ -66,7 +68,7 @@ fn a_table_with_an_old_label_is_put_right() {
     });
 }
 
-/// A superblock that cannot be written leaves the label that it was.
+/// If the superblock cannot be written, the old label stays.
 #[test]
 fn a_label_that_cannot_be_written_is_refused() {
     let mut rig = Rig::new(SIZES, 1);

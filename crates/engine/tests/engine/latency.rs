@@ -1,4 +1,4 @@
-//! How long requests took, each counted once, by the way that it went, on the engine's clock.
+//! Request latencies: each request is counted once, by its path, on the engine's clock.
 
 use crate::rig::{Rig, Sizes, ask, open, run, write};
 use bcached_engine::{Asker, CacheSet, Client, Options, Path, Reply, Request, VolumeId};
@@ -14,7 +14,7 @@ fn read(sector: u64) -> Request {
     Request::Read { sector, buffer: Buffer::zeroed(4096) }
 }
 
-/// The paths that requests went since `before`, each once for every request.
+/// The paths that requests took since `before`, one entry for each request.
 fn paths(set: &CacheSet, volume: VolumeId, before: &mut Vec<u64>) -> Vec<Path> {
     let latencies = set.latencies(volume).expect("it is served");
     let now: Vec<u64> = Path::ALL.iter().map(|path| latencies.of(*path).requests()).collect();
@@ -59,7 +59,7 @@ fn each_request_is_counted_by_the_way_it_went() {
     });
 }
 
-/// What fails is not counted: how long it took says nothing of the way.
+/// A failed request is not counted: its duration says nothing about the path.
 #[test]
 fn what_is_refused_is_not_counted() {
     run(&mut Rig::new(SIZES, 1), |env| async move {
@@ -70,7 +70,7 @@ fn what_is_refused_is_not_counted() {
     });
 }
 
-/// Looks at the clock when it is answered.
+/// Reads the clock when it is answered.
 struct Stopwatch {
     env: Env,
     stopped: Coming<Time>,
@@ -83,7 +83,8 @@ impl Asker for Stopwatch {
     }
 }
 
-/// How long `request` takes until its asker is told of its end: a task that waits for that may have to wait for others, too.
+/// Measures how long `request` takes until its asker is told of the completion. A task that awaits
+/// the request may also have to wait for other tasks.
 async fn time(env: &Env, set: &CacheSet, volume: VolumeId, request: Request) -> Duration {
     let watch = Rc::new(Stopwatch { env: env.clone(), stopped: Coming::default() });
     let begun = env.now();
@@ -91,7 +92,7 @@ async fn time(env: &Env, set: &CacheSet, volume: VolumeId, request: Request) -> 
     watch.stopped.comes().await.since(begun)
 }
 
-/// Every wait of the devices takes time here, and the engine has no other clock.
+/// All waits of the devices take virtual time here, and the engine has no other clock.
 #[test]
 fn a_latency_is_what_the_clock_says() {
     run(&mut Rig::new(SIZES, 1), |env| async move {

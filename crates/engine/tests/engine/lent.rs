@@ -1,4 +1,4 @@
-//! Requests whose memory is lent: what the engine may do with it.
+//! Requests with lent memory: what the engine may do with it.
 
 use crate::rig::{BACKING, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run};
 use bcached_engine::{Options, Request};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 520, backing: 20_000 };
 
-/// Memory that somebody writes to while it is read: each look finds something else.
+/// Memory that changes while it is read: each access finds something else.
 #[derive(Debug)]
 struct Restless(AtomicU8);
 
@@ -29,7 +29,7 @@ impl Lender for Restless {
     }
 }
 
-/// Memory that is read into, and cannot be looked at.
+/// Memory that can be written to but not read.
 #[derive(Debug)]
 struct Blind(Mutex<Vec<u8>>);
 
@@ -53,7 +53,8 @@ fn lent(lender: &Arc<impl Lender + 'static>, sectors: usize) -> Buffer {
     Lent::new(lender, sectors * 512).into()
 }
 
-/// The cache and the backing device would have different data else, and a clean piece would not be what is under it.
+/// Data written through from changing memory is the same in both places. Otherwise the cache and
+/// the backing device would differ, and a clean extent would not equal what is below it.
 #[test]
 fn what_is_written_through_is_the_same_in_both_places() {
     let mut rig = Rig::new(SIZES, 1);
@@ -76,7 +77,8 @@ fn what_is_written_through_is_the_same_in_both_places() {
     });
 }
 
-/// A miss is put into the cache from memory of our own, and a part of a block is cut out of it.
+/// A miss is added to the cache from the engine's own memory, and a part of a block is cut out of
+/// that.
 #[test]
 fn memory_that_cannot_be_looked_at_is_read_into() {
     let mut rig = Rig::new(SIZES, 1);

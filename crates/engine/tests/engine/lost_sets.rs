@@ -1,5 +1,6 @@
-//! A device that says that it has a write to the index durably, and has lost it: what that said is not known any more, and what stood before
-//! it is old. Nobody is ever answered with that after a stop in good order.
+//! A device reports a write to the index as durable and has lost it. The lost index entries are
+//! unknown, and what was before them is stale. After an orderly stop, no request is ever answered
+//! with stale data.
 
 use crate::memory::World;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, open, run, write};
@@ -7,17 +8,17 @@ use bcached_engine::{CacheSet, Cancel, Error, Options, Request, VolumeId, Volume
 use bcached_env::Buffer;
 use bcached_format::{SetMagic, Uuid};
 
-/// Nodes of 4 KiB: a tree of three levels is soon there.
+/// Nodes of 4 KiB: a tree soon has three levels.
 const SIZES: Sizes = Sizes { block: 1, bucket: 8, buckets: 9000, backing: 200_000 };
 const NODE_BYTES: usize = 4096;
 const NODE: u64 = NODE_BYTES as u64 / 512;
-/// Extents, none beside another.
+/// Number of extents, none adjacent to another.
 const EXTENTS: u64 = 24_000;
 const STEP: u64 = 8;
-/// What the backing device has, and what the cache has.
+/// The contents of the backing device and of the cache.
 const OLD: u8 = 1;
 const NEW: u8 = 2;
-/// What a lost write leaves where nothing stood before.
+/// What a lost write leaves where nothing was before.
 const ZEROES: [u8; 512] = [0; 512];
 
 fn options(reserve: u64) -> Options {
@@ -38,7 +39,7 @@ async fn write_all(set: &CacheSet, volume: VolumeId, byte: u8) {
     ask(set, volume, Request::Flush).await;
 }
 
-/// A set that has been stopped in good order, and has everything dirty.
+/// A set that was stopped in good order with all of its data dirty.
 fn stopped(reserve: u64) -> Rig {
     let mut rig = Rig::new(SIZES, reserve);
     run(&mut rig, move |env| async move {
@@ -51,7 +52,8 @@ fn stopped(reserve: u64) -> Rig {
     rig
 }
 
-/// Where the last set of one leaf in so many, and of nearly each parent, begins, if it is not the only one: in sectors of the device.
+/// The first device sectors of the last sets of every `every`-th leaf, and of nearly each parent,
+/// unless it is the node's only set.
 fn last_sets(world: &World, every: usize) -> Vec<u64> {
     let magic = SetMagic::of(Uuid([1; 16])).bset().to_le_bytes();
     let (mut parents, mut leaves) = (Vec::new(), Vec::new());
@@ -61,14 +63,14 @@ fn last_sets(world: &World, every: usize) -> Vec<u64> {
         let is_set = |block: &[u8]| block[8..16] == magic && block[16..24] == node[16..24];
         let last = node.chunks_exact(512).rposition(is_set).filter(|last| *last > 0);
         let header = u64::from_le_bytes(node[32..40].try_into().expect("eight bytes"));
-        // What a parent's key names is as large as a node.
+        // A parent's key covers as many sectors as a node has.
         let kind = if header >> 20 & 0xFFFF == NODE { &mut parents } else { &mut leaves };
         kind.extend(last.map(|last| first + last as u64));
     }
     parents.into_iter().step_by(every / 40).chain(leaves.into_iter().step_by(every)).collect()
 }
 
-/// What was met when all extents were read: how many could not be.
+/// Reads all extents; returns how many could not be read.
 async fn refused(set: &CacheSet, volume: VolumeId, lost: u64) -> u64 {
     let mut refused = 0;
     for number in 0..EXTENTS {
@@ -86,18 +88,18 @@ async fn refused(set: &CacheSet, volume: VolumeId, lost: u64) -> u64 {
     refused
 }
 
-/// What came of each last set that was lost.
+/// Counts what each lost last set led to.
 #[derive(Default, Debug)]
 struct Met {
-    /// The set was refused.
+    /// Opening the set was refused.
     starts_refused: u64,
     /// A leaf was found damaged.
     leaves: u64,
-    /// A parent was.
+    /// A parent was found damaged.
     parents: u64,
 }
 
-/// The last sets of some nodes are lost, each alone.
+/// Loses the last sets of some nodes, one at a time.
 fn some_lost(mut rig: Rig, reserve: u64, every: usize) -> Met {
     let (cache, backing) = {
         let mut world = rig.world.borrow_mut();
@@ -139,8 +141,8 @@ fn a_lost_write_to_a_node_is_never_answered_with_what_was_before_it() {
     assert!(met.leaves > 2 && met.parents > 0, "{met:?}");
 }
 
-/// There is no reserve: all nodes are read before anything is served, and too few buckets are known to be free for a set of which one
-/// cannot be.
+/// Without a reserve, all nodes are read before anything is served. Too few buckets are known to be
+/// free for a set with an unreadable node.
 #[test]
 fn a_start_that_walks_first_meets_a_lost_write() {
     let met = some_lost(stopped(0), 0, 80);

@@ -1,4 +1,5 @@
-//! The engine on devices in memory: what needs many operations, or one exact failure, and no crash.
+//! Tests of the engine on devices in memory: cases that need many operations or one exact failure,
+//! but no crash.
 
 mod ahead;
 mod answers;

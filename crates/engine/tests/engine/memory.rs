@@ -1,9 +1,9 @@
-//! Devices in memory under the engine's driver, for tests that need many operations rather than exact disasters (those
-//! are the simulator's).
+//! Devices in memory below the engine's driver, for tests that need many operations rather than
+//! exact disasters (the simulator covers those).
 //!
-//! Sectors that hold one byte value throughout take no memory of their own, so that a test can write gigabytes of
-//! data. Operations end in an order drawn from a seed, each wait a few of them; time is virtual. One operation in the
-//! future can be made to fail, having landed or not.
+//! Sectors filled with one byte value take no memory of their own, so a test can write gigabytes of
+//! data. Operations complete in an order drawn from a seed, a few at each wait; time is virtual. A
+//! test can make an operation fail, with or without carrying it out.
 
 use bcached_env::rng::Rng;
 use bcached_env::{
@@ -19,13 +19,15 @@ const SECTOR: usize = 512;
 /// Virtual time of one wait.
 const STEP_NS: u64 = 1_000;
 
-/// Waits in a row with nothing under way (only timers fire) after which nobody will ever do anything again.
+/// Consecutive waits with nothing in flight, while only timers fire, after which the world is
+/// considered stuck.
 const IDLE_MAX: u64 = 100_000;
 
-/// Waits in a row in which nothing ended, though something is under way, after which it is taken to wait for what a timer brings.
+/// Consecutive waits without a completion, although something is in flight, after which it is
+/// assumed to wait for a timer.
 const BARREN_MAX: u64 = 1000;
 
-/// Most operations that end in one wait.
+/// Most operations that complete in one wait.
 const ENDINGS_MAX: u64 = 16;
 
 #[derive(Clone)]
@@ -34,25 +36,25 @@ enum Sector {
     Mixed(Box<[u8; SECTOR]>),
 }
 
-/// What happens to an operation that a test picks.
+/// What happens to an operation that a test selects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mishap {
-    /// It is not carried out and fails.
+    /// It fails and is not carried out.
     Fails,
-    /// The same: the device is not there any more.
+    /// As `Fails`: the device has disappeared.
     Gone,
-    /// It is carried out and yet fails.
+    /// It is carried out but reported as failed.
     Lands,
-    /// The device does not know it.
+    /// The device does not support it.
     Unknown,
-    /// It does not end yet.
+    /// It does not complete yet.
     Waits,
 }
 
-/// Says what happens to an operation, if anything.
+/// Decides what happens to an operation, if anything special.
 pub type Fate = Box<dyn FnMut(DiskId, &Op) -> Option<Mishap>>;
 
-/// Devices, clock, and what is under way.
+/// Devices, clock, and operations in flight.
 pub struct World {
     disks: Vec<Vec<Sector>>,
     under_way: VecDeque<(DiskId, Token, Op)>,
@@ -60,43 +62,45 @@ pub struct World {
     now: u64,
     idle: u64,
     barren: u64,
-    /// The longest that a task ran in one piece, in nanoseconds of charged work.
+    /// The longest time that a task ran without yielding, in nanoseconds of charged work.
     pub longest_ns: u64,
     /// Decides on mishaps.
     pub fate: Option<Fate>,
-    /// The devices have FUA of their own; else they are said to be asked for a write and a flush.
+    /// The devices support FUA themselves; otherwise it is reported that a FUA write needs a write
+    /// and a flush.
     pub fua: bool,
-    /// The devices keep what they have taken in a volatile cache until a flush.
+    /// The devices have a volatile write cache: writes are durable only after a flush.
     pub volatile: bool,
-    /// The devices carry out discards: what stood there is [`DISCARDED`] then.
+    /// The devices carry out discards, which leave [`DISCARDED`].
     pub discard: bool,
-    /// The devices are told to zero a range instead of being written zeroes to.
+    /// The devices support zeroing a range without writing zeroes to it.
     pub write_zeroes: bool,
-    /// The same, and may give up the space below.
+    /// As `write_zeroes`, and the device may deallocate the space.
     pub unmap: bool,
-    /// What was discarded: device, first sector, sectors.
+    /// Discarded ranges: device, first sector, sectors.
     pub discarded: Vec<(DiskId, u64, u64)>,
-    /// What was asked for where a discard was under way.
+    /// Operations that were submitted where a discard was in flight.
     pub beside_discards: Vec<String>,
 }
 
-/// What stands where something was discarded.
+/// The content of discarded sectors.
 pub const DISCARDED: u8 = 0xdd;
 
 /// A handle on a world, which outlives the executors that run in it.
 #[derive(Clone)]
 pub struct MemoryDriver(pub Rc<RefCell<World>>);
 
-/// The longest that a task may run in one piece, in nanoseconds of charged work: nobody is to wait for longer.
+/// The longest time that a task may run without yielding, in nanoseconds of charged work. No task
+/// should have to wait for longer.
 pub const LONGEST_NS: u64 = 200_000;
 
 impl World {
-    /// Nobody was kept waiting for longer than anybody may be.
+    /// Asserts that no task ran longer than allowed.
     pub fn assert_short(&self) {
         assert!(self.longest_ns <= LONGEST_NS, "{} ns in one piece", self.longest_ns);
     }
 
-    /// Devices of so many sectors each, full of zeroes.
+    /// Creates devices of `sectors` sectors each, full of zeroes.
     pub fn new(sectors: &[u64], seed: u64) -> Rc<RefCell<Self>> {
         let disk = |sectors: &u64| (0..*sectors).map(|_| Sector::Filled(0)).collect();
         let disks = sectors.iter().map(disk).collect();
@@ -120,24 +124,24 @@ impl World {
         }))
     }
 
-    /// Somebody makes a device larger or smaller.
+    /// Makes a device larger or smaller.
     pub fn resize(&mut self, disk: usize, sectors: u64) {
         self.disks[disk].resize_with(index(sectors), || Sector::Filled(0));
     }
 
-    /// One more device, on which stands what stands on that one.
+    /// Adds a copy of a device.
     pub fn copy(&mut self, disk: DiskId) -> DiskId {
         let copy = self.disks[disk.0 as usize].clone();
         self.disks.push(copy);
         DiskId(u32::try_from(self.disks.len() - 1).expect("few"))
     }
 
-    /// What stands on `copy` stands on `disk` again.
+    /// Restores the contents of `disk` from `copy`.
     pub fn restore(&mut self, disk: DiskId, copy: DiskId) {
         self.disks[disk.0 as usize] = self.disks[copy.0 as usize].clone();
     }
 
-    /// Puts whole sectors on a device from outside.
+    /// Stores whole sectors on a device from outside.
     pub fn place(&mut self, disk: usize, sector: u64, bytes: &[u8]) {
         for (place, part) in self.disks[disk][index(sector)..].iter_mut().zip(bytes.chunks_exact(SECTOR)) {
             let same = part.iter().all(|byte| *byte == part[0]);
@@ -149,7 +153,7 @@ impl World {
         }
     }
 
-    /// What stands on a device.
+    /// Reads the contents of a device from outside.
     pub fn look(&self, disk: usize, sector: u64, into: &mut [u8]) {
         for (part, place) in into.chunks_exact_mut(SECTOR).zip(&self.disks[disk][index(sector)..]) {
             match place {
@@ -159,12 +163,12 @@ impl World {
         }
     }
 
-    /// Time passes, and nothing happens.
+    /// Lets time pass without any event.
     pub fn pass(&mut self, time: Duration) {
         self.now += u64::try_from(time.as_nanos()).expect("a short time");
     }
 
-    /// What was under way is gone: the process died.
+    /// Drops all operations in flight: the process died.
     pub fn forget(&mut self) {
         self.under_way.clear();
     }
@@ -218,7 +222,7 @@ impl World {
         }
     }
 
-    /// Nobody may rely on what an operation does where a discard is under way.
+    /// Records an operation that overlaps with a discard in flight, since its effect is undefined.
     fn note_overlap(&mut self, disk: DiskId, op: &Op) {
         let Some((start, end, is_discard)) = range_of(op) else { return };
         let overlaps = |(other, _, earlier): &&(DiskId, Token, Op)| {
@@ -232,7 +236,7 @@ impl World {
     }
 }
 
-/// First sector, last and one, and whether it is a discard.
+/// Returns the first sector, the end, and whether it is a discard.
 fn range_of(op: &Op) -> Option<(u64, u64, bool)> {
     let sectors = |bytes: usize| (bytes / SECTOR) as u64;
     match op {
@@ -275,7 +279,7 @@ impl Driver for MemoryDriver {
             }
         }
         world.barren = if events.is_empty() { world.barren + 1 } else { 0 };
-        // Whatever is under way waits for what a timer brings, if anything does.
+        // Everything in flight waits for something that a timer triggers, if for anything.
         match until {
             Some(until) if world.barren > BARREN_MAX => world.now = world.now.max(until.0),
             None if world.barren > IDLE_MAX => events.push(Event::Halt),
@@ -312,7 +316,8 @@ impl Driver for MemoryDriver {
     }
 }
 
-/// A note that keeps nothing beyond the process: these tests have no process death with promises.
+/// A note that keeps nothing beyond the process: in these tests no process dies with promises to
+/// keep.
 #[derive(Default)]
 pub struct NoNote;
 

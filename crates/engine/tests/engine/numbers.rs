@@ -1,4 +1,4 @@
-//! What a status says of the set itself.
+//! What a status reports about the set itself.
 
 use crate::rig::{Rig, Sizes, ask, bytes, in_flight, open, run, write};
 use crate::stopped::stopped;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 64, buckets: 1024, backing: 1 << 18 };
 
-/// Every bucket is in one of the groups, whatever has become of the data.
+/// Every bucket is in exactly one of the groups, whatever happened to its data.
 #[test]
 fn the_buckets_are_divided_without_a_rest() {
     run(&mut Rig::new(SIZES, 3), |env| async move {
@@ -50,7 +50,7 @@ fn the_buckets_are_divided_without_a_rest() {
     });
 }
 
-/// What a pass of GC finds, and a start, is what was written: eight extents of two blocks, far from each other.
+/// A GC pass and a start find what was written: eight extents of two blocks, far from each other.
 #[test]
 fn a_pass_of_gc_and_a_start_count_what_is_alive() {
     let mut rig = Rig::new(SIZES, 4);
@@ -84,8 +84,8 @@ fn a_pass_of_gc_and_a_start_count_what_is_alive() {
     }
 }
 
-/// How well a cache serves its backing devices is not told by volumes that have none: as in the kernel, their reads neither hit
-/// nor miss.
+/// Volumes without a backing device do not affect the hit rate: as in the kernel, their reads count
+/// neither as hits nor as misses.
 #[test]
 fn reads_of_flash_only_volumes_are_no_hits() {
     let mut stopped = stopped();

@@ -1,5 +1,6 @@
-//! One of two devices was exchanged for an older copy of itself, as a restored backup or a rolled back snapshot is: what the cache
-//! holds and what the backing device holds are not of one time, and a volume is not served from both.
+//! One of two devices was replaced by an older copy of itself, such as a restored backup or a
+//! rolled-back snapshot. The contents of cache and backing device are then from different times,
+//! and the volume is not served from both.
 
 use crate::memory::NoNote;
 use crate::rig::{BACKING, CACHE, Rig, SECOND, Sizes, ask, backing_superblock, bytes, open, run, write};
@@ -33,7 +34,7 @@ async fn added(env: Env) -> Result<(CacheSet, VolumeId), Error> {
     }
 }
 
-/// A session that writes `byte`, writes all of it back if so told, and stops in order.
+/// Runs a session that writes `byte`, writes all of it back if `writes_back`, and stops in order.
 fn session(rig: &mut Rig, byte: u8, writes_back: bool) {
     run(rig, move |env| async move {
         let (set, volume) = open(env, options()).await.expect("sound");
@@ -53,7 +54,7 @@ fn is_refused(rig: &mut Rig, wanted: fn(&Error) -> bool) {
     });
 }
 
-/// The devices are of one time, and the newest data is there.
+/// Asserts that the devices match and the newest data is there.
 fn is_served(rig: &mut Rig) {
     run(rig, |env| async move {
         let (set, volume) = added(env).await.expect("this is the right one");
@@ -66,7 +67,8 @@ fn is_older_cache(error: &Error) -> bool {
     matches!(error, Error::OlderCache { .. })
 }
 
-/// The older cache has dirty data, the backing device is clean and newer: that data was written over what is newer.
+/// The older cache has dirty data, while the backing device is clean and newer. That data used to
+/// be written over the newer data.
 #[test]
 fn a_cache_that_was_restored_from_a_copy_is_refused() {
     for first_is_dirty in [true, false] {
@@ -79,7 +81,7 @@ fn a_cache_that_was_restored_from_a_copy_is_refused() {
     }
 }
 
-/// The copy is of a set that ran, and the session is the same.
+/// The copy was made while the set ran, so its session is the same.
 #[test]
 fn a_cache_that_was_copied_while_it_ran_is_refused() {
     let mut rig = Rig::new(SIZES, 1);
@@ -109,7 +111,8 @@ fn a_backing_device_that_was_restored_from_a_copy_is_refused() {
     is_refused(&mut rig, |error| *error == Error::OlderBacking);
 }
 
-/// The disk is imaged when the daemon has stopped, as one should; the next run ends by a kill, and then the image is put back.
+/// The disk is imaged after the daemon has stopped, as it should be. The next run is killed, and
+/// then the image is restored.
 #[test]
 fn a_backing_device_that_was_restored_after_a_crash_is_refused() {
     for writes_back in [true, false] {
@@ -132,7 +135,7 @@ fn a_backing_device_that_was_restored_after_a_crash_is_refused() {
     }
 }
 
-/// It is imaged while it is served, and put back after an orderly stop.
+/// The disk is imaged while it is served, and restored after an orderly stop.
 #[test]
 fn a_backing_device_that_was_copied_while_it_was_served_is_refused() {
     let mut rig = Rig::new(SIZES, 1);
@@ -149,8 +152,10 @@ fn a_backing_device_that_was_copied_while_it_was_served_is_refused() {
     is_refused(&mut rig, |error| *error == Error::OlderBacking);
 }
 
-/// Both devices say the same stamp. But *dirty* is durable on the disk before anything is, and the copy says *clean*. Sets that are walked
-/// before they are served know it by counting, others by their journals, whether that lies over the tree or has been put into it.
+/// Both devices have the same stamp. But *dirty* is durable on the disk before any dirty data is,
+/// and the copy says *clean*. Sets that are walked before they are served detect this by counting.
+/// Others detect it by their journals, whether the journal's keys overlay the tree or are already
+/// in it.
 #[test]
 fn a_disk_that_says_clean_while_the_journal_has_dirty_data_is_refused() {
     const LAST: u64 = 2 * EXTENTS;
@@ -160,7 +165,7 @@ fn a_disk_that_says_clean_while_the_journal_has_dirty_data_is_refused() {
         let (world, of_set) = (Rc::clone(&rig.world), options.clone());
         let copy = run(&mut rig, move |env| async move {
             let (set, volume) = open(env.clone(), of_set).await.expect("sound");
-            // Several leaves, or there is nothing to walk.
+            // Several leaves, otherwise there is nothing to walk.
             for number in 0..EXTENTS {
                 ask(&set, volume, write(2 * number, 1, 1)).await;
             }
@@ -172,7 +177,7 @@ fn a_disk_that_says_clean_while_the_journal_has_dirty_data_is_refused() {
             }
             env.sleep(Duration::from_secs(40)).await;
             let copy = world.borrow_mut().copy(BACKING);
-            // Where the walk comes last.
+            // Where the walk arrives last.
             ask(&set, volume, write(LAST, 64, 2)).await;
             ask(&set, volume, Request::Flush).await;
             copy
@@ -195,8 +200,9 @@ fn a_disk_that_says_clean_while_the_journal_has_dirty_data_is_refused() {
     }
 }
 
-/// Neither the journal nor a count shows it when the disk comes. The walk does: the copy is left as it is, whoever looks is told, and nothing
-/// is written back to it.
+/// Neither the journal nor a count reveals an older copy when the disk is added; only the walk
+/// does. The copy is left as it is, clients and callers get the error, and nothing is written back
+/// to it.
 #[test]
 fn a_copy_that_only_the_walk_can_tell_has_nothing_written_back() {
     let options = Options { reserve: Some(RESERVE), ..unwalked::options() };
@@ -212,10 +218,10 @@ fn a_copy_that_only_the_walk_can_tell_has_nothing_written_back() {
             env.sleep(Duration::from_millis(10)).await;
         }
         let copy = world.borrow_mut().copy(BACKING);
-        // Where the walk comes last.
+        // Where the walk arrives last.
         ask(&set, volume, write(2 * EXTENTS, 64, 2)).await;
         ask(&set, volume, Request::Flush).await;
-        // All leaves are written, and what the journal holds is not of this volume.
+        // All leaves are written, and the journal holds nothing of this volume.
         env.sleep(Duration::from_secs(40)).await;
         let other = set.add_backing(SECOND, None).await.expect("sound");
         ask(&set, other, write(0, 8, 3)).await;
@@ -242,11 +248,12 @@ fn a_copy_that_only_the_walk_can_tell_has_nothing_written_back() {
     });
 }
 
-/// The same of what the tree says, after an orderly stop.
+/// After an orderly stop, a disk that says *clean* while the tree has dirty data is refused as
+/// well, unless a kernel used the set.
 #[test]
 fn a_kernel_may_leave_a_disk_clean_that_has_dirty_data() {
-    // A kernel makes data dirty first and says so afterwards. If it dies in between that is no older copy, also if bcached uses the set in
-    // the meantime without the disk.
+    // The kernel makes data dirty first and marks the superblock afterwards. If it dies in between,
+    // the disk is not an older copy, even if bcached uses the set without the disk in the meantime.
     for (by_kernel, comes_later) in [(false, false), (true, false), (true, true)] {
         let mut rig = Rig::new(SIZES, 1);
         session(&mut rig, 2, false);
@@ -263,7 +270,7 @@ fn a_kernel_may_leave_a_disk_clean_that_has_dirty_data() {
             run(&mut rig, |env| async move {
                 let set =
                     CacheSet::open(env, CACHE, Box::new(NoNote), options()).await.expect("the set opens");
-                // The table becomes bcached's again.
+                // bcached rewrites the UUID table, so that it is no longer a kernel's.
                 set.create_flash_only(64, Label::default()).await.expect("there is room");
                 set.stop().await.expect("it stops");
             });
@@ -278,8 +285,8 @@ fn a_kernel_may_leave_a_disk_clean_that_has_dirty_data() {
     }
 }
 
-/// A table that has been lost says nothing of stamps. But what is dirty under the number is newer than a disk that says *clean*, or is not
-/// its own.
+/// A lost UUID table has no stamps. But dirty data under the volume's inode means that it is newer
+/// than a disk that says *clean*, or belongs to another disk.
 #[test]
 fn a_clean_disk_does_not_get_a_lost_number_back_under_which_something_is_dirty() {
     let mut rig = Rig::new(SIZES, 1);
@@ -294,8 +301,8 @@ fn a_clean_disk_does_not_get_a_lost_number_back_under_which_something_is_dirty()
     is_served(&mut rig);
 }
 
-/// Who has only the older cache left gives up what it holds of the volume; then the backing device is all that there is, and is attached
-/// anew.
+/// If only the older cache is left, its data of the volume can be given up. Then the backing device
+/// has all that there is, and is attached anew.
 #[test]
 fn what_an_older_cache_holds_can_be_given_up() {
     let mut rig = Rig::new(SIZES, 1);

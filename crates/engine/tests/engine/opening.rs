@@ -1,4 +1,4 @@
-//! An opening reads the whole tree and says how far it is.
+//! Opening a set reads the whole tree and reports its progress.
 
 use crate::rig::{Rig, Sizes, ask, open, run};
 use bcached_engine::{Opening, Options, Request, VolumeOptions};
@@ -7,10 +7,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Small buckets, so that a tree of several leaves is soon made.
+/// Small buckets, so that a tree soon has several leaves.
 const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 600, backing: 200_000 };
 
-/// Reads that make a tree of more leaves than are read at once: every other sector of so many.
+/// Number of reads, of every other sector, that make a tree of more leaves than are read at once.
 const READS: u64 = 12_000;
 
 fn options() -> Options {
@@ -21,7 +21,7 @@ fn options() -> Options {
     }
 }
 
-/// The walk of a large tree went by without a word.
+/// Opening reports the nodes that it has read. The walk of a large tree used to report nothing.
 #[test]
 fn an_opening_counts_the_nodes_that_it_has_read() {
     let mut rig = Rig::new(SIZES, 1);

@@ -1,5 +1,6 @@
-//! A set is served while what its journal says lies over the tree and is put into the leaves: nobody sees what is under it, nothing newer is
-//! covered, and nothing is decided that depends on what is dirty.
+//! A set is served while its journal's keys overlay the tree and are put into the leaves. No client
+//! sees what they cover, they cover nothing newer, and no decision is made that depends on which
+//! data is dirty.
 
 use crate::beside::{Beside, asking};
 use crate::memory::Mishap;
@@ -17,22 +18,22 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Changes that only the journal has, all over the volume.
+/// Number of changes that only the journal has, all over the volume.
 const CHANGES: u64 = 600;
 
-/// What stands at each sector that was ever written.
+/// The contents of each sector that was ever written.
 type Model = BTreeMap<u64, u8>;
 
 fn beside() -> Options {
     Options { replay_beside: 1, ..options() }
 }
 
-/// The same, of a set that has no reserve, and so is walked first.
+/// The same for a set without a reserve, which is therefore walked first.
 fn walked_first() -> Options {
     Options { reserve: Some(0), ..beside() }
 }
 
-/// Writes over what is there and beside it, and discards; the model has what is acknowledged.
+/// Overwrites existing data, writes beside it, or discards; the model has what is acknowledged.
 async fn change(set: &CacheSet, volume: VolumeId, number: u64, model: &mut Model) {
     let place = 2 * (number * 7919 % EXTENTS);
     let byte = u8::try_from(number % 250).expect("below 250") + 1;
@@ -52,19 +53,20 @@ async fn change(set: &CacheSet, volume: VolumeId, number: u64, model: &mut Model
     }
 }
 
-/// What a set is before the changes.
+/// The state of a set before the changes.
 #[derive(Clone, Copy)]
 struct Before {
-    /// It has a reserve, so it is served before it has been walked.
+    /// With a reserve, the set is served before it has been walked.
     reserve: u64,
-    /// All has been written back.
+    /// All data has been written back.
     clean: bool,
 }
 
 const UNWALKED: Before = Before { reserve: RESERVE, clean: false };
 const WALKED: Before = Before { reserve: 0, clean: false };
 
-/// A set with many leaves, all of them written, and a journal of what `changes` does; its process has died.
+/// Creates a set with many leaves, all of them written, and a journal with the effects of
+/// `changes`; its process has died.
 fn crashed<F: Future<Output = Model> + 'static>(
     seed: u64,
     Before { reserve, clean }: Before,
@@ -99,7 +101,7 @@ fn crashed<F: Future<Output = Model> + 'static>(
     (rig, model)
 }
 
-/// The changes are all over the volume.
+/// As `crashed`, with changes all over the volume.
 fn scattered(seed: u64, before: Before) -> (Rig, Model) {
     crashed(seed, before, |_, set, volume, mut model| async move {
         for number in 0..CHANGES {
@@ -115,12 +117,12 @@ async fn check(set: &CacheSet, volume: VolumeId, model: &Model) {
     }
 }
 
-/// Dirty sectors of each bucket; what is clean is added as it is read.
+/// Dirty sectors of each bucket; clean ones are not compared, because reads add to them.
 fn counts(counted: &[BucketCount]) -> Vec<u32> {
     counted.iter().map(|bucket| bucket.dirty).collect()
 }
 
-/// All that can be said of a set when all has been counted; and who starts again and replays first says the same.
+/// Checks a set after everything has been counted, and that a restart that replays first agrees.
 async fn check_end(env: &Env, (set, volume): (CacheSet, VolumeId), model: &Model) {
     set.walked().await.expect("it comes to its end");
     assert_eq!((set.status().walked_percent, set.status().replay_keys), (100, 0));
@@ -134,7 +136,7 @@ async fn check_end(env: &Env, (set, volume): (CacheSet, VolumeId), model: &Model
     assert!(counts(&again.counted().expect("walked")) == counts(&counted), "it is counted as it is");
 }
 
-/// What the journal says is served though not one more leaf can be read.
+/// The journal's contents are served although no further leaf can be read.
 #[test]
 fn a_read_sees_what_the_journal_says() {
     let (mut rig, model) = scattered(1, UNWALKED);
@@ -162,7 +164,8 @@ fn a_read_sees_what_the_journal_says() {
     });
 }
 
-/// Old and new keys meet in all leaves, before and behind the walk and the drain; the process dies in the middle, twice.
+/// Old and new keys meet in all leaves, before and behind the walk and the drain. The process dies
+/// in the middle, twice.
 #[test]
 fn what_comes_meanwhile_stays_also_after_a_crash_in_the_middle() {
     for seed in 0..6 {
@@ -192,12 +195,14 @@ fn what_comes_meanwhile_stays_also_after_a_crash_in_the_middle() {
     }
 }
 
-/// The journal has more keys for a few leaves than these take: they are split, at the hands of the drain and of who writes.
+/// The journal has more keys for a few leaves than these have room for. The drain and the writers
+/// split the leaves.
 #[test]
 fn more_keys_than_a_leaf_takes_find_room() {
     const MANY: u64 = 4000;
     let (mut rig, model) = crashed(3, UNWALKED, |_, set, volume, mut model| async move {
-        // In one entry each: the leaves would be written for the journal's sake.
+        // Without a flush after each write: otherwise the leaves would be written to free the
+        // journal.
         for number in 0..MANY {
             ask(&set, volume, write(2 * number + 1, 1, byte_of(number + 7))).await;
             model.insert(2 * number + 1, byte_of(number + 7));
@@ -222,7 +227,8 @@ fn more_keys_than_a_leaf_takes_find_room() {
     });
 }
 
-/// With little room in the ring clients wait for the oldest entries, and get more than there ever was.
+/// With little room in the ring, clients wait for the oldest entries, and in total write more than
+/// the ring can hold.
 #[test]
 fn clients_go_on_though_the_journal_is_nearly_full() {
     let (mut rig, model) = crashed(4, WALKED, |_, set, volume, mut model| async move {
@@ -246,7 +252,7 @@ fn clients_go_on_though_the_journal_is_nearly_full() {
     });
 }
 
-/// A set of which nothing is put before it may be.
+/// Options under which nothing is put into the leaves until `goes_on` is called.
 fn resting() -> Options {
     Options { replay_rest: Duration::from_secs(3600), ..walked_first() }
 }
@@ -255,7 +261,8 @@ fn goes_on(set: &CacheSet) {
     set.change_options(|options| options.replay_rest = Duration::ZERO);
 }
 
-/// What the journal says is put by who writes past it: else it would come back over what he has written.
+/// A write past the cache first puts the journal's keys for its range into the leaves. Otherwise
+/// they would come back over the written data.
 #[test]
 fn what_goes_past_the_cache_stays() {
     let (mut rig, model) = scattered(9, WALKED);
@@ -268,7 +275,7 @@ fn what_goes_past_the_cache_stays() {
         for number in (0..CHANGES).step_by(2) {
             change(&set, volume, number + 7 * 3, &mut model).await;
         }
-        // Of these the leaves have nothing, and the journal has.
+        // For these sectors the leaves have nothing, but the journal has keys.
         for number in (1..CHANGES).step_by(9) {
             let sector = 2 * (number * 7919 % EXTENTS) + 1;
             ask(&set, volume, write(sector, 1, 251)).await;
@@ -282,7 +289,7 @@ fn what_goes_past_the_cache_stays() {
     });
 }
 
-/// All is clean in the leaves, and what the journal says is dirty.
+/// All data is clean in the leaves, but dirty in the journal.
 #[test]
 fn nothing_is_said_to_be_clean_before_the_journal_is_in_its_leaves() {
     let (mut rig, model) =
@@ -329,7 +336,7 @@ fn nothing_is_said_to_be_clean_before_the_journal_is_in_its_leaves() {
     });
 }
 
-/// The reads of every third node that is not in memory fail, as long as what is returned says so.
+/// Makes the reads of every third node that is not in memory fail while the returned flag is set.
 fn some_fail(rig: &Rig) -> Rc<Cell<bool>> {
     let all = nodes(&rig.world.borrow());
     let bad: Vec<u64> = all.into_iter().skip(3).step_by(3).collect();
@@ -342,13 +349,15 @@ fn some_fail(rig: &Rig) -> Rc<Cell<bool>> {
     fails
 }
 
-/// Its keys stay where they are. Who needs the leaf is told, others are served; and when it can be read again it is as if nothing had been.
+/// A leaf that cannot be read keeps its keys in the journal. Requests that need the leaf fail,
+/// others are served. Once it is readable again, nothing is different from before.
 #[test]
 fn a_leaf_that_cannot_be_read_keeps_its_keys_only() {
     let (mut rig, model) = scattered(6, UNWALKED);
     let fails = some_fail(&rig);
     run(&mut rig, move |env| async move {
-        // What is read at the opening is not among those that fail later.
+        // A long `leaf_delay`, so that nodes read at the opening are not among those that fail
+        // later.
         let (set, volume) = open(env.clone(), Options { leaf_delay: Duration::from_secs(3600), ..beside() })
             .await
             .expect("it opens");
@@ -374,7 +383,7 @@ fn a_leaf_that_cannot_be_read_keeps_its_keys_only() {
     });
 }
 
-/// As far as the journal goes; then the set says what it was.
+/// Writes continue until the journal is full; then the set fails and reports the cause.
 #[test]
 fn keys_that_can_never_be_put_end_the_set_when_the_journal_is_full() {
     let (mut rig, _) = scattered(7, UNWALKED);
@@ -398,7 +407,8 @@ fn keys_that_can_never_be_put_end_the_set_when_the_journal_is_full() {
     });
 }
 
-/// A stop puts the journal first; if it cannot, it leaves it as it is.
+/// A stop first puts the journal's keys into the leaves; if it cannot, it leaves the journal as it
+/// is.
 #[test]
 fn a_stop_comes_to_its_end() {
     for readable in [true, false] {
@@ -420,7 +430,8 @@ fn a_stop_comes_to_its_end() {
     }
 }
 
-/// What contradicts the tree is found when the set is served already: whoever waits for it hears of that.
+/// A contradiction with the tree is found only when the set is already served: all waiters get the
+/// error.
 #[test]
 fn a_contradiction_that_is_met_late_leaves_nobody_waiting() {
     let found: Rc<Cell<Option<InCache>>> = Rc::default();
@@ -434,7 +445,7 @@ fn a_contradiction_that_is_met_late_leaves_nobody_waiting() {
         }
         model
     });
-    // Another place of the volume says that all of that bucket is its own.
+    // Another range of the volume claims all of that bucket.
     let found = found.get().expect("all of it is dirty");
     let sector = found.bucket * u64::from(SIZES.bucket);
     let pointers = Pointers::one(Pointer::new(DeviceIndex(0), sector, Gen(found.generation)));

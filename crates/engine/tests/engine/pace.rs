@@ -16,10 +16,11 @@ fn options(volume: VolumeOptions) -> Options {
     Options { volume, ..Options::default() }
 }
 
-/// Writes `count` pieces of eight sectors, `apart` sectors from each other, and none lies in address order.
+/// Writes `count` pieces of eight sectors, `apart` sectors from each other, in an order that is not
+/// that of their addresses.
 async fn dirty(set: &CacheSet, volume: VolumeId, count: u64, apart: u64) {
     for n in 0..count {
-        // Seven and 2^k have no common divisor, nor seven and 100.
+        // Seven is coprime to 2^k and to 100.
         ask(set, volume, write(n * 7 % count * apart, 8, 1)).await;
     }
 }
@@ -32,7 +33,8 @@ async fn pass(env: &Env, set: &CacheSet, volume: VolumeId, seconds: u64) {
     }
 }
 
-/// The writes of data to the backing device, by sector and length in sectors, in the order in which they ended.
+/// Records the writes of data to the backing device, by sector and length in sectors, in order of
+/// completion.
 fn data_writes(rig: &Rig) -> Rc<RefCell<Vec<(u64, usize)>>> {
     let writes = Rc::new(RefCell::new(Vec::new()));
     let seen = Rc::clone(&writes);
@@ -48,14 +50,15 @@ fn data_writes(rig: &Rig) -> Rc<RefCell<Vec<(u64, usize)>>> {
     writes
 }
 
-/// Below the target dirty data leaves at the least rate and no faster, for as long as somebody works; then at once.
+/// Below the target, dirty data is written back at the minimum rate while clients are active, and
+/// at once when the set is idle.
 #[test]
 fn little_dirty_data_leaves_slowly_until_nobody_works() {
     let mut rig = Rig::new(SIZES, 1);
     run(&mut rig, |env| async move {
         let (set, volume) = open(env.clone(), options(VolumeOptions::default())).await.expect("sound");
         dirty(&set, volume, 512, 16).await;
-        // The first sweep has met little, and what follows a sweep is a rest.
+        // The first sweep has found little, and a pause follows each sweep.
         pass(&env, &set, volume, 40).await;
         let before = set.volumes()[0].dirty_sectors;
         assert_eq!(set.volumes()[0].writeback_rate.rate, Some(8));
@@ -67,7 +70,7 @@ fn little_dirty_data_leaves_slowly_until_nobody_works() {
     });
 }
 
-/// It does not sleep until its controller takes a step.
+/// The first dirty data wakes write-back before the controller's next step.
 #[test]
 fn the_first_dirty_data_wakes_write_back() {
     let mut rig = Rig::new(SIZES, 1);
@@ -88,7 +91,8 @@ fn the_first_dirty_data_wakes_write_back() {
     });
 }
 
-/// What somebody says of the rate is so at once, under a ceiling too, and until the controller says it anew.
+/// A rate that is set by hand is in force at once, also below a ceiling, until the controller's
+/// next step.
 #[test]
 fn a_rate_that_is_said_holds_until_the_next_step() {
     let mut rig = Rig::new(SIZES, 1);
@@ -122,7 +126,7 @@ fn a_rate_that_is_said_holds_until_the_next_step() {
     });
 }
 
-/// Each request ends the hurry of an idle set.
+/// A request ends the fast write-back of an idle set.
 #[test]
 fn a_request_ends_the_hurry_of_an_idle_set() {
     let mut rig = Rig::new(SIZES, 1);
@@ -138,7 +142,8 @@ fn a_request_ends_the_hurry_of_an_idle_set() {
     });
 }
 
-/// Neighbours leave in one write, in address order, whatever the order and the size in which they came.
+/// Adjacent data is written back in one write and in address order, whatever the order and size in
+/// which it arrived.
 #[test]
 fn neighbours_leave_together_in_the_order_of_their_addresses() {
     let mut rig = Rig::new(SIZES, 1);
@@ -157,13 +162,13 @@ fn neighbours_leave_together_in_the_order_of_their_addresses() {
         env.sleep(SECOND).await;
         assert_eq!(set.volumes()[0].dirty_sectors, 0);
         let mut writes = writes.borrow_mut();
-        // They end in any order.
+        // They complete in any order.
         writes.sort_unstable();
         assert_eq!(*writes, [(0, 800), (97_000, 8), (98_000, 8), (99_000, 8), (100_000, 8)]);
     });
 }
 
-/// A place in the middle of neighbours takes no data: only what lies there stays dirty.
+/// One sector in the middle of adjacent data cannot be written: only the data there stays dirty.
 #[test]
 fn a_bad_place_keeps_only_what_lies_there() {
     let mut rig = Rig::new(SIZES, 1);
@@ -190,7 +195,8 @@ fn a_bad_place_keeps_only_what_lies_there() {
     });
 }
 
-/// No data stays dirty for longer than it may, though the rate would let it, and no faster than needed.
+/// No data stays dirty longer than the limit even if the rate would allow it, and it is written
+/// back no faster than needed.
 #[test]
 fn data_leaves_before_it_is_older_than_it_may_be() {
     let limit = 100 * SECOND;
@@ -212,7 +218,7 @@ fn data_leaves_before_it_is_older_than_it_may_be() {
     });
 }
 
-/// In quiet hours nothing is written back that need not be.
+/// In quiet hours only what must be written back is.
 #[test]
 fn quiet_hours_are_quiet_until_data_is_too_old() {
     let mut rig = Rig::new(SIZES, 1);
@@ -239,7 +245,7 @@ fn quiet_hours_are_quiet_until_data_is_too_old() {
     });
 }
 
-/// A ceiling holds whatever else asks for speed.
+/// A rate ceiling holds whatever else asks for speed.
 #[test]
 fn a_ceiling_is_not_exceeded() {
     let mut rig = Rig::new(SIZES, 1);
@@ -258,7 +264,7 @@ fn a_ceiling_is_not_exceeded() {
     });
 }
 
-/// Without a rest between two sweeps the task still waits for something: it once went round and round.
+/// Even without a pause between two sweeps, the task waits for something. It used to spin.
 #[test]
 fn a_delay_of_nothing_is_no_reason_to_spin() {
     let mut rig = Rig::new(SIZES, 1);
@@ -272,8 +278,9 @@ fn a_delay_of_nothing_is_no_reason_to_spin() {
     });
 }
 
-/// A batch begins while the set is idle, and a request ends that. What has not set out by then is left for later: at the rate that
-/// holds from there on it would keep its ranges, and whoever discards one of them, for minutes.
+/// A batch begins while the set is idle, and a request ends that. Writes that have not started by
+/// then are left for later. At the reduced rate they would otherwise hold their ranges, and block a
+/// discard of one of them, for minutes.
 #[test]
 fn a_batch_that_has_become_slow_holds_nobody_up() {
     let mut rig = Rig::new(SIZES, 1);
@@ -302,8 +309,9 @@ fn a_batch_that_has_become_slow_holds_nobody_up() {
     });
 }
 
-/// The age of data was counted from the last start: with one each ten hours a limit of twelve bounded nothing. Nobody knows how old
-/// what a former process has left is, so it is too old for any limit, and the status says so.
+/// Data left by a former process counts as too old for any limit, since its age is unknown, and the
+/// status says so. Ages used to be counted from the last start: with a restart every ten hours, a
+/// limit of twelve had no effect.
 #[test]
 fn what_a_former_process_has_left_is_too_old() {
     const HOUR: Duration = Duration::from_secs(3600);
@@ -331,7 +339,7 @@ fn what_a_former_process_has_left_is_too_old() {
         env.sleep(10 * SECOND).await;
         assert_eq!((set.volumes()[0].dirty_sectors, set.volumes()[0].oldest_dirty), (0, None));
         assert_eq!(writes.borrow().len(), 10);
-        // What is dirty from here on has the time that it may take.
+        // Data that becomes dirty from here on may take the full time.
         ask(&set, volume, write(0, 8, 3)).await;
         env.sleep(10 * HOUR).await;
         assert_eq!((set.volumes()[0].dirty_sectors, writes.borrow().len()), (8, 10));

@@ -1,5 +1,5 @@
-//! Leaves that have taken the place of others, whose parent does not say so yet on the device: until it does only the journal has what
-//! they hold, and it keeps it, however many entries follow.
+//! Leaves have replaced others, but on the device their parent does not point to them yet. Until it
+//! does, only the journal has their contents, and it keeps them however many entries follow.
 
 use crate::memory::{Mishap, World};
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open, run, write};
@@ -13,11 +13,11 @@ use std::time::Duration;
 /// A node has 16 blocks of a sector.
 const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 4000, backing: 100_000 };
 const BUCKET: u64 = SIZES.bucket as u64;
-/// Sectors that are written, every other one: keys for some thirty leaves.
+/// Number of sectors that are written, every other one: keys for some thirty leaves.
 const KEYS: u64 = 4000;
-/// The first of those that grow one leaf; they lie behind all others.
+/// The first of the sectors that grow one leaf; they lie behind all others.
 const GROWTH: u64 = 60_000;
-/// The first of those that are known by the journal alone.
+/// The first of the sectors that only the journal knows.
 const LATE: u64 = GROWTH + 1;
 const LATE_KEYS: u64 = 8;
 /// More entries than the journal has room for.
@@ -33,7 +33,7 @@ fn options() -> Options {
     }
 }
 
-/// The first sector of the root, as the newest entry of the journal says.
+/// The first sector of the root, according to the newest journal entry.
 fn root(world: &World) -> u64 {
     let (header, _) = newest_entry(world, &geometry(world));
     header.root.pointers.as_slice()[0].sector()
@@ -44,7 +44,7 @@ async fn write_durably(set: &CacheSet, volume: VolumeId, sector: u64, byte: u8) 
     ask(set, volume, Request::Flush).await;
 }
 
-/// A tree of leaves, all of them written, below a root that names them durably.
+/// Grows a tree of leaves, all of them written, below a root that points to them durably.
 async fn grown(env: &Env) -> (CacheSet, VolumeId) {
     let (set, volume) = open(env.clone(), options()).await.expect("a new set");
     for number in 0..KEYS {
@@ -57,17 +57,19 @@ async fn grown(env: &Env) -> (CacheSet, VolumeId) {
     (set, volume)
 }
 
-/// How the leaf comes to be rewritten.
+/// Why the leaf is rewritten.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Grows {
-    /// By keys that the journal has, too. The last of them are nowhere else but in nodes that nothing names.
+    /// By keys that the journal has as well. The last of them exist nowhere else but in nodes that
+    /// nothing points to.
     ByWrites,
-    /// By copies of what was read, which it has not: the leaf that is replaced keeps nothing in the journal, and only keys do that come
-    /// later.
+    /// By clean copies of data that was read, which the journal does not have. The replaced leaf
+    /// keeps nothing in the journal; only keys that arrive later do.
     ByFills,
 }
 
-/// Grows a leaf until its parent is to be written, which stands still. How many keys it took.
+/// Grows a leaf until its parent is being written, which stalls. Returns the number of keys that it
+/// took.
 async fn grow(set: &CacheSet, volume: VolumeId, (env, stands): (&Env, &Cell<bool>), grows: Grows) -> u64 {
     for number in 0..1000 {
         let sector = GROWTH + 2 * number;
@@ -83,8 +85,9 @@ async fn grow(set: &CacheSet, volume: VolumeId, (env, stands): (&Env, &Cell<bool
     unreachable!("the leaf is never full")
 }
 
-/// The leaf's parent stands still in the middle of being written, keys are in the leaf that the journal alone has, and then as many
-/// entries for other leaves come as it takes; then the power goes. What has been made durable is there afterwards.
+/// The write of the leaf's parent stalls halfway, and the leaf has keys that only the journal has.
+/// Then as many entries for other leaves follow as the journal accepts, and the power fails.
+/// Everything that was made durable is there afterwards.
 fn keeps_what_its_parent_does_not_name(grows: Grows) {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);

@@ -1,5 +1,5 @@
-//! What is added to the cache and what is not, shown by requests: each rule acts, is counted under its reason, and stops
-//! acting.
+//! What is added to the cache and what is not, shown by requests: each rule takes effect, is
+//! counted under its reason, and stops taking effect.
 
 use crate::memory::{Mishap, World};
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open_as_told, run, write};
@@ -13,22 +13,22 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A cache of 37 MiB before 150 MiB.
+/// A cache of 37 MiB in front of 150 MiB.
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 300_000 };
 
 /// Sectors of a request of a stream: 64 KiB.
 const PART: u64 = 128;
 
-/// Those of a small one, 4 KiB.
+/// Sectors of a small request: 4 KiB.
 const SMALL: u64 = 8;
 
-/// As they are by default, but nothing is written back.
+/// The default options, but with write-back off.
 fn options() -> Options {
     let volume = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
     Options { volume, parked_delay: Duration::from_millis(2), ..Options::default() }
 }
 
-/// Runs `script` on a new set in mode writeback, the volume cached in front of zeroes.
+/// Runs `script` on a new set in writeback mode, with the volume cached in front of zeroes.
 fn on_new_set<F: Future<Output = ()> + 'static>(
     options: Options,
     script: impl FnOnce(Env, Rc<RefCell<World>>, CacheSet, VolumeId) -> F + 'static,
@@ -66,12 +66,12 @@ fn bypassed(set: &CacheSet, reason: Bypass) -> Traffic {
     stats(set).bypassed.of(reason)
 }
 
-/// Until fills have ended.
+/// Waits until fills have ended.
 async fn rest(env: &Env) {
     env.sleep(Duration::from_millis(20)).await;
 }
 
-/// True if a read finds all of it in the cache.
+/// Returns true if a read finds all of the range in the cache.
 async fn is_cached(set: &CacheSet, volume: VolumeId, sector: u64, sectors: u64) -> bool {
     let before = set.status().stats.miss_bytes;
     ask(set, volume, read(sector, sectors)).await;
@@ -88,7 +88,8 @@ fn a_stream_is_bypassed_from_the_cutoff_on_and_counted() {
         let sequential = bypassed(&set, Bypass::Sequential);
         assert_eq!(sequential, Traffic { requests: 37, bytes: 37 * 512 * PART });
         assert_eq!(stats(&set).bypassed.total(), sequential, "and for no other reason");
-        // One request is a stream too. Over what is dirty it goes into the cache all the same.
+        // A single request can be a stream too. Over dirty data it goes into the cache all the
+        // same.
         ask(&set, volume, write(0, 8192, 2)).await;
         assert_eq!(bypassed(&set, Bypass::Sequential).requests, 38);
         assert_eq!(set.status().dirty_sectors, 8192);
@@ -108,7 +109,7 @@ fn a_stream_that_is_read_fills_nothing() {
         assert_eq!(set.written().of(Cause::Fill), 63 * 512 * PART);
         let reads = Reads { misses: 63, bypass_misses: 37, ..Reads::default() };
         assert_eq!(stats(&set).reads, reads);
-        // Whoever streams is still given what the cache has.
+        // A streaming client still gets what the cache has.
         for part in 0..100 {
             ask(&set, volume, read(part * PART, PART)).await;
         }
@@ -116,8 +117,9 @@ fn a_stream_that_is_read_fills_nothing() {
     });
 }
 
-/// An average that six random requests bring down. The kernel takes the task for the client, which is one for all
-/// clients of a server: their random requests were not cached for the stream of another.
+/// After a stream its client stays bypassed until six random requests have lowered the average. The
+/// kernel identifies the client by the task, which is one task for all clients of a server: random
+/// requests of one client used to bypass the cache because another had streamed.
 #[test]
 fn only_who_has_streamed_is_bypassed_for_a_while_after_it() {
     on_new_set(options(), |_, _, set, volume| async move {
@@ -193,8 +195,8 @@ fn each_mode_adds_what_it_says_and_a_change_acts_at_once() {
     });
 }
 
-/// Neither reads nor writes: a disk image that was trimmed showed gigabytes of bypassed data, and what its client wrote next
-/// was taken for the rest of a stream.
+/// Discards and zeroing requests are neither reads nor writes. Trimming a disk image used to show
+/// gigabytes of bypassed data, and the client's next writes were taken for the rest of a stream.
 #[test]
 fn discards_and_zeroings_are_not_bypassed_and_no_stream() {
     on_new_set(options(), |_, _, set, volume| async move {
@@ -223,7 +225,7 @@ fn discards_and_zeroings_are_not_bypassed_and_no_stream() {
     });
 }
 
-/// Writes four sectors into the cache, which takes so long.
+/// Writes four sectors into the cache, a write that takes `time`.
 async fn slow_write(env: &Env, world: &Rc<RefCell<World>>, set: &CacheSet, volume: VolumeId, time: Duration) {
     let is_held = Rc::new(Cell::new(true));
     let held = Rc::clone(&is_held);
@@ -263,10 +265,11 @@ fn what_is_large_goes_past_a_slow_cache_device() {
         ask(&set, volume, put(30_000, SMALL)).await;
         assert_eq!(bypassed(&set, Bypass::Congested).requests, 1);
         assert_eq!(set.status().dirty_sectors, dirty + SMALL);
-        // What is on the cache device is read from there, slow as it is.
+        // Data on the cache device is read from there, even though it is slow.
         ask(&set, volume, read(10_000, PART)).await;
         assert_eq!(stats(&set).reads, Reads { bypass_hits: 1, ..Reads::default() });
-        // Once told to, nobody looks at how slow it is; and by itself it is over after about a second.
+        // Once disabled, slowness of the device is ignored; and congestion ends by itself after
+        // about a second.
         set.change_options(|options| options.congested_read_threshold = Duration::ZERO);
         ask(&set, volume, put(40_000, PART)).await;
         assert_eq!(bypassed(&set, Bypass::Congested).requests, 3, "writes are still looked at");
@@ -275,7 +278,7 @@ fn what_is_large_goes_past_a_slow_cache_device() {
         assert_eq!(bypassed(&set, Bypass::Congested).requests, 3);
         set.change_options(|options| options.congested_write_threshold = Duration::from_millis(20));
         world.borrow_mut().pass(Duration::from_millis(700));
-        // For who runs time stands still.
+        // Time stands still for a running task.
         env.yield_now().await;
         ask(&set, volume, put(50_000, PART)).await;
         assert_eq!(bypassed(&set, Bypass::Congested).requests, 3);
@@ -283,7 +286,7 @@ fn what_is_large_goes_past_a_slow_cache_device() {
     });
 }
 
-/// A kernel gives the whole set up at that point, with the dirty data in it.
+/// The kernel gives up the whole set at that point, with the dirty data in it.
 #[test]
 fn a_cache_device_that_fails_often_takes_nothing_more_and_is_emptied() {
     let options = Options { volume: VolumeOptions::default(), ..options() };
@@ -304,7 +307,7 @@ fn a_cache_device_that_fails_often_takes_nothing_more_and_is_emptied() {
         world.borrow_mut().fate = None;
         ask(&set, volume, put(20_000, SMALL)).await;
         assert_eq!(bypassed(&set, Bypass::Failing), Traffic { requests: 1, bytes: SMALL * 512 });
-        // It is so little that it would stay for as long as anybody works.
+        // It is so little that it would stay dirty as long as clients are active.
         for _ in 0..1000 {
             if set.status().dirty_sectors == 0 {
                 break;
@@ -321,7 +324,7 @@ fn a_cache_device_that_fails_often_takes_nothing_more_and_is_emptied() {
         ask(&set, volume, put(30_000, SMALL)).await;
         assert_eq!(bypassed(&set, Bypass::Failing), before);
         assert_eq!(set.status().dirty_sectors, SMALL);
-        // What fades lets it in again, too.
+        // Decay of the error count also ends the bypass.
         set.change_options(|options| (options.io_error_limit, options.io_error_halflife) = (8, 88));
         assert!(set.status().is_failing);
         for sector in 0..4 {
@@ -331,8 +334,8 @@ fn a_cache_device_that_fails_often_takes_nothing_more_and_is_emptied() {
     });
 }
 
-/// A kernel's cache that had been filled stayed bypassed though all of it was clean: what it went by was only counted anew by
-/// GC, and GC only ran for what was added (incident F17).
+/// A kernel's cache that had been filled stayed bypassed although all of it was clean. Its decision
+/// used a count that only GC renewed, and GC only ran for added data (incident F17).
 #[test]
 fn a_clean_cache_is_never_bypassed_however_full() {
     let streams = VolumeOptions { sequential_cutoff: 0, ..options().volume };
@@ -341,7 +344,7 @@ fn a_clean_cache_is_never_bypassed_however_full() {
             for part in 0..2000 {
                 ask(&set, volume, read(part * PART, PART)).await;
                 if part >= 1900 {
-                    // No faster than from a device: who outruns the allocator does not fill.
+                    // No faster than from a device: reads that outrun the allocator do not fill.
                     env.sleep(Duration::from_micros(100)).await;
                 }
             }
@@ -359,7 +362,7 @@ fn a_clean_cache_is_never_bypassed_however_full() {
     });
 }
 
-/// A write that is durable when it is answered.
+/// A write that is durable when it is acknowledged.
 fn put_durably(sector: u64, sectors: u64) -> Request {
     match put(sector, sectors) {
         Request::Write { sector, payload, .. } => Request::Write { sector, payload, fua: true },
@@ -405,7 +408,7 @@ fn a_cache_full_of_dirty_data_is_bypassed_until_that_is_written_back() {
     });
 }
 
-/// What the engine reads to make a part of a block whole is nobody's request.
+/// Reads that the engine issues to complete a partial block count as no client's request.
 #[test]
 fn reads_of_the_engines_own_are_not_counted_and_fill_nothing() {
     on_new_set(options(), |env, _, set, volume| async move {
@@ -421,7 +424,7 @@ fn reads_of_the_engines_own_are_not_counted_and_fill_nothing() {
     });
 }
 
-/// The kernel fills the first one only, so its next read misses as well.
+/// The kernel fills only the first hole, so its next read misses as well.
 #[test]
 fn a_miss_fills_all_holes_of_a_request() {
     on_new_set(options(), |env, _, set, volume| async move {

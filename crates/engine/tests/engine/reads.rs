@@ -1,4 +1,4 @@
-//! Reads over what the tree holds in unusual amounts, and reads that take long.
+//! Reads over unusually many keys of the tree, and slow reads.
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
@@ -9,12 +9,13 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Longest that a test waits for something, in virtual time; a few milliseconds are needed.
+/// The longest time that a test waits for something, in virtual time; a few milliseconds are
+/// needed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Thousands of small pieces are cached and then pushed out by others: a leaf has more stale keys in a row than an attempt
-/// looks at. A read over all of them once began the same attempt again for ever, because the first one had found
-/// nothing to tell.
+/// Thousands of small pieces are cached and then evicted: a leaf has more consecutive stale keys
+/// than one attempt looks at. A read over all of them must end. It used to repeat the same attempt
+/// forever, because the first one had found nothing to return.
 #[test]
 fn a_read_over_very_many_stale_keys_ends() {
     const PIECES: u64 = 2200;
@@ -47,16 +48,17 @@ fn a_read_over_very_many_stale_keys_ends() {
     assert_eq!(content, Some(Some(9)), "the read is still under way, or found something else");
 }
 
-/// What was there before the two below.
+/// The content before the two writes below.
 const FIRST: u8 = 1;
-/// Goes into the cache.
+/// Is written into the cache.
 const OLD: u8 = 2;
-/// Goes past it.
+/// Is written past the cache.
 const NEW: u8 = 3;
 
-/// Reads eight sectors, which `holds_read` holds up. Meanwhile they are written into the cache, and then written past it, which
-/// `holds_flush` holds up when the backing device has it. What the slow read returned; the next one must see the former write,
-/// and one after both the latter.
+/// Reads eight sectors while `holds_read` stalls the read. Meanwhile they are written into the
+/// cache, and then written past it; `holds_flush` stalls the latter once the backing device has it.
+/// The next read must see the former write, and a read after both writes the latter. Returns what
+/// the slow read returned.
 async fn slow_read(
     env: &Env,
     set: &CacheSet,
@@ -87,15 +89,16 @@ async fn slow_read(
     read
 }
 
-/// A read of the backing device takes long. Meanwhile its range is written into the cache, and then written again, which the
-/// cache refuses: that goes to the backing device while the cache still has the older data. The slow read returned the
-/// newer, and the next one the older again.
+/// A read of the backing device is slow. Meanwhile its range is written into the cache, and then
+/// written again, which the cache refuses. The second write goes to the backing device while the
+/// cache still has the older data. The slow read used to return the newer data, and the next read
+/// the older data again.
 #[test]
 fn a_slow_read_does_not_return_what_the_next_one_does_not() {
     let mut rig = Rig::new(Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 }, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        // Written back, the older data would be what the slow read finds, and rightly so.
+        // If the older data were written back, the slow read would rightly find it.
         let volume = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
         let options = Options { volume, ..Options::default() };
         let (set, volume) = open(env.clone(), options).await.expect("a sound set");
@@ -114,13 +117,14 @@ fn a_slow_read_does_not_return_what_the_next_one_does_not() {
     });
 }
 
-/// The same of a read whose clean copy in the cache cannot be read, and which turns to the backing device for it.
+/// The same for a read whose clean copy in the cache is unreadable, so that it falls back to the
+/// backing device.
 #[test]
 fn a_read_that_turns_to_the_backing_device_does_not_return_what_the_next_one_does_not() {
     let mut rig = Rig::new(Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 }, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        // Write-back would read the cache, too, and its read could be the one that fails.
+        // Write-back would read the cache as well, and its read could be the one that fails.
         let volume = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
         let options = Options { parked_delay: Duration::from_millis(1), volume, ..Options::default() };
         let (set, volume) = open(env.clone(), options).await.expect("a sound set");

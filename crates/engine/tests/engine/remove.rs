@@ -1,4 +1,4 @@
-//! Volumes that are served no more while their set goes on.
+//! Volumes that are removed while their set keeps running.
 
 use crate::beside::{Beside, asking};
 use crate::memory::Mishap;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 200_000 };
 
-/// Nothing is written back unasked, and what is read is parked for long.
+/// Write-back is off, and data that is read stays parked for long.
 fn options() -> Options {
     Options {
         parked_delay: Duration::from_secs(600),
@@ -26,7 +26,8 @@ fn removing(env: &Env, set: &CacheSet, volume: VolumeId) -> Beside<Result<Remove
     Beside::start(env, async move { set.remove_volume(volume).await })
 }
 
-/// Dirty data stays, is known to be nobody's, and is there when the volume comes back; clean data is used again.
+/// Dirty data of a removed volume stays, is reported as unserved, and is there when the volume is
+/// added again; buckets of clean data are reused.
 #[test]
 fn dirty_data_stays_and_is_found_again() {
     let mut rig = Rig::new(SIZES, 1);
@@ -52,7 +53,8 @@ fn dirty_data_stays_and_is_found_again() {
     assert_eq!(crate::rig::backing_superblock(&rig).state(), BackingState::Clean, "marked on the way out");
 }
 
-/// What was asked for before is answered, with the backing device as slow as it likes; what comes later is refused.
+/// Requests from before the removal are completed, however slow the backing device is; later ones
+/// are refused.
 #[test]
 fn requests_in_flight_end_and_no_other_begins() {
     let mut rig = Rig::new(SIZES, 1);
@@ -79,7 +81,8 @@ fn requests_in_flight_end_and_no_other_begins() {
     });
 }
 
-/// What went past the cache is made durable; what waits in the cache for that is let go, and its buckets too.
+/// Data written past the cache is made durable; data parked in the cache until then is released,
+/// and its buckets too.
 #[test]
 fn what_went_past_the_cache_is_flushed_and_what_is_parked_is_let_go() {
     let mut rig = Rig::new(SIZES, 1);
@@ -108,7 +111,7 @@ fn what_went_past_the_cache_is_flushed_and_what_is_parked_is_let_go() {
         assert_eq!(*writes_since_flush.borrow(), 0, "flushed on the way out");
         world.borrow_mut().fate = None;
         let volume = set.add_backing(BACKING, None).await.expect("it comes back");
-        // Every bucket can be had: nothing is pinned any more.
+        // Every bucket is available: none is pinned any more.
         for n in 0..700 {
             ask(&set, volume, write(n * 128, 128, 4)).await;
         }
@@ -116,7 +119,7 @@ fn what_went_past_the_cache_is_flushed_and_what_is_parked_is_let_go() {
     });
 }
 
-/// A device whose last flush fails is given up all the same, and it is said.
+/// A device whose last flush fails is removed all the same, and the failure is reported.
 #[test]
 fn a_failing_last_flush_is_told() {
     let mut rig = Rig::new(SIZES, 1);
@@ -134,7 +137,8 @@ fn a_failing_last_flush_is_told() {
     });
 }
 
-/// A device is served past the cache: its data alone is what is read, and what any cache holds of it is void from then on.
+/// A device can be served without a cache: reads return its own data, and any cache's copies of it
+/// are void from then on.
 #[test]
 fn a_volume_can_be_served_without_a_cache() {
     let mut rig = Rig::new(SIZES, 1);
@@ -157,7 +161,7 @@ fn a_volume_can_be_served_without_a_cache() {
         assert_eq!(bytes(&set, volume, 0, 8).await, [2, 2, 2, 2, 1, 1, 1, 1]);
         assert_eq!(set.add_uncached(BACKING).await, Err(Error::Duplicate));
         set.remove_volume(volume).await.expect("it is there");
-        // The cache still holds a copy of what was there.
+        // The cache still holds a stale copy.
         let volume = set.add_backing(BACKING, None).await.expect("it comes back");
         assert_eq!(bytes(&set, volume, 0, 8).await, [2, 2, 2, 2, 1, 1, 1, 1]);
         set.stop().await.expect("it stops");
@@ -165,7 +169,7 @@ fn a_volume_can_be_served_without_a_cache() {
     });
 }
 
-/// Without a cache a discard has little to do; it is answered in its turn all the same.
+/// Without a cache a discard has little to do, but it is still answered in its turn.
 #[test]
 fn without_a_cache_a_discard_waits_for_the_write_before_it() {
     let mut rig = Rig::new(SIZES, 1);

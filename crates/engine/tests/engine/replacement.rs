@@ -1,4 +1,5 @@
-//! Which clean data leaves the cache when more comes than it holds: the policy of the superblock.
+//! Which clean data is evicted when more arrives than the cache holds: the replacement policy of
+//! the superblock.
 
 use crate::rig::{Rig, Sizes, ask, open, run, write};
 use bcached_engine::{Options, Request, Settings};
@@ -10,8 +11,9 @@ const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 400_0
 /// Sectors of a piece: two of them fill a bucket.
 const PIECE: usize = 64;
 
-/// What the cache holds is written, then half as much again, and the first piece is read all the time. How many of the
-/// pieces are hits at the end, and whether the first is one. `first`: what the superblock said until `replacement` was set.
+/// Fills the cache, then writes half as much again, while the first piece is read all the time.
+/// Returns how many of the pieces are hits at the end, and whether the first is one. `first` is the
+/// policy in the superblock until `replacement` was set.
 fn left(first: Replacement, replacement: Replacement) -> (usize, bool) {
     const PIECES: u64 = 1500;
     let mut rig = Rig::with_replacement(SIZES, 1, first);
@@ -36,7 +38,7 @@ fn left(first: Replacement, replacement: Replacement) -> (usize, bool) {
                 // Clean data enters the tree after a flush.
                 ask(&set, volume, Request::Flush).await;
                 env.sleep(std::time::Duration::from_millis(10)).await;
-                // A touch, but no fill.
+                // This touches the piece but fills nothing.
                 set.set_cache_mode(volume, CacheMode::None).await.expect("set");
                 is_hit(0).await;
                 set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
@@ -72,7 +74,7 @@ fn any_may_leave() {
     assert!(hits > 900, "{hits} pieces are left");
 }
 
-/// Whoever sets another policy while the set runs has it from then on.
+/// A policy that is changed while the set runs is in force from then on.
 #[test]
 fn a_policy_that_changes_counts_at_once() {
     let (_, first) = left(Replacement::Lru, Replacement::Fifo);

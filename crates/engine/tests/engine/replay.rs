@@ -1,4 +1,4 @@
-//! What a start does with a long journal.
+//! Replaying a long journal at start.
 
 use crate::rig::{Rig, Sizes, ask, bytes, in_flight, open, run, write};
 use bcached_engine::{Options, Request, VolumeOptions};
@@ -6,9 +6,9 @@ use bcached_env::Env;
 use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 1, bucket: 64, buckets: 8000, backing: 400_000 };
-/// Sectors that are written, every other one: keys for more than a hundred leaves.
+/// Number of sectors that are written, every other one: keys for more than a hundred leaves.
 const KEYS: u64 = 80_000;
-/// Those that are written again, all over the volume.
+/// Number of sectors that are written again, all over the volume.
 const AGAIN: u64 = 3000;
 
 fn options() -> Options {
@@ -25,8 +25,9 @@ const fn place(number: u64) -> u64 {
     number * 7919 % KEYS
 }
 
-/// Each key of the journal was put by itself, in their order: of a set with more leaves than there is memory for, each read a leaf. A start
-/// took 18 seconds where two were enough.
+/// A replay reads each leaf only a few times. It used to insert the journal's keys one by one in
+/// their order. In a set with more leaves than fit into memory, each key then read a leaf, and a
+/// start took 18 seconds where two were enough.
 #[test]
 fn a_replay_reads_each_leaf_a_few_times_however_many_keys_there_are() {
     let mut rig = Rig::new(SIZES, 1);
@@ -41,7 +42,7 @@ fn a_replay_reads_each_leaf_a_few_times_however_many_keys_there_are() {
             }
         })
         .await;
-        // All leaves are written; what comes then is in the journal alone.
+        // All leaves are written; what follows is in the journal alone.
         env.sleep(Duration::from_secs(60)).await;
         ask(&set, volume, Request::Flush).await;
         let writer = set.clone();

@@ -1,5 +1,5 @@
-//! Volumes that become larger and smaller while they are served: nothing written is lost or hidden, and what a device held in another
-//! life never comes back.
+//! Volumes that grow and shrink while they are served. Nothing written is lost or hidden, and what
+//! a device held at its former size never comes back.
 
 use crate::beside::{Beside, asking};
 use crate::memory::{Mishap, World};
@@ -14,7 +14,7 @@ use std::time::Duration;
 const ODD: u64 = DATA_OFFSET + 1003;
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: ODD };
 
-/// Nothing is written back unasked.
+/// Write-back is off.
 fn options() -> Options {
     Options {
         volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
@@ -28,7 +28,7 @@ fn sectors(set: &CacheSet) -> u64 {
     set.volumes()[0].sectors
 }
 
-/// From here on what is read has a bucket to go to.
+/// Makes sure that data which is read has an open bucket to fill from here on.
 async fn warm(env: &Env, set: &CacheSet, volume: VolumeId) {
     for place in 0..4 {
         bytes(set, volume, place * 8, 8).await;
@@ -42,8 +42,9 @@ fn shrinking(env: &Env, set: &CacheSet, volume: VolumeId, sectors: u64) -> Besid
     Beside::start(env, async move { set.shrink(volume, sectors, &Cancel::default()).await })
 }
 
-/// The tail that was never cached becomes a part of a block that is, with what was written to it, and the rest of the device follows;
-/// so the next start finds it.
+/// After the device has grown, its tail, which was never cached, becomes part of a cached block
+/// with everything that was written to it. The rest of the device follows, and the next start sees
+/// the same.
 #[test]
 fn a_device_that_grew_is_taken_up_with_its_odd_end() {
     let mut rig = Rig::new(SIZES, 1);
@@ -83,7 +84,7 @@ fn a_device_that_grew_is_taken_up_with_its_odd_end() {
     });
 }
 
-/// Zeroes are asked for up to the odd end, and are held back; the device has 2000 sectors then.
+/// Requests zeroes up to the odd end and stalls them; the device then has 2000 sectors.
 async fn zeroing_as_the_device_grows(
     env: &Env,
     world: &RefCell<World>,
@@ -99,8 +100,9 @@ async fn zeroing_as_the_device_grows(
     old
 }
 
-/// Zeroes are on their way, first to a part of a block and then past the cache to the odd end, when the device grows. A write to the rest
-/// of the block that the odd end is a part of now does not put what is about to be zeroed into the cache, where it would stay.
+/// Zeroes are in flight, first to a part of a block and then past the cache to the odd end, when
+/// the device grows. The odd end is now part of a block. A write to the rest of that block must not
+/// put what is about to be zeroed into the cache, where it would stay.
 #[test]
 fn nothing_of_the_old_end_is_cached_under_a_request_that_does_not_know_the_new_one() {
     let mut rig = Rig::new(SIZES, 1);
@@ -125,7 +127,8 @@ fn nothing_of_the_old_end_is_cached_under_a_request_that_does_not_know_the_new_o
     });
 }
 
-/// Until the requests have ended that know the old size only, which nobody can hasten, the larger one can be taken back.
+/// A growth waits for requests that know only the old size, however long they take. Until they have
+/// ended, it can be cancelled.
 #[test]
 fn a_growth_that_waits_for_earlier_requests_is_cancelled() {
     let mut rig = Rig::new(SIZES, 1);
@@ -156,7 +159,8 @@ fn a_growth_that_waits_for_earlier_requests_is_cancelled() {
     });
 }
 
-/// What the cache holds of a device's former, longer life is not what it has when it is as long again: zeroes, or somebody else's data.
+/// A device that was cut and is as long again holds zeroes or foreign data behind the cut. What the
+/// cache held from before the cut must not be served for it.
 #[test]
 fn what_was_cached_behind_a_cut_does_not_come_back() {
     for is_noticed in [true, false] {
@@ -187,7 +191,8 @@ fn what_was_cached_behind_a_cut_does_not_come_back() {
     }
 }
 
-/// What lies behind the new end goes to the device, what lies before it stays dirty, and a client that still asks behind it is refused.
+/// A shrink writes back what lies behind the new end and no more: data before it stays dirty, and
+/// requests behind it are refused.
 #[test]
 fn a_shrink_writes_back_what_lies_behind_and_no_more() {
     let mut rig = Rig::new(Sizes { backing: DATA_OFFSET + 4000, ..SIZES }, 1);
@@ -203,7 +208,8 @@ fn a_shrink_writes_back_what_lies_behind_and_no_more() {
         let larger = Error::Size { sectors: 4008, sectors_min: 8, sectors_max: 4000 };
         assert_eq!(set.shrink(volume, 4008, &none).await, Err(larger));
         assert_eq!(set.shrink(volume, 4000, &none).await, Ok(()), "so it is");
-        // Whole blocks: of the second write one lies behind it, of the last two.
+        // Whole blocks: one block of the second write lies behind the end, and two of the last
+        // write.
         assert_eq!(set.dirty_from(volume, 1000).await, Ok(8 + 16));
         assert_eq!(
             (set.dirty_from(volume, 0).await, set.dirty_from(volume, 4000).await),
@@ -219,7 +225,7 @@ fn a_shrink_writes_back_what_lies_behind_and_no_more() {
         }
         assert!(matches!(set.serve(volume, write(999, 2, 9)).await.result, Err(Error::Range { .. })));
         assert_eq!(bytes(&set, volume, 992, 8).await, [2; 8]);
-        // Somebody cuts the device, and it grows again.
+        // The device is cut, and grows again.
         world.borrow_mut().resize(1, DATA_OFFSET + 1000);
         assert_eq!(set.is_cut_short(volume).await, Ok(false), "the cache holds nothing of it");
         world.borrow_mut().resize(1, DATA_OFFSET + 4000);
@@ -230,7 +236,8 @@ fn a_shrink_writes_back_what_lies_behind_and_no_more() {
     });
 }
 
-/// While a device refuses what is dirty behind the new end, or somebody gives up, the volume has its old size and all of its data.
+/// If the device refuses the dirty data behind the new end, or the shrink is cancelled, the volume
+/// keeps its old size and all of its data.
 #[test]
 fn a_shrink_that_fails_or_is_given_up_loses_nothing() {
     let mut rig = Rig::new(Sizes { backing: DATA_OFFSET + 4000, ..SIZES }, 1);
@@ -265,8 +272,8 @@ fn a_shrink_that_fails_or_is_given_up_loses_nothing() {
     });
 }
 
-/// A write, and a read that fills the cache, are under way behind the new end: both end as they would have, and neither leaves anything
-/// in the cache.
+/// A write, and a read that fills the cache, are in flight behind the new end. Both complete as
+/// they would have, and neither leaves anything in the cache.
 #[test]
 fn requests_behind_the_new_end_leave_nothing_in_the_cache() {
     let mut rig = Rig::new(Sizes { backing: DATA_OFFSET + 4000, ..SIZES }, 1);
@@ -310,7 +317,8 @@ fn requests_behind_the_new_end_leave_nothing_in_the_cache() {
     });
 }
 
-/// What was read behind the new end is still on its way into the cache when all else there has become void: it does not arrive.
+/// A fill behind the new end is still in flight when everything else there is invalidated: it is
+/// dropped.
 #[test]
 fn a_fill_behind_the_new_end_does_not_arrive() {
     let mut rig = Rig::new(Sizes { backing: DATA_OFFSET + 4000, ..SIZES }, 1);

@@ -1,5 +1,5 @@
-//! A set that has failed is let go of and opened again, in the same process: nothing that was acknowledged is lost, and nothing of
-//! the former one is left that could write.
+//! A failed set is released and opened again in the same process. Nothing that was acknowledged is
+//! lost, and nothing of the former set remains that could write.
 
 use crate::beside::Beside;
 use crate::memory::{Mishap, NoNote, World};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 8192 };
 
-/// The number of the volume, which it keeps.
+/// The id of the volume, which it keeps.
 const VOLUME: VolumeId = VolumeId(5);
 
 fn options() -> Options {
@@ -27,7 +27,7 @@ fn options() -> Options {
     }
 }
 
-/// A note that outlives whoever holds it, and who may be one at a time.
+/// A note that outlives the set that holds it; only one set holds it at a time.
 #[derive(Clone, Default)]
 pub struct Kept(Rc<RefCell<Held>>);
 
@@ -75,19 +75,19 @@ async fn open_with(env: &Env, note: &Kept) -> Result<CacheSet, Error> {
     CacheSet::open(env.clone(), CACHE, Box::new(note.clone()), options()).await
 }
 
-/// One block of `byte` at `sector`, durable when it is answered.
+/// One block of `byte` at `sector`, durable when it is acknowledged.
 fn fua(sector: u64, byte: u8) -> Request {
     let payload = Buffer::copied_from(&[byte; 8 * 512]).freeze();
     Request::Write { sector, payload, fua: true }
 }
 
-/// The set that has failed is let go of, its devices work again, and it is opened.
+/// Releases the failed set, makes its devices work again, and opens it.
 async fn opened_again(env: &Env, note: &Kept, world: &RefCell<World>, failed: CacheSet) -> CacheSet {
     let_go(env, world, failed).await;
     open_with(env, note).await.expect("it is sound all the time")
 }
 
-/// The set that has failed is stopped and let go of, and its devices work again.
+/// Stops and releases the failed set, and makes its devices work again.
 async fn let_go(env: &Env, world: &RefCell<World>, failed: CacheSet) {
     assert!(failed.stop().await.is_err());
     last_handle(env, &failed).await;
@@ -95,7 +95,7 @@ async fn let_go(env: &Env, world: &RefCell<World>, failed: CacheSet) {
     world.borrow_mut().fate = None;
 }
 
-/// Until nobody else has a handle on `set`, which is to be soon.
+/// Waits until no other handle on `set` is left, which must be soon.
 async fn last_handle(env: &Env, set: &CacheSet) {
     for _ in 0..100 {
         if set.is_last_handle() {
@@ -106,7 +106,8 @@ async fn last_handle(env: &Env, set: &CacheSet) {
     unreachable!("somebody holds on to it");
 }
 
-/// The journal cannot be written. What was acknowledged before stands in the note alone; the set that is opened again has it.
+/// The journal cannot be written, so only the note has what was acknowledged before. The reopened
+/// set has it.
 #[test]
 fn a_set_that_is_opened_again_has_all_that_was_acknowledged() {
     let mut rig = Rig::new(SIZES, 1);
@@ -141,8 +142,9 @@ fn a_set_that_is_opened_again_has_all_that_was_acknowledged() {
     });
 }
 
-/// The cache device is pulled, with its power: the data of what the note alone has a key of may be gone, and somebody who brought those
-/// keys back after a new start would show what the buckets held before.
+/// The cache device is pulled and loses power. Data whose keys only the note has may be lost, and
+/// restoring those keys after a restart would show former contents of the buckets. The note must
+/// not have them any more.
 #[test]
 fn a_note_names_nothing_that_a_pulled_device_may_have_lost() {
     let mut rig = Rig::new(SIZES, 1);
@@ -156,7 +158,7 @@ fn a_note_names_nothing_that_a_pulled_device_may_have_lost() {
         ask(&set, VOLUME, fua(0, 1)).await;
         ask(&set, VOLUME, write(8, 8, 2)).await;
         assert_eq!(note.0.borrow().records.len(), 1, "one of them is in the journal");
-        // A write of an entry meets it, after a flush that did not.
+        // A journal write gets the error, after a flush that did not.
         world.borrow_mut().fate = Some(Box::new(|disk, op| {
             let is_entry = disk == CACHE && matches!(op, Op::Write { fua: true, .. });
             is_entry.then_some(Mishap::Gone)
@@ -174,7 +176,8 @@ fn a_note_names_nothing_that_a_pulled_device_may_have_lost() {
     });
 }
 
-/// Nobody wants anything of the cache device when it goes, and nothing is to be written for an hour.
+/// The cache device disappears while it is idle, and nothing is due to be written for an hour. The
+/// set can be made to notice that.
 #[test]
 fn a_set_can_be_had_to_find_out_that_its_device_is_gone() {
     let mut rig = Rig::new(SIZES, 1);
@@ -190,7 +193,7 @@ fn a_set_can_be_had_to_find_out_that_its_device_is_gone() {
         assert_eq!(set.failure(), None, "or it proves nothing");
         assert!(set.prove_cache().await.is_err());
         assert!(set.failure().is_some_and(|error| error.is_absence()));
-        // One that is stopped writes nothing.
+        // A stopped set writes nothing.
         world.borrow_mut().fate = None;
         let set = opened_again(&env, &Kept::default(), &world, set).await;
         set.stop().await.expect("it stops");
@@ -205,7 +208,7 @@ fn a_set_can_be_had_to_find_out_that_its_device_is_gone() {
     });
 }
 
-/// Whoever is about to let go of all devices asks each of them for an answer first, also if nobody has wanted anything of it.
+/// Before all devices are released, each of them can be asked for an answer, even if it is idle.
 #[test]
 fn a_set_can_be_had_to_find_out_that_a_device_is_silent() {
     let mut rig = Rig::new(SIZES, 1);
@@ -229,9 +232,10 @@ fn a_set_can_be_had_to_find_out_that_a_device_is_silent() {
     });
 }
 
-/// Volumes that live in the cache alone were made while others were served, one of them is not served any more, and the set fails. Opened
-/// again it gave them the first numbers: those of others, which then could not come back, and to which requests went that were not
-/// meant for them. (Found by a hunt.)
+/// Flash-only volumes were created while others were served, one of them is no longer served, and
+/// the set fails. The reopened set used to give them the first ids, which belonged to other
+/// volumes. Those could not come back, and requests meant for them reached the wrong volume. (Found
+/// by a bug hunt.)
 #[test]
 fn volumes_in_the_cache_alone_keep_their_numbers() {
     let mut rig = Rig::new(SIZES, 1);
@@ -268,7 +272,7 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
             set.status().unserved.iter().map(|left| left.label.to_string()).collect::<Vec<_>>(),
             ["one", ""]
         );
-        // Somebody may still know the number of the one that is gone.
+        // A client may still know the id of the removed volume.
         let another =
             set.create_flash_only(64, bcached_format::Label::default()).await.expect("there is room");
         assert_eq!((another, another.0), (next, gone.0 + 1));
@@ -276,8 +280,9 @@ fn volumes_in_the_cache_alone_keep_their_numbers() {
     });
 }
 
-/// A flush of the cache device failed: what it was about may be gone, and a set that is opened again does not know it. Whoever has
-/// read it must not see that, so that does not pass by itself.
+/// A flush of the cache device failed. The data that it covered may be lost, and a reopened set
+/// does not have it. A client may have read it already, so this failure is not one that passes by
+/// itself.
 #[test]
 fn a_failed_flush_of_the_cache_does_not_pass() {
     let io = |doing| {
@@ -299,7 +304,8 @@ fn a_failed_flush_of_the_cache_does_not_pass() {
     });
 }
 
-/// An opening that failed left tasks behind that wrote on, beside whoever opened the set next.
+/// A failed opening leaves no task behind. It used to leave tasks that kept writing beside the set
+/// that was opened next.
 #[test]
 fn an_opening_that_fails_leaves_nobody_behind() {
     for failing in 0..12 {
@@ -310,7 +316,7 @@ fn an_opening_that_fails_leaves_nobody_behind() {
             let set = open_with(&env, &note).await.expect("sound");
             let volume = set.add_backing(BACKING, None).await.expect("sound");
             ask(&set, volume, write(0, 64, 1)).await;
-            // It is not stopped: as after a crash there is something to replay.
+            // The set is not stopped: as after a crash there is something to replay.
             ask(&set, volume, Request::Flush).await;
             ask(&set, volume, write(64, 8, 2)).await;
             world.borrow_mut().fate = Some(Box::new(|disk, op| {
@@ -340,7 +346,8 @@ fn an_opening_that_fails_leaves_nobody_behind() {
     }
 }
 
-/// A volume without dirty data has left when this says so; one that is not the set's any more is another's under its number.
+/// After `leave_failed`, a volume without dirty data has left the failed set: it can be served
+/// without a cache, and be added again under its id.
 #[test]
 fn a_clean_volume_leaves_a_set_that_failed_and_can_be_served_past_another() {
     let mut rig = Rig::new(SIZES, 1);
@@ -377,7 +384,8 @@ fn a_clean_volume_leaves_a_set_that_failed_and_can_be_served_past_another() {
     });
 }
 
-/// What a failed flush had made void was gone without a word: nobody could say of which volume it had been, and how much.
+/// Data invalidated by a failed flush is reported by volume and amount. It used to vanish without a
+/// trace.
 #[test]
 fn what_a_failed_flush_made_void_is_told_by_volume() {
     let mut rig = Rig::new(SIZES, 1);
@@ -391,7 +399,7 @@ fn what_a_failed_flush_made_void_is_told_by_volume() {
         ask(&set, flash, write(0, 8, 1)).await;
         ask(&set, flash, write(40, 8, 1)).await;
         ask(&set, volume, Request::Flush).await;
-        // Buckets are made ready, which flushes as well.
+        // Buckets are prepared meanwhile, which also flushes.
         env.sleep(Duration::from_secs(1)).await;
         let fails = |disk, op: &Op| (disk == CACHE && matches!(op, Op::Flush)).then_some(Mishap::Fails);
         world.borrow_mut().fate = Some(Box::new(fails));
@@ -410,7 +418,7 @@ fn what_a_failed_flush_made_void_is_told_by_volume() {
             .filter_map(|uuid| told.iter().find(|one| one.uuid == *uuid))
             .map(|one| (one.sectors, one.ranges, one.start, one.end))
             .collect();
-        // Of a backing device all of its sectors count.
+        // For a volume with a backing device, sectors of the device count.
         assert_eq!((sums, told.len()), (vec![(24, 2, 16, 824), (16, 2, 16, 48)], 2));
 
         let_go(&env, &world, set).await;

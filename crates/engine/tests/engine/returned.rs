@@ -1,4 +1,4 @@
-//! A backing device that goes away under its volume and comes back as another one.
+//! A backing device that disappears under its volume and returns as another device.
 
 use crate::beside::{Beside, asking};
 use crate::memory::{Mishap, World};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 20_000 };
 
-/// Nothing is written back unasked, and what waits for a flush waits for long.
+/// Write-back is off, and data that waits for a flush stays parked for long.
 fn options() -> Options {
     Options {
         parked_delay: Duration::from_secs(600),
@@ -22,12 +22,12 @@ fn options() -> Options {
     }
 }
 
-/// Everything that the device is asked from now on fails.
+/// Makes everything fail that the device is asked for from now on.
 fn pull(world: &RefCell<World>) {
     world.borrow_mut().fate = Some(Box::new(|disk, _| (disk == BACKING).then_some(Mishap::Fails)));
 }
 
-/// What is written to the device from now on fails, and is there.
+/// Makes writes to the device fail from now on although they are carried out.
 fn takes_and_fails(world: &RefCell<World>, device: DiskId) {
     let lands =
         move |disk, op: &Op| (disk == device && matches!(op, Op::Write { .. })).then_some(Mishap::Lands);
@@ -39,7 +39,7 @@ fn taking(env: &Env, set: &CacheSet, volume: VolumeId, disk: DiskId) -> Beside<R
     Beside::start(env, async move { set.take_back(volume, disk).await })
 }
 
-/// The superblock of a device says something else.
+/// Changes the superblock of a device.
 fn change(world: &RefCell<World>, disk: DiskId, change: impl FnOnce(&mut BackingSuperblock)) {
     let mut superblock = superblock_on(&world.borrow(), disk);
     change(&mut superblock);
@@ -50,7 +50,8 @@ const fn not_as_it_was(why: &'static str) -> Result<Removed, Error> {
     Err(Error::NotAsItWas(why))
 }
 
-/// What was dirty still is, is read as before, and goes to the new one; the old one is asked for nothing any more.
+/// Dirty data stays dirty, is readable as before, and is written back to the new device. The old
+/// device gets no more requests.
 #[test]
 fn the_new_device_has_the_place_of_the_old_one() {
     let mut rig = Rig::new(SIZES, 1);
@@ -92,8 +93,9 @@ fn the_new_device_has_the_place_of_the_old_one() {
     });
 }
 
-/// A write through the cache was acknowledged and stood in the old device's volatile cache. It is gone, also from here, or it would be seen
-/// until the next restart and not after; and whoever flushes next must hear of it, whatever the old device would say.
+/// An acknowledged write through the cache was only in the old device's volatile cache. It is lost,
+/// so its copy in this cache must be invalidated, or it would be visible until the next restart and
+/// not after. The next flush must report the loss, whatever the old device would answer.
 #[test]
 fn what_no_flush_had_proven_is_gone_and_said_to_be() {
     let mut rig = Rig::new(SIZES, 1);
@@ -114,7 +116,8 @@ fn what_no_flush_had_proven_is_gone_and_said_to_be() {
     });
 }
 
-/// Who used it meanwhile has said so on it, and what the cache holds may be older by now.
+/// A host that used the device in between has changed its superblock, and the cache may now hold
+/// stale data. Such a device is refused, and nothing changes.
 #[test]
 fn a_device_that_is_not_as_it_was_changes_nothing() {
     let mut rig = Rig::new(SIZES, 1);
@@ -148,8 +151,8 @@ fn a_device_that_is_not_as_it_was_changes_nothing() {
     });
 }
 
-/// The disk went away in the middle of a write of its superblock, so that it may say what it said before or after that; but never that
-/// nothing is dirty while something is.
+/// The disk disappeared during a write of its superblock, which may therefore have the contents
+/// from before or after that write. But it may never say that nothing is dirty while something is.
 #[test]
 fn a_superblock_in_doubt_may_be_either_of_two() {
     let mut rig = Rig::new(SIZES, 1);
@@ -166,7 +169,7 @@ fn a_superblock_in_doubt_may_be_either_of_two() {
         world.borrow_mut().fate = None;
         ask(&set, volume, write(0, 8, 1)).await;
 
-        // Here it is the mode.
+        // Here it is the cache mode.
         world.borrow_mut().fate = Some(Box::new(move |disk, _| (disk == new).then_some(Mishap::Fails)));
         assert!(set.set_cache_mode(volume, CacheMode::Writethrough).await.is_err());
         let clean = world.borrow_mut().copy(new);
@@ -182,7 +185,8 @@ fn a_superblock_in_doubt_may_be_either_of_two() {
     });
 }
 
-/// What takes its place is what it was an hour ago: the cache holds clean copies of newer data.
+/// The returning device is an image from an hour ago, while the cache holds clean copies of newer
+/// data. It is refused.
 #[test]
 fn an_older_copy_is_not_taken_back() {
     for mode in [CacheMode::Writethrough, CacheMode::Writeback] {
@@ -212,8 +216,10 @@ fn an_older_copy_is_not_taken_back() {
     }
 }
 
-/// It went away while it was told that it is nobody's, or that it is the cache's, and says so; the volume is what it was, and becomes that
-/// again with the first change. Who has said the same in other words is somebody else.
+/// The device disappeared while its superblock was to become *none* at a detach, or *clean* at an
+/// attach, and it has the new contents. It is taken back: the volume's state is unchanged, and the
+/// first change restores the superblock. A superblock with any further difference was written by
+/// another host, and is refused.
 #[test]
 fn a_superblock_that_failed_to_say_whose_the_device_is_may_say_it() {
     let mut rig = Rig::new(SIZES, 1);
@@ -249,7 +255,8 @@ fn a_superblock_that_failed_to_say_whose_the_device_is_may_say_it() {
     });
 }
 
-/// It was to say that nothing is dirty, and does, though that write failed. What becomes dirty next is said before.
+/// The superblock was to become *clean*, and did, although that write failed. It is marked *dirty*
+/// before the next data becomes dirty.
 #[test]
 fn a_device_that_a_failed_write_has_made_clean_is_marked_again() {
     let mut rig = Rig::new(SIZES, 1);
@@ -280,7 +287,7 @@ fn a_device_that_a_failed_write_has_made_clean_is_marked_again() {
     });
 }
 
-/// What was asked for before is answered by the old device, however late, and a stop waits for all of it.
+/// Earlier requests are answered by the old device, however late, and a stop waits for all of them.
 #[test]
 fn requests_in_flight_end_on_the_old_device() {
     let mut rig = Rig::new(SIZES, 1);
@@ -311,7 +318,7 @@ fn requests_in_flight_end_on_the_old_device() {
     });
 }
 
-/// It is not there any more, and every operation says so.
+/// The device has disappeared, and every operation reports that.
 fn gone(world: &RefCell<World>) {
     world.borrow_mut().fate = Some(Box::new(|disk, _| (disk == BACKING).then_some(Mishap::Gone)));
 }
@@ -321,8 +328,9 @@ async fn misses_it(set: &CacheSet, volume: VolumeId, request: Request) -> bool {
     result.is_err_and(|error| error.is_absence())
 }
 
-/// All that was acknowledged had been flushed. Who then asks for what only the device has is refused, by a flush too, and has lost nothing by
-/// that: he asks again when it is back, and must not be told that something may be gone.
+/// Everything that was acknowledged had been flushed. Requests that need the absent device fail,
+/// flushes included, but lose nothing. They are repeated when the device is back, and must not get
+/// an error that data may be lost.
 #[test]
 fn what_a_device_was_not_there_for_is_not_lost() {
     let mut rig = Rig::new(SIZES, 1);
@@ -338,7 +346,7 @@ fn what_a_device_was_not_there_for_is_not_lost() {
         let zeroes = Request::WriteZeroes { sector: 80, sectors: 8, fua: true, may_unmap: false };
         for request in [write(64, 8, 2), zeroes, Request::Flush, write(72, 8, 2), Request::Flush] {
             let shown = format!("{request:?}");
-            // Nothing is to be flushed to a device that has taken nothing.
+            // A flush has nothing to do on a device that has received nothing.
             let is_flush = matches!(request, Request::Flush);
             assert!(misses_it(&set, volume, request).await || is_flush, "{shown}");
         }
@@ -353,7 +361,8 @@ fn what_a_device_was_not_there_for_is_not_lost() {
     });
 }
 
-/// Of a discard nobody is told whether the device was there for it; it leaves nothing in doubt either.
+/// No client learns whether the device was present for a discard; such a discard leaves nothing in
+/// doubt either.
 #[test]
 fn a_discard_that_a_device_was_not_there_for_leaves_nothing_in_doubt() {
     let mut rig = Rig::new(SIZES, 1);
@@ -375,8 +384,8 @@ fn a_discard_that_a_device_was_not_there_for_leaves_nothing_in_doubt() {
     });
 }
 
-/// A write into the cache is under way while another one finds that the disk is gone. The cache has it: nothing that was acknowledged is in
-/// doubt when the disk is back.
+/// A write into the cache is in flight while another one finds that the disk is gone. The cache has
+/// the former, so nothing acknowledged is in doubt when the disk is back.
 #[test]
 fn who_writes_to_the_cache_beside_one_that_misses_the_disk_loses_nothing() {
     let mut rig = Rig::new(SIZES, 1);
@@ -407,7 +416,8 @@ fn who_writes_to_the_cache_beside_one_that_misses_the_disk_loses_nothing() {
     });
 }
 
-/// What the device had taken and no flush has proven may be gone with it: it is not read meanwhile, and said when it is back.
+/// Data that the device had received and no flush had proven durable may be lost with it. It is not
+/// readable meanwhile, and the possible loss is reported when the device is back.
 #[test]
 fn what_a_device_took_before_it_went_is_in_doubt() {
     let mut rig = Rig::new(SIZES, 1);
@@ -430,8 +440,8 @@ fn what_a_device_took_before_it_went_is_in_doubt() {
     });
 }
 
-/// A flush of ours had failed, which nobody has been told of: that is the answer to the next one, and not that the device is away, for which
-/// one might wait.
+/// A flush issued by the engine has failed, and no client has been told. The next flush must return
+/// that error, and not that the device is absent, which a client might wait for.
 #[test]
 fn a_flush_owed_to_a_client_fails_for_that_also_while_the_device_is_gone() {
     let mut rig = Rig::new(SIZES, 1);

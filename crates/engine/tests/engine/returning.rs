@@ -1,4 +1,5 @@
-//! What a crash could bring back: data whose bucket is given up in memory only, under a leaf that is being rewritten.
+//! What a crash could bring back: data whose bucket was invalidated in memory only, in a leaf that
+//! is being rewritten.
 
 use crate::beside::asking;
 use crate::memory::Mishap;
@@ -16,19 +17,20 @@ const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 600, backing: 400_0
 const SET_MAGIC: u64 = 0x0101_0101_0101_0101;
 const BSET_MAGIC: u64 = 0x9013_5C78_B99E_07F5 ^ SET_MAGIC;
 const PRIO_MAGIC: u64 = 0x6750_E15F_8733_7F91 ^ SET_MAGIC;
-/// Where in a set its first key has its end.
+/// Byte range in a set of the offset word of its first key.
 const FIRST_END: core::ops::Range<usize> = 40..48;
-/// Sectors with clean data, every other one.
+/// Number of sectors with clean data, every other one.
 const KEYS: u64 = 6000;
-/// The first of them that are written while the leaf is being rewritten: they lie in the bucket that is given up first.
+/// The first so many of them are written while the leaf is being rewritten. They are in the bucket
+/// that is invalidated first.
 const RETURNING: u64 = 100;
 
-/// What of the cache does not end, and what has been seen of it.
+/// Which writes to the cache device are stalled, and what has been observed.
 #[derive(Default)]
 struct Held {
-    /// Priorities, and so generations: what is given up is given up in memory only.
+    /// Stalls writes of priorities, and so of generations: invalidation happens in memory only.
     priorities: Cell<bool>,
-    /// What is appended to a node, once a fresh one has been written: what its parent says of it.
+    /// Stalls appends to nodes once a fresh node has been written: the update of its parent.
     appends: Cell<bool>,
     fresh: Cell<bool>,
     stands: Cell<bool>,
@@ -64,7 +66,8 @@ async fn put(set: &CacheSet, volume: VolumeId, number: u64, byte: u8) {
     ask(set, volume, write(2 * number, 1, byte)).await;
 }
 
-/// Clean data under a tree of leaves; its oldest buckets have been given up, which no priorities say as yet.
+/// Creates clean data under a tree of leaves, whose oldest buckets have been invalidated; no stored
+/// priorities say so yet.
 async fn give_up_the_oldest(env: &Env, held: &Held) -> (CacheSet, VolumeId) {
     let (set, volume) = open(env.clone(), Options::default()).await.expect("a new set");
     set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
@@ -81,7 +84,7 @@ async fn give_up_the_oldest(env: &Env, held: &Held) -> (CacheSet, VolumeId) {
             if first.whereabouts == Whereabouts::NotCached {
                 return (set, volume);
             }
-            // Of other buckets.
+            // Other buckets were invalidated.
             held.priorities.set(false);
             env.sleep(Duration::from_millis(1)).await;
         }
@@ -89,8 +92,9 @@ async fn give_up_the_oldest(env: &Env, held: &Held) -> (CacheSet, VolumeId) {
     unreachable!("more was written than the cache holds");
 }
 
-/// A fresh leaf stands in the place of an old one in memory, its parent not yet on the device, nor the generations of buckets whose keys
-/// are dead. What is written past the cache meanwhile stays, though a crash brings the old leaf back, and the keys to their data.
+/// A fresh leaf replaces an old one in memory. Neither the update of its parent nor the generations
+/// of buckets with dead keys are on the device yet. Data written past the cache meanwhile must
+/// survive, although a crash brings back the old leaf and the keys to its data.
 #[test]
 fn what_a_crash_brings_back_with_an_old_leaf_is_void() {
     let mut rig = Rig::new(SIZES, 1);

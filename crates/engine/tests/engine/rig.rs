@@ -1,4 +1,4 @@
-//! A cache set on devices in memory, newly made, and an executor to run it.
+//! A newly made cache set on devices in memory, and an executor to run it.
 
 use crate::memory::{MemoryDriver, NoNote, World};
 use bcached_engine::{CacheSet, Error, Options, Reply, Request, VolumeId};
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub const CACHE: DiskId = DiskId(0);
 /// The backing device of every rig.
 pub const BACKING: DiskId = DiskId(1);
-/// The second one of a rig that has two.
+/// The second backing device of a rig that has two.
 pub const SECOND: DiskId = DiskId(2);
 
 /// Sizes, in sectors.
@@ -26,7 +26,7 @@ pub const SECOND: DiskId = DiskId(2);
 pub struct Sizes {
     /// Block of the set.
     pub block: u16,
-    /// Bucket; up to 256 sectors a node is as large.
+    /// Bucket; up to 256 sectors, a node has the same size.
     pub bucket: u16,
     /// Buckets of the cache device.
     pub buckets: u64,
@@ -34,7 +34,7 @@ pub struct Sizes {
     pub backing: u64,
 }
 
-/// Devices with a set that was never started, and a volume in mode writeback.
+/// Devices with a set that was never started, and a volume in writeback mode.
 pub struct Rig {
     pub world: Rc<RefCell<World>>,
     seed: u64,
@@ -46,12 +46,12 @@ impl Rig {
         Self::with_replacement(sizes, seed, Replacement::Lru)
     }
 
-    /// The same, with a policy of its own.
+    /// The same, with the given replacement policy.
     pub fn with_replacement(sizes: Sizes, seed: u64, replacement: Replacement) -> Self {
         Self::made(sizes, seed, replacement, 1)
     }
 
-    /// With two backing devices.
+    /// The same, with two backing devices.
     pub fn with_second(sizes: Sizes, seed: u64) -> Self {
         Self::made(sizes, seed, Replacement::Lru, 2)
     }
@@ -88,11 +88,12 @@ impl Rig {
         Self { world, seed, starts: 0 }
     }
 
-    /// A process on the devices. Whatever a former one had under way is gone.
+    /// Starts a process on the devices. Operations that a former process had in flight are dropped.
     pub fn executor(&mut self) -> Executor {
         self.starts += 1;
         self.world.borrow_mut().forget();
-        // No two processes draw the same: a node would be taken for what another one left in its bucket.
+        // Each process gets a different seed: otherwise a node could be taken for what another
+        // process left in its bucket.
         let seed = self.seed + self.starts;
         Executor::new(Box::new(MemoryDriver(Rc::clone(&self.world))), Order::Seeded(Rng::new(seed)), seed)
     }
@@ -101,12 +102,12 @@ impl Rig {
 /// First sector of a volume's data on its backing device.
 pub const DATA_OFFSET: u64 = 16;
 
-/// What the backing device says of itself.
+/// Reads the backing device's superblock.
 pub fn backing_superblock(rig: &Rig) -> BackingSuperblock {
     superblock_on(&rig.world.borrow(), BACKING)
 }
 
-/// What that backing device says of itself.
+/// Reads the superblock of the given backing device.
 pub fn superblock_on(world: &World, disk: DiskId) -> BackingSuperblock {
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
     world.look(disk.0 as usize, SUPERBLOCK_SECTOR, &mut bytes);
@@ -117,8 +118,8 @@ pub fn superblock_on(world: &World, disk: DiskId) -> BackingSuperblock {
     }
 }
 
-/// Opens the set and its volume. Streams are cached like anything else, and the device is never congested: what those rules do
-/// has tests of its own.
+/// Opens the set and its volume. Sequential streams are cached like anything else, and the device
+/// is never congested: those rules have tests of their own.
 pub async fn open(env: Env, mut options: Options) -> Result<(CacheSet, VolumeId), Error> {
     options.volume.sequential_cutoff = 0;
     options.congested_read_threshold = Duration::ZERO;
@@ -126,7 +127,7 @@ pub async fn open(env: Env, mut options: Options) -> Result<(CacheSet, VolumeId)
     open_as_told(env, options).await
 }
 
-/// Opens the set and its volume.
+/// Opens the set and its volume with exactly these options.
 pub async fn open_as_told(env: Env, options: Options) -> Result<(CacheSet, VolumeId), Error> {
     let set = CacheSet::open(env, CACHE, Box::new(NoNote), options).await?;
     let volume = set.add_backing(BACKING, None).await?;
@@ -161,14 +162,14 @@ where
     }
 }
 
-/// One request that must succeed.
+/// Issues a request that must succeed.
 pub async fn ask(set: &CacheSet, volume: VolumeId, request: Request) -> Reply {
     let reply = set.serve(volume, request).await;
     assert_eq!(reply.result, Ok(()));
     reply
 }
 
-/// Runs `script` in a process of its own to its end, which must come.
+/// Runs `script` in a process of its own until it completes, which it must.
 pub fn run<T: 'static, F: Future<Output = T> + 'static>(rig: &mut Rig, script: impl FnOnce(Env) -> F) -> T {
     let mut executor = rig.executor();
     let env = executor.env();
@@ -182,7 +183,7 @@ pub fn write(sector: u64, sectors: usize, byte: u8) -> Request {
     Request::Write { sector, payload: Buffer::copied_from(&vec![byte; sectors * 512]).freeze(), fua: false }
 }
 
-/// What stands in `sectors` sectors: the first byte of each.
+/// Reads `sectors` sectors; returns the first byte of each.
 pub async fn bytes(set: &CacheSet, volume: VolumeId, sector: u64, sectors: usize) -> Vec<u8> {
     let reply = ask(set, volume, Request::Read { sector, buffer: Buffer::zeroed(sectors * 512) }).await;
     let buffer = reply.buffer.expect("a read gives its memory back");

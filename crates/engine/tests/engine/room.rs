@@ -1,5 +1,5 @@
-//! Writes that make data dirty in a cache that is nearly full of it: they have the pace of write-back, and wait no longer than is
-//! promised for room that does not come.
+//! Writes that make data dirty in a cache that is nearly full of dirty data. They are throttled to
+//! the pace of write-back, and wait no longer than promised for space that does not become free.
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, Rig, Sizes, ask, in_flight, open, run, write};
@@ -12,10 +12,12 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 1 << 18 };
 
-/// Sectors of the backing device that are written, in pieces of 8: more than twice what the cache holds.
+/// Sectors of the backing device that are written, in pieces of 8: more than twice what the cache
+/// holds.
 const SPAN: u64 = 200_000;
 
-/// What `writes` writes at random places took, the longest, and how many of them went past the cache.
+/// Issues `writes` writes at random places. Returns the total time, the longest time of one write,
+/// and how many of them went past the cache.
 fn random_writes(options: Options, writes: u64, fate: crate::memory::Fate) -> (Duration, Duration, u64) {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
@@ -53,8 +55,8 @@ fn slow_device() -> crate::memory::Fate {
     })
 }
 
-/// Three times what the cache holds, as fast as it is taken. Nothing goes past the cache, where it would take the device's time
-/// from write-back, and nobody stands still.
+/// Three times the cache's capacity is written as fast as it is accepted. Nothing goes past the
+/// cache, where it would take the device's time from write-back, and no write is blocked for long.
 #[test]
 fn writes_wait_for_room_and_do_not_go_past_the_cache() {
     let (_, longest, past) = random_writes(Options::default(), 30_000, slow_device());
@@ -62,8 +64,9 @@ fn writes_wait_for_room_and_do_not_go_past_the_cache() {
     assert!(longest < Duration::from_millis(500), "{longest:?}");
 }
 
-/// A quarter of the cache is written over and over, faster than it could be filled once. What is dirty is less than may be and moving makes
-/// room for it, so there is no hurry: it is not written back each time, to a disk that has other things to do.
+/// A quarter of the cache is rewritten repeatedly, faster than it could be filled once. The dirty
+/// data is below the target, and moving makes space for it, so write-back need not hurry. It does
+/// not write the data back each time to a disk that has other work.
 #[test]
 fn what_is_written_over_and_over_stays_in_the_cache() {
     let mut rig = Rig::new(SIZES, 1);
@@ -90,7 +93,8 @@ fn what_is_written_over_and_over_stays_in_the_cache() {
     });
 }
 
-/// Nothing is written back, so no room will come: writes go past the cache, and none has waited for it.
+/// Write-back is off, so no space will become free: writes go past the cache, and none has waited
+/// for space.
 #[test]
 fn nobody_waits_where_nothing_is_written_back() {
     let volume = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
@@ -100,7 +104,8 @@ fn nobody_waits_where_nothing_is_written_back() {
     assert!(longest < Duration::from_millis(100), "{longest:?} of {took:?}");
 }
 
-/// Write-back stands still. The writes that find the cache full wait a second for room, and those after them not at all.
+/// Write-back stalls. The writes that find the cache full wait a second for space, and later ones
+/// do not wait at all.
 #[test]
 fn room_that_does_not_come_is_not_waited_for_again_and_again() {
     let mut rig = Rig::new(SIZES, 1);
@@ -116,7 +121,7 @@ fn room_that_does_not_come_is_not_waited_for_again_and_again() {
         let (writer, count) = (set.clone(), Rc::clone(&answered));
         env.spawn(async move {
             for n in 0..1200 {
-                // Copies of the first ones stand still; what is written past the cache by the others does not.
+                // Write-back of the first ones stalls; the others, written past the cache, do not.
                 ask(&writer, volume, write(n * 128, 128, if n < 500 { 1 } else { 2 })).await;
                 count.set(n + 1);
             }

@@ -1,5 +1,5 @@
-//! No bucket can be had: what is read is not added to the cache then, and what is written through is made void there. And what has a
-//! bucket shares it with its like.
+//! When no bucket is available, data that is read is not added to the cache, and data that is
+//! written through is invalidated there. Data of different kinds uses different buckets.
 
 use crate::memory::{Mishap, World};
 use crate::rig::{CACHE, Rig, Sizes, ask, bytes, open, run, write};
@@ -16,10 +16,10 @@ const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 300_0
 /// A piece fills a bucket.
 const PIECE: u64 = 128;
 
-/// How long what must not wait may take, in virtual time.
+/// The longest time, in virtual time, for a request that must not wait.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Nothing is written back.
+/// Write-back is off.
 fn options() -> Options {
     let volume = VolumeOptions { writeback_running: false, ..VolumeOptions::default() };
     Options { volume, parked_delay: Duration::from_millis(2), ..Options::default() }
@@ -34,7 +34,7 @@ fn put(piece: u64, byte: u8) -> Request {
     write(piece * PIECE, usize::try_from(PIECE).expect("small"), byte)
 }
 
-/// Until fills have ended and their keys are in the tree.
+/// Waits until fills have ended and their keys are in the tree.
 async fn rest(env: &Env, set: &CacheSet, volume: VolumeId) {
     env.sleep(Duration::from_millis(20)).await;
     ask(set, volume, Request::Flush).await;
@@ -51,7 +51,7 @@ async fn bucket_of(set: &CacheSet, volume: VolumeId, sector: u64) -> Option<u64>
     }
 }
 
-/// From now on no generation becomes durable, so no bucket is used again.
+/// Makes sure that from now on no generation becomes durable, so that no bucket is reused.
 fn hold_buckets(world: &RefCell<World>) {
     let magic = SetMagic::of(Uuid([1; 16])).prio().to_le_bytes();
     let is_generations =
@@ -60,7 +60,7 @@ fn hold_buckets(world: &RefCell<World>) {
         Some(Box::new(move |disk, op| (disk == CACHE && is_generations(op)).then_some(Mishap::Waits)));
 }
 
-/// All of them are answered, in time.
+/// Issues the requests and asserts that all of them are answered in time.
 async fn answered(
     env: &Env,
     (set, volume): (&CacheSet, VolumeId),
@@ -96,7 +96,8 @@ async fn full(env: &Env, mode: CacheMode) -> (CacheSet, VolumeId) {
     (set, volume)
 }
 
-/// Reads are answered, and what they found is dropped: it is not added when there is a bucket again.
+/// Reads are answered, and their data is dropped: it is not added later when a bucket is free
+/// again.
 #[test]
 fn a_fill_that_finds_no_bucket_is_dropped() {
     let mut rig = Rig::new(SIZES, 1);
@@ -116,7 +117,7 @@ fn a_fill_that_finds_no_bucket_is_dropped() {
     });
 }
 
-/// What the cache held there is gone, the data is on the backing device, and nobody has waited.
+/// The cached copy is invalidated, the data is on the backing device, and no write has waited.
 #[test]
 fn a_write_through_that_finds_no_bucket_goes_to_the_backing_device_alone() {
     let mut rig = Rig::new(SIZES, 1);
@@ -137,7 +138,8 @@ fn a_write_through_that_finds_no_bucket_goes_to_the_backing_device_alone() {
     });
 }
 
-/// Reads that may add nothing, since the mode says so, find what is cached all the same; what nobody uses grows old by them.
+/// Reads that may add nothing because of the cache mode still find what is cached, and they age
+/// unused buckets.
 #[test]
 fn reads_that_are_bypassed_age_the_cache_too() {
     let mut rig = Rig::new(SIZES, 1);
@@ -149,7 +151,7 @@ fn reads_that_are_bypassed_age_the_cache_too() {
         set.set_cache_mode_for_now(volume, CacheMode::None).expect("it is served");
         let before = set.ages().await.average.expect("buckets are used");
         let reads = set.status().stats.reads;
-        // A step for each 75 sectors.
+        // One step for each 75 sectors.
         for _ in 0..100 {
             ask(&set, volume, read(0)).await;
         }
@@ -159,14 +161,15 @@ fn reads_that_are_bypassed_age_the_cache_too() {
     });
 }
 
-/// Dirty data of two volumes and clean copies lie in a bucket each, whoever writes and wherever: they die at different times.
+/// Dirty data of two volumes and clean copies are in one bucket each, whichever clients write and
+/// wherever: they die at different times.
 #[test]
 fn each_volume_fills_a_bucket_of_its_own_and_clean_copies_another() {
     let mut rig = Rig::new(SIZES, 1);
     run(&mut rig, move |env| async move {
         let (set, tank) = open(env.clone(), options()).await.expect("sound");
         let scratch = set.create_flash_only(4096, Label::default()).await.expect("there is room");
-        // Three streams in turn, which the kernel would tell apart.
+        // Three interleaved streams, which the kernel would separate.
         let sector = |n: u64| n % 3 * 1024 + n / 3 * 8;
         for n in 0..4 {
             for volume in [tank, scratch] {

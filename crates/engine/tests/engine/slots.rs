@@ -1,4 +1,5 @@
-//! Slots of the table of volumes that are used again: never while anything of a former owner is left, or under way.
+//! Slots of the UUID table are reused, but never while anything of a former owner is left or in
+//! flight.
 
 use crate::memory::NoNote;
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
@@ -10,7 +11,7 @@ use bcached_format::{CacheMode, Inode, Label};
 const SIZES: Sizes = Sizes { block: 8, bucket: 16, buckets: 4000, backing: 20_000 };
 const SLOTS: u32 = 64;
 
-/// Nothing is written back unasked.
+/// Write-back is off.
 fn options() -> Options {
     Options {
         volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
@@ -26,7 +27,7 @@ fn number(set: &CacheSet, volume: VolumeId) -> Option<u32> {
     set.volumes().iter().find(|info| info.id == volume)?.inode.map(|Inode(number)| number)
 }
 
-/// What is read is in the cache from then on.
+/// Fills the cache with clean data and with dirty data.
 async fn warm(set: &CacheSet, volume: VolumeId) {
     set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
     ask(set, volume, write(0, 64, 1)).await;
@@ -36,7 +37,7 @@ async fn warm(set: &CacheSet, volume: VolumeId) {
     ask(set, volume, write(64, 64, 2)).await;
 }
 
-/// The table runs full: the number of each attachment is another, until there is none.
+/// Fills the table: each attachment gets another inode, until none is left.
 async fn run_full(set: &CacheSet, volume: VolumeId) {
     for expected in number(set, volume).expect("it is attached")..SLOTS - 1 {
         assert_eq!(number(set, volume), Some(expected));
@@ -46,8 +47,9 @@ async fn run_full(set: &CacheSet, volume: VolumeId) {
     detached(set, volume).await;
 }
 
-/// Number 0 has clean data in the cache, and so have others. In one process none is used twice, and the next one begins with the one that
-/// was given up first: it reads what was written past the cache since.
+/// Inode 0 has clean data in the cache, and so have others. One process uses none twice. The next
+/// process begins with the one that was released first; the volume reads what was written past the
+/// cache since then.
 #[test]
 fn a_number_is_used_again_by_another_process_when_nothing_of_it_is_left() {
     let mut rig = Rig::new(SIZES, 1);
@@ -80,7 +82,8 @@ fn a_number_is_used_again_by_another_process_when_nothing_of_it_is_left() {
     });
 }
 
-/// A number is looked through before it is used again, by whoever wants one; a table without such a number refuses as it did.
+/// An inode is scanned before it is reused, for whatever volume; a table without a reusable inode
+/// still refuses.
 #[test]
 fn numbers_of_volumes_that_exist_are_not_taken() {
     let mut rig = Rig::new(SIZES, 1);
@@ -93,7 +96,7 @@ fn numbers_of_volumes_that_exist_are_not_taken() {
         assert_eq!(set.attach(volume, &Cancel::default()).await, Err(Error::NoSlot(SLOTS as usize)));
         set.stop().await.expect("it stops");
     });
-    // The one that the volume had.
+    // The inode that the volume had.
     run(&mut rig, |env| async move {
         let (set, volume) = open(env, options()).await.expect("there is a slot for it");
         assert_eq!(number(&set, volume), Some(0));
@@ -107,7 +110,8 @@ async fn reopened(env: Env) -> CacheSet {
     CacheSet::open(env, CACHE, Box::new(NoNote), options()).await.expect("sound")
 }
 
-/// The slot of a volume that was served elsewhere meanwhile is given up for another, and there is no other.
+/// The slot of a volume that was served elsewhere in the meantime is to be replaced by another one,
+/// but no other is free.
 #[test]
 fn a_volume_that_was_away_gets_its_own_number_if_there_is_no_other() {
     let mut rig = Rig::new(SIZES, 1);
@@ -119,7 +123,7 @@ fn a_volume_that_was_away_gets_its_own_number_if_there_is_no_other() {
     });
     run(&mut rig, |env| async move {
         let set = reopened(env).await;
-        // All but the last of the long gone.
+        // All but the last of those that were released long ago.
         for _ in 1..SLOTS {
             set.create_flash_only(8, Label::default()).await.expect("there is room");
         }
@@ -137,7 +141,7 @@ fn a_volume_that_was_away_gets_its_own_number_if_there_is_no_other() {
     });
     run(&mut rig, |env| async move {
         let set = reopened(env).await;
-        // *Stale* is its superblock, and the slot is still its own.
+        // Its superblock says *stale*, and the slot is still its own.
         let volume = set.adopt_backing(BACKING, None).await.expect("there is a slot for it");
         assert_eq!(number(&set, volume), Some(SLOTS - 1));
         assert_eq!(bytes(&set, volume, 0, 8).await, [5; 8], "nothing of before");

@@ -1,4 +1,5 @@
-//! A cache device that takes nothing for a while: who needs nothing of it goes on meanwhile, and everybody when it does.
+//! A cache device that stalls for a while: requests that do not need it proceed meanwhile, and all
+//! do when it recovers.
 
 use crate::memory::Mishap;
 use crate::rig::{CACHE, Rig, Sizes, ask, open, run};
@@ -10,16 +11,18 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const READS: u64 = 12_000;
-/// Each read is of a sector, the next one's neighbour is not read: no two are one extent.
+/// Every other sector is read, so that no two reads are one extent.
 const STRIDE: u64 = 2;
 const SIZES: Sizes = Sizes { block: 1, bucket: 128, buckets: 6000, backing: 40_000 };
 
-/// Each miss left a fill behind that waited for the device, and each fill was a task, until there was no place for another one: nobody was
-/// answered any more. When the device went on, the fills filled a leaf, waited for its rewrite, and for that there was no
-/// place either, for ever. `before` reads fill the leaf to another height each time.
+/// Reads that miss while the cache device is stalled are all answered, and the fills complete when
+/// it recovers. Each miss used to leave a fill behind that waited for the device, and each fill was
+/// a task. When the task limit was reached, no request was answered any more. When the device
+/// recovered, the fills filled a leaf and waited for its rewrite, for which there was no free task
+/// either, forever. `before` reads fill the leaf to a different level each time.
 fn reads_beside_a_silent_cache(before: u64) {
     let mut rig = Rig::new(SIZES, 1);
-    // Else what was read would wait for a flush and not in a task.
+    // Otherwise the fills would wait for a flush and not in a task.
     rig.world.borrow_mut().volatile = false;
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {

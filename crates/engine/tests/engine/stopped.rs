@@ -1,4 +1,4 @@
-//! A set that has been stopped, with its devices open to forgery: what somebody might do who makes an image by hand.
+//! A stopped set whose devices can be forged, as in an image made by hand.
 
 use crate::memory::World;
 use crate::rig::{Rig, Sizes, ask, open};
@@ -19,7 +19,7 @@ pub const CACHE_SECTORS: u64 = SIZES.buckets * SIZES.bucket as u64;
 
 const FLASH_UUID: Uuid = Uuid([9; 16]);
 
-/// Where the data begins on the backing device, and with it in the key space.
+/// First sector of the data on the backing device, and so in the key space.
 pub const DATA_OFFSET: u64 = 16;
 
 pub fn options() -> Options {
@@ -30,14 +30,14 @@ pub fn options() -> Options {
     }
 }
 
-/// A set that has been stopped, and what an entry behind its newest one needs to say.
+/// A stopped set, and what an entry behind its newest one must contain.
 pub struct Stopped {
     pub rig: Rig,
     pub geometry: Geometry,
     pub header: JsetHeader,
-    /// Where the next entry goes, in sectors.
+    /// Sector at which the next entry goes.
     pub end: u64,
-    /// Key of the first bucket of data, as it stands in the tree.
+    /// Key of the first bucket of data, as it is in the tree.
     pub data: Key,
 }
 
@@ -68,7 +68,7 @@ pub fn stopped() -> Stopped {
     Stopped { rig, geometry, header, end, data }
 }
 
-/// Of the set on a cache device.
+/// The geometry of the set on the cache device.
 pub fn geometry(world: &World) -> Geometry {
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
     world.look(0, SUPERBLOCK_SECTOR, &mut bytes);
@@ -81,7 +81,7 @@ pub fn geometry(world: &World) -> Geometry {
     Geometry::of(&superblock)
 }
 
-/// The newest entry's header and where it ends, in sectors.
+/// Returns the newest entry's header, and the sector at which it ends.
 pub fn newest_entry(world: &World, geometry: &Geometry) -> (JsetHeader, u64) {
     let mut found: Option<(JsetHeader, u64)> = None;
     for index in 0..geometry.journal_buckets {
@@ -99,14 +99,14 @@ pub fn newest_entry(world: &World, geometry: &Geometry) -> (JsetHeader, u64) {
     found.expect("a set that was started has a journal")
 }
 
-/// A dirty key of volume 0 and generation 0, `size` sectors from `start`.
+/// A dirty key of inode 0 and generation 0, `size` sectors from `start`.
 pub fn key(device: u8, sector: u64, size: u16, start: u64) -> Key {
     let pointers = Pointers::one(Pointer::new(DeviceIndex(device), sector, Gen(0)));
     Key { inode: Inode(0), size, dirty: true, end: start + u64::from(size), pointers }
 }
 
-/// Makes the newest entry one as kernels write it, which says nothing of the table of volumes. Returns what it
-/// says, and the sector behind it.
+/// Rewrites the newest entry as the kernel writes it, without a statement about the UUID table.
+/// Returns its header, and the sector behind it.
 pub fn as_a_kernel_writes_it(world: &mut World, geometry: &Geometry) -> (JsetHeader, u64) {
     let (header, end) = newest_entry(world, geometry);
     let header = JsetHeader { table: None, ..header };
@@ -117,12 +117,12 @@ pub fn as_a_kernel_writes_it(world: &mut World, geometry: &Geometry) -> (JsetHea
 }
 
 impl Stopped {
-    /// The newest entry is one as kernels write it.
+    /// Makes the newest entry one as the kernel writes it.
     pub fn as_a_kernel_leaves_it(&mut self) {
         (self.header, self.end) = as_a_kernel_writes_it(&mut self.rig.world.borrow_mut(), &self.geometry);
     }
 
-    /// Puts a flash-only volume of so many sectors into the table of volumes, as a kernel does.
+    /// Adds a flash-only volume of `sectors` sectors to the UUID table, as the kernel does.
     pub fn add_flash_only(&mut self, sectors: u64) {
         self.as_a_kernel_leaves_it();
         let mut slot = UuidSlot { uuid: FLASH_UUID, sectors, ..UuidSlot::FREE };
@@ -130,12 +130,13 @@ impl Stopped {
         let mut bytes = vec![0; 512];
         let slot = slot.to_bytes();
         bytes[..slot.len()].copy_from_slice(&slot);
-        // Four slots lie in the first sector of the table; this one is the fifth.
+        // The first sector of the table has four slots; this one is the fifth.
         let sector = self.header.uuids.pointers.as_slice()[0].sector() + 1;
         self.rig.world.borrow_mut().place(0, sector, &bytes);
     }
 
-    /// The flash-only volume of [`Stopped::add_flash_only`] has so many sectors, wherever the table has been written since.
+    /// Gives the flash-only volume of [`Stopped::add_flash_only`] this size, wherever the table has
+    /// been written since.
     pub fn resize_flash_only(&mut self, sectors: u64) {
         self.as_a_kernel_leaves_it();
         for (at, bytes) in (0..).zip(self.device().chunks(512)) {
@@ -158,7 +159,8 @@ impl Stopped {
         self.rig.world.borrow_mut().place(0, self.end, &bytes);
     }
 
-    /// What is appended next begins another bucket of the journal, where its number need not follow any.
+    /// Makes the next entry begin another bucket of the journal, where its number need not follow
+    /// any other.
     pub fn begin_bucket(&mut self) {
         let index = (self.end - 1) / self.geometry.bucket_sectors - self.geometry.first_bucket;
         let next = (index + 1) % self.geometry.journal_buckets;
@@ -171,7 +173,7 @@ impl Stopped {
         bytes
     }
 
-    /// Opens the set and stops it; says how many sectors are dirty.
+    /// Opens and stops the set; returns the number of dirty sectors.
     pub fn reopened(&mut self, note: Box<dyn Note>) -> Result<u64, Error> {
         let mut executor = self.rig.executor();
         let env = executor.env();
@@ -184,7 +186,7 @@ impl Stopped {
         opened.expect("somebody waits for ever")
     }
 
-    /// Opens the set, which must be refused and left as it was.
+    /// Opens the set, which must be refused and left unchanged.
     pub fn refused(&mut self, note: Box<dyn Note>) -> Error {
         let before = self.device();
         let error = self.reopened(note).expect_err("taken");

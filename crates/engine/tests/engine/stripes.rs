@@ -1,4 +1,4 @@
-//! Backing devices of several disks with parity: what is written there had better fill whole stripes.
+//! Backing devices of several disks with parity, on which writes should fill whole stripes.
 
 use crate::rig::{BACKING, Rig, Sizes, ask, bytes, open, run, write};
 use bcached_engine::{Bypass, CacheSet, Cancel, Options, Request, VolumeId, VolumeInfo, VolumeOptions};
@@ -12,7 +12,8 @@ const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 200_0
 
 /// Sectors of a stripe.
 const STRIPE: u64 = 128;
-/// Where the data of the backing device begins: a volume's first whole stripe begins this much before its sector [`STRIPE`].
+/// First sector of data on the backing device. Stripe boundaries are therefore this many sectors
+/// earlier in the volume.
 const DATA: u64 = 16;
 
 fn options() -> Options {
@@ -45,13 +46,13 @@ async fn opened(env: &Env, options: Options) -> (CacheSet, VolumeId) {
     (set, volume)
 }
 
-/// What follows from a change of options is done.
+/// Waits until a change of options has taken effect.
 async fn settle(env: &Env) {
     env.sleep(Duration::from_millis(100)).await;
 }
 
-/// Dirty data in one stripe in four, with full ones among them: these are written back first, each in one piece, and the rest in the
-/// order of addresses.
+/// Every fourth stripe has dirty data, and some stripes are completely dirty. Those are written
+/// back first, each in one piece, and the rest in address order.
 #[test]
 fn full_stripes_are_written_back_first() {
     for is_expensive in [true, false] {
@@ -74,7 +75,7 @@ fn full_stripes_are_written_back_first() {
                 ask(&set, volume, write(stripe(number) + 8, 8, 1)).await;
             }
             for number in [50, 30, 70] {
-                // In parts, so that it is several keys.
+                // In parts, so that there are several keys.
                 for part in 0..4 {
                     ask(&set, volume, write(stripe(number) + part * 32, 32, 2)).await;
                 }
@@ -98,7 +99,7 @@ fn full_stripes_are_written_back_first() {
     }
 }
 
-/// A stream passes the cache by, but where it comes past a stripe with dirty data: there it makes it whole.
+/// A stream bypasses the cache except where it completes a stripe with dirty data.
 #[test]
 fn what_completes_a_stripe_is_cached_though_it_streams() {
     for (is_expensive, mode, expected) in [
@@ -120,7 +121,7 @@ fn what_completes_a_stripe_is_cached_though_it_streams() {
                     ask(&set, volume, write(sector, 64, 2)).await;
                 }
             }
-            // What lies beside the dirty block.
+            // The blocks next to the dirty one.
             ask(&set, volume, write(stripe(9), 40, 2)).await;
             ask(&set, volume, write(stripe(9) + 48, 80, 2)).await;
             let now = info(&set);
@@ -138,8 +139,8 @@ fn what_completes_a_stripe_is_cached_though_it_streams() {
     }
 }
 
-/// The counts are exact whatever happens: also if they begin beside what is dirty already, of a set that was opened again, and beside
-/// writes, discards and write-back.
+/// The counts are always exact, even if counting starts when data is already dirty in a reopened
+/// set, and runs beside writes, discards and write-back.
 #[test]
 fn dirty_sectors_are_counted_by_stripe_from_any_moment_on() {
     for seed in 0..6 {

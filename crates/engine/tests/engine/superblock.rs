@@ -1,4 +1,4 @@
-//! Superblocks when writing them fails, or ends in the middle.
+//! Superblock writes that fail or are torn.
 
 use crate::memory::{Mishap, NoNote};
 use crate::rig::{Rig, Sizes, ask, backing_superblock, open};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 4096 };
 
-/// Longest that a test waits for something, in virtual time.
+/// The longest time that a test waits for something, in virtual time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn options() -> Options {
@@ -39,9 +39,9 @@ async fn wait_for(env: &Env, what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// *Clean* lands on the device and yet is reported as failed; then something is written. A daemon that still believed in
-/// the *dirty* it remembers would acknowledge dirty data under a superblock that says *clean*, and the next start without
-/// the cache would serve old data.
+/// *Clean* reaches the device although its write is reported as failed; then a client writes. A
+/// daemon that still trusted the *dirty* it remembers would acknowledge dirty data under a
+/// superblock that says *clean*. The next start without the cache would then serve stale data.
 #[test]
 fn a_failed_write_of_clean_is_not_taken_for_dirty() {
     let mut rig = Rig::new(SIZES, 3);
@@ -62,9 +62,9 @@ fn a_failed_write_of_clean_is_not_taken_for_dirty() {
         let (set, volume) = open(env.clone(), options()).await.expect("a sound set");
         ask(&set, volume, write(1)).await;
         failing.set(true);
-        // Write-back makes the volume clean and says so, in vain.
+        // Write-back makes the volume clean and tries to mark it so, in vain.
         wait_for(&env, "write-back", || failures.get() > 0).await;
-        // Until the device takes superblocks again, nothing dirty may be acknowledged.
+        // Until the device accepts superblock writes again, no dirty data may be acknowledged.
         let reply = set.serve(volume, write(2)).await;
         assert!(reply.result.is_err(), "acknowledged with the superblock in doubt");
         failing.set(false);
@@ -76,9 +76,10 @@ fn a_failed_write_of_clean_is_not_taken_for_dirty() {
     assert_eq!(backing_superblock(&rig).state(), BackingState::Dirty);
 }
 
-/// The cache device's superblock has one copy, longer than a sector once it lists many journal buckets. Whatever part of
-/// each write of it reaches the device before the power goes, what is there can be read. A first start once wrote all
-/// of it at once, and torn in the middle the set was gone.
+/// The cache device's superblock has one copy, which is longer than a sector once it lists many
+/// journal buckets. Whatever part of each write of it reaches the device before a power cut, the
+/// result must be readable. A first start used to write all of it at once, and if that was torn the
+/// set was lost.
 #[test]
 fn a_torn_write_of_the_cache_superblock_leaves_one_that_can_be_read() {
     const BUCKETS: u64 = 6000;

@@ -1,5 +1,5 @@
-//! The table of volumes is lost, older, another set's, or has slots that are not what was written: no volume is served under a
-//! number of somebody else, and none that can prove its own is refused.
+//! The UUID table is lost, outdated, another set's, or has slots that differ from what was written.
+//! No volume is served under another one's inode, and none that can prove its own is refused.
 
 use crate::memory::NoNote;
 use crate::rig::{BACKING, CACHE, Rig, SECOND, Sizes, ask, bytes, open, run, write};
@@ -23,7 +23,7 @@ async fn reopened(env: Env) -> CacheSet {
     CacheSet::open(env, CACHE, Box::new(NoNote), options()).await.expect("the set opens")
 }
 
-/// Number 0 has dirty data, number 1 has clean data, and number 2 lives in the cache alone.
+/// Inode 0 has dirty data, inode 1 has clean data, and inode 2 is a flash-only volume.
 fn three_volumes() -> Rig {
     let mut rig = Rig::with_second(SIZES, 1);
     run(&mut rig, |env| async move {
@@ -39,7 +39,7 @@ fn three_volumes() -> Rig {
     rig
 }
 
-/// First sector of the table that the newest journal entry names.
+/// First sector of the table to which the newest journal entry points.
 fn table(rig: &Rig) -> u64 {
     let world = rig.world.borrow();
     newest_entry(&world, &geometry(&world)).0.uuids.pointers.as_slice()[0].sector()
@@ -58,19 +58,19 @@ fn place(rig: &Rig, slots: &[UuidSlot]) {
     rig.world.borrow_mut().place(0, sector, &bytes);
 }
 
-/// The write of the table was lost.
+/// Simulates that the write of the table was lost.
 pub fn lose_table(rig: &Rig) {
     place(rig, &vec![UuidSlot::FREE; slots(rig).len()]);
 }
 
-/// A kernel has written the newest journal entry, and the superblocks of backing devices.
+/// Rewrites the newest journal entry, and the superblocks of backing devices, as a kernel does.
 fn as_a_kernel_leaves_it(rig: &Rig) {
     let geometry = geometry(&rig.world.borrow());
     as_a_kernel_writes_it(&mut rig.world.borrow_mut(), &geometry);
     for disk in [1, 2] {
         let mut sector = vec![0; 512];
         rig.world.borrow().look(disk, 8, &mut sector);
-        // The time of the start, and the sum: what bcached has noted does not fit any more.
+        // Changes the start time and the checksum, so that bcached's stamp does not match any more.
         sector[200] ^= 1;
         let sum = bcached_format::checksum::checksum(&sector[8..208]);
         sector[..8].copy_from_slice(&sum.to_le_bytes());
@@ -82,7 +82,7 @@ fn number(set: &CacheSet, volume: VolumeId) -> Option<u32> {
     set.volumes().iter().find(|info| info.id == volume)?.inode.map(|Inode(number)| number)
 }
 
-/// Ways in which the table is not what was written. Of each the slots become what is returned.
+/// Ways in which the table differs from what was written: each maps the slots to damaged ones.
 type Damage = fn(Vec<UuidSlot>) -> Vec<UuidSlot>;
 const DAMAGES: [(&str, Damage); 8] = [
     ("lost", |slots| vec![UuidSlot::FREE; slots.len()]),
@@ -124,7 +124,8 @@ const DAMAGES: [(&str, Damage); 8] = [
     }),
 ];
 
-/// Both backing devices say under which number the cache holds their data: whatever the table says, each finds its own.
+/// Both backing devices record the inode under which the cache holds their data: whatever the table
+/// says, each gets its own.
 #[test]
 fn a_volume_that_can_prove_its_number_has_it_back() {
     for (what, damage) in DAMAGES {
@@ -151,8 +152,8 @@ fn a_volume_that_can_prove_its_number_has_it_back() {
     }
 }
 
-/// A volume in the cache alone can prove nothing: its slot must be as it was written, and else it is not served, nor is its number given away,
-/// nor is what it holds made void.
+/// A flash-only volume can prove nothing. It is served only if its slot is as it was written.
+/// Otherwise its inode is not given to another volume, nor is its data invalidated.
 #[test]
 fn a_volume_in_the_cache_alone_is_served_under_a_sound_slot_only() {
     for (what, damage) in DAMAGES {
@@ -177,7 +178,7 @@ fn a_volume_in_the_cache_alone_is_served_under_a_sound_slot_only() {
                 let made = set.create_flash_only(8, Label::default()).await.expect("there is room");
                 assert!(number(&set, made) > Some(2), "{what}: it has a number with keys of others");
                 assert_eq!(bytes(&set, made, 0, 8).await, vec![0; 8], "{what}");
-                // Whoever looks for what may be made void has looked.
+                // Wait until the scan for data that may be invalidated has run.
                 env.sleep(Duration::from_secs(40)).await;
                 let kept = set.status().ownerless_dirty_sectors;
                 assert!(
@@ -195,7 +196,8 @@ fn a_volume_in_the_cache_alone_is_served_under_a_sound_slot_only() {
     }
 }
 
-/// After a kernel nothing proves a number but the table. Who is dirty and not in it is refused, and nobody gets its number.
+/// After a kernel only the table proves an inode. A dirty volume that is not in it is refused, and
+/// no other volume gets its inode.
 #[test]
 fn after_a_kernel_nobody_gets_a_number_that_has_keys() {
     for (what, damage) in DAMAGES {
@@ -224,12 +226,12 @@ fn after_a_kernel_nobody_gets_a_number_that_has_keys() {
                 }
                 Err(error) => {
                     assert_eq!(error, Error::DirtyUnknown, "{what}");
-                    // Without an owner, or that of a volume which is not here.
+                    // Dirty data without an owner, or of a volume that is not present.
                     assert!(set.status().dirty_sectors >= 64, "{what}");
                     set.set_cache_mode(second, CacheMode::Writeback).await.expect("it is served");
                     ask(&set, second, write(0, 8, 5)).await;
                     set.write_back(second, &Cancel::default()).await.expect("its own data");
-                    // Without an owner, or that of a volume which is not here.
+                    // Dirty data without an owner, or of a volume that is not present.
                     assert!(set.status().dirty_sectors >= 64, "{what}");
                 }
             }

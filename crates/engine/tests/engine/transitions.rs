@@ -1,4 +1,4 @@
-//! Nobody is kept waiting: how long the engine works in one piece.
+//! How long the engine runs without yielding: no request is kept waiting.
 
 use crate::memory::LONGEST_NS;
 use crate::rig::{Rig, Sizes, ask, in_flight, open, run, write};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 #[test]
 fn no_transition_takes_longer_than_200_us() {
-    // Leaves of 256 KiB, the usual ones.
+    // Leaves of 256 KiB, the typical ones.
     assert_short(2048, 30_000);
 }
 
@@ -19,8 +19,8 @@ fn nor_with_the_largest_nodes() {
     assert_short(8192, 120_000);
 }
 
-/// Leaves are filled by `blocks` scattered writes, divided, written, read again, and emptied by one discard. In virtual CPU time
-/// nothing takes longer than nobody may be kept waiting for.
+/// Fills leaves by `blocks` scattered writes, splits them, writes them, reads them again, and
+/// empties them by one discard. In virtual CPU time, no step takes longer than the limit.
 fn assert_short(bucket: u16, blocks: u64) {
     let sizes = Sizes { block: 8, bucket, buckets: 600, backing: 16 * blocks + 64 };
     let options = || Options {
@@ -66,7 +66,8 @@ fn assert_short(bucket: u16, blocks: u64) {
     rig.world.borrow().assert_short();
 }
 
-/// A flush of the backing device sets a thousand clean copies free at once, each of which enters the tree.
+/// A flush of the backing device releases a thousand parked copies at once, each of which enters
+/// the tree.
 #[test]
 fn a_flush_that_sets_many_copies_free_holds_nobody_up() {
     const PIECES: u64 = 1000;

@@ -1,5 +1,5 @@
-//! A volume whose data is all on its backing device goes on when its cache does not, whatever is asked of
-//! it first; and what the cache held of it never comes back.
+//! A volume whose data is all on its backing device keeps working when its cache fails, whatever
+//! the first request is. The data that the cache held never comes back.
 
 use crate::memory::{Mishap, NoNote};
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, in_flight, open, run, write};
@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Small buckets, so that a tree of several leaves is soon made.
+/// Small buckets, so that a tree soon has several leaves.
 const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 600, backing: 200_000 };
 
-/// Reads that make a tree of several leaves: every other sector of so many.
+/// Number of reads, of every other sector, that make a tree of several leaves.
 const READS: u64 = 1500;
 
 fn options() -> Options {
@@ -26,7 +26,7 @@ fn options() -> Options {
     }
 }
 
-/// The requests that change something, each with all that it may be.
+/// The requests that change something, in all their variants.
 fn changes() -> Vec<fn() -> Request> {
     vec![
         || Request::Flush,
@@ -37,8 +37,9 @@ fn changes() -> Vec<fn() -> Request> {
     ]
 }
 
-/// The cache device takes no more writes. A file system on a write-through volume goes on, whatever it asks first: a
-/// flush was answered with an error until some write had found out, and a discard always.
+/// The cache device fails all writes. A file system on a write-through volume keeps working,
+/// whatever its first request is. A flush used to fail until some write had noticed the failure,
+/// and a discard always failed.
 #[test]
 fn a_dead_cache_is_no_reason_to_fail_whatever_is_asked_first() {
     for first in changes() {
@@ -50,7 +51,7 @@ fn a_dead_cache_is_no_reason_to_fail_whatever_is_asked_first() {
             set.set_cache_mode(volume, CacheMode::Writethrough).await.expect("set");
             ask(&set, volume, Request::Flush).await;
             bytes(&set, volume, 100, 8).await;
-            // The copy is on its way into the tree behind the answer.
+            // The copy enters the tree after the answer.
             env.sleep(Duration::from_millis(10)).await;
             world.borrow_mut().fate = Some(Box::new(|disk, op| {
                 (disk == CACHE && matches!(op, Op::Write { .. } | Op::Flush)).then_some(Mishap::Fails)
@@ -72,8 +73,9 @@ async fn fill(set: &CacheSet, volume: VolumeId) {
     }
 }
 
-/// One leaf cannot be read. A write-through volume goes on without the cache, and says so. The fault was passing: when
-/// the set is opened again the leaf can be read, and the old copies in it must not hide what was written meanwhile.
+/// One leaf cannot be read. A write-through volume keeps working without the cache and reports
+/// that. The fault is temporary: when the set is reopened, the leaf is readable, and its stale
+/// copies must not hide what was written meanwhile.
 #[test]
 fn an_unreadable_leaf_is_no_reason_to_fail_and_its_copies_never_come_back() {
     for first in changes() {
@@ -107,9 +109,9 @@ fn an_unreadable_leaf_is_no_reason_to_fail_and_its_copies_never_come_back() {
     }
 }
 
-/// While a volume leaves the cache because of one leaf, others write to it where the leaves are sound, in mode
-/// write-back. Either they were first, then it has dirty data and stays; or it leaves, and they go past the cache. No
-/// write that was acknowledged may be lost between the two.
+/// While a volume leaves the cache because of one leaf, clients write to it in writeback mode where
+/// the leaves are sound. If they are first, the volume has dirty data and stays; otherwise it
+/// leaves, and they bypass the cache. No acknowledged write may be lost in between.
 #[test]
 fn nobody_makes_dirty_data_in_a_cache_that_the_volume_is_leaving() {
     let (mut left, mut stayed) = (0, 0);
@@ -162,7 +164,8 @@ fn nobody_makes_dirty_data_in_a_cache_that_the_volume_is_leaving() {
     assert!(left > 0 && stayed > 0, "left {left}, stayed {stayed}");
 }
 
-/// A damaged leaf that was met while the set was served stood nowhere: requests failed, and `status` had nothing to say.
+/// A damaged leaf found while the set is served is reported. It used to be reported nowhere:
+/// requests failed, and `status` did not say why.
 #[test]
 fn a_node_that_cannot_be_read_is_named_until_it_can_be() {
     let mut rig = Rig::new(SIZES, 1);
@@ -189,7 +192,7 @@ fn a_node_that_cannot_be_read_is_named_until_it_can_be() {
         assert!(covered.volume == volume && (covered.start..covered.end).contains(&sector), "{covered:?}");
         assert!(covered.end - covered.start < READS, "one leaf of several: {covered:?}");
 
-        // What the neighbours say of their ends agrees with what it said of its own. (The last leaf is in memory.)
+        // The ranges reported for its neighbours match its own. (The last leaf is in memory.)
         for neighbour in [covered.start - 1, covered.end, 0] {
             assert!(read(neighbour).await.result.is_err());
         }
@@ -205,9 +208,10 @@ fn a_node_that_cannot_be_read_is_named_until_it_can_be() {
     });
 }
 
-/// Write-back had turned everything clean, but the cache device took no more writes, so the journal never heard of it, and
-/// the volume went on without the cache. At the next start it has a new number; under the old one all of it was dirty
-/// again, and kept its buckets for ever.
+/// Write-back had made everything clean, but the cache device failed all writes, so the journal did
+/// not record it, and the volume continued without the cache. At the next start the volume has a
+/// new inode. Under the old one, all of the data used to be dirty again and kept its buckets
+/// forever.
 #[test]
 fn what_is_dirty_of_a_volume_that_is_no_more_gives_its_buckets_back() {
     const SECTORS: usize = 1600;

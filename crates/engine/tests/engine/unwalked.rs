@@ -1,5 +1,5 @@
-//! A set that has a reserve is served before its tree has been walked, also after a crash in the middle of that; and nothing is
-//! taken from what nobody has counted.
+//! A set with a reserve is served before its tree has been walked, also after a crash during the
+//! walk. No bucket is reused before it has been counted.
 
 use crate::memory::{Mishap, World};
 use crate::rig::{BACKING, CACHE, Rig, Sizes, ask, bytes, open, run, write};
@@ -16,7 +16,7 @@ const BUCKET: u64 = 16;
 pub const SIZES: Sizes = Sizes { block: 1, bucket: 16, buckets: 2400, backing: 200_000 };
 /// Enough for two starts, not for three.
 pub const RESERVE: u64 = 100;
-/// Extents that are dirty, none beside another: keys for several leaves.
+/// Number of dirty extents, none adjacent to another: keys for several leaves.
 pub const EXTENTS: u64 = 20_000;
 
 pub fn options() -> Options {
@@ -45,7 +45,7 @@ fn crashed(seed: u64) -> Rig {
         while set.status().buckets_reserved < RESERVE {
             env.sleep(Duration::from_millis(10)).await;
         }
-        // All leaves are written, and a replay has to do with the first only.
+        // All leaves are written, and a replay affects only the first.
         env.sleep(Duration::from_secs(40)).await;
         ask(&set, volume, write(0, 1, byte_of(0))).await;
         ask(&set, volume, Request::Flush).await;
@@ -54,7 +54,7 @@ fn crashed(seed: u64) -> Rig {
     rig
 }
 
-/// First sectors of what looks like a node.
+/// First sectors of everything that looks like a node.
 pub fn nodes(world: &World) -> BTreeSet<u64> {
     let magic = SetMagic::of(Uuid([1; 16])).bset().to_le_bytes();
     let mut sector = [0; 512];
@@ -67,7 +67,7 @@ pub fn nodes(world: &World) -> BTreeSet<u64> {
         .collect()
 }
 
-/// How many buckets hold a stamp.
+/// The buckets that hold a stamp.
 fn stamps(world: &World) -> Vec<u64> {
     let magic = SetMagic::of(Uuid([1; 16]));
     let mut sector = [0; 512];
@@ -79,18 +79,19 @@ fn stamps(world: &World) -> Vec<u64> {
         .collect()
 }
 
-/// What nodes can be read, from an opening on.
+/// How nodes can be read after the opening.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Nodes {
     /// Slowly.
     Slowly,
     /// Not at all.
     Held,
-    /// As they are asked for.
+    /// At full speed.
     Freely,
 }
 
-/// Nodes are read slowly, so that an opening ends long before the walk, and as what is returned says from then on.
+/// Slows down reads of nodes, so that an opening ends long before the walk. The returned cell
+/// changes the pace later.
 pub fn slow_down(rig: &Rig) -> Rc<Cell<Nodes>> {
     const POLLS: u32 = 20;
     let (pace, nodes) = (Rc::new(Cell::new(Nodes::Slowly)), nodes(&rig.world.borrow()));
@@ -141,7 +142,7 @@ fn requests_are_served_before_the_tree_has_been_walked() {
     });
 }
 
-/// Counting twice, or not at all, what is written where the walk has been, or has not.
+/// Data that is written during the walk, before or behind it, is counted exactly once.
 #[test]
 fn what_changes_beside_the_walk_is_counted_once() {
     for seed in 0..8 {
@@ -165,7 +166,7 @@ fn what_changes_beside_the_walk_is_counted_once() {
             let counted = set.counted().expect("it has been walked");
             set.assert_invariants();
             set.stop().await.expect("it stops");
-            // Who walks first counts the same.
+            // A start that walks first counts the same.
             let (again, volume) =
                 open(env.clone(), Options { reserve: Some(0), ..options() }).await.expect("it opens");
             again.walked().await.expect("it is walked");
@@ -178,8 +179,8 @@ fn what_changes_beside_the_walk_is_counted_once() {
     }
 }
 
-/// Half of the reserve stays for the next start. When there is too little of it the tree is walked first, and the reserve is
-/// filled up again.
+/// Half of the reserve is kept for the next start. When too little is left, the tree is walked
+/// first, and the reserve is refilled.
 #[test]
 fn a_crash_before_the_end_of_the_walk_leaves_a_reserve_for_the_next_start() {
     let mut rig = crashed(2);
@@ -208,7 +209,7 @@ fn a_crash_before_the_end_of_the_walk_leaves_a_reserve_for_the_next_start() {
     }
 }
 
-/// Somebody has used the buckets, and no chain of priorities says so.
+/// The buckets have been used, and no chain of priorities records that.
 #[test]
 fn a_bucket_without_its_stamp_is_not_taken_for_free() {
     let mut rig = crashed(3);
@@ -224,7 +225,8 @@ fn a_bucket_without_its_stamp_is_not_taken_for_free() {
     });
 }
 
-/// No more than the reserve is used; the rest goes past the cache, and nothing that is not known is taken.
+/// No more than the reserve is used; further data goes past the cache, and no bucket of unknown
+/// state is taken.
 #[test]
 fn data_beyond_the_reserve_goes_past_the_cache_until_the_walk_has_ended() {
     let mut rig = crashed(4);
@@ -252,7 +254,8 @@ fn data_beyond_the_reserve_goes_past_the_cache_until_the_walk_has_ended() {
     });
 }
 
-/// How much is dirty is not known: a detach would have said that nothing was, and a superblock that the data is all there.
+/// The amount of dirty data is not yet known: a detach would have reported that none was left, and
+/// the superblock that all data is on the device.
 #[test]
 fn who_must_know_what_is_dirty_waits_for_the_walk() {
     let mut rig = crashed(5);
@@ -284,8 +287,8 @@ fn who_must_know_what_is_dirty_waits_for_the_walk() {
     });
 }
 
-/// The walk stands at a leaf that cannot be read. A flush and a detach of any volume waited for it for ever, and requests went past the
-/// cache meanwhile.
+/// The walk is stuck at an unreadable leaf. A flush or a detach of any volume used to wait for it
+/// forever, and requests bypassed the cache meanwhile.
 #[test]
 fn who_must_know_what_is_dirty_is_told_of_a_leaf_that_cannot_be_read() {
     let mut rig = crashed(9);
@@ -319,7 +322,8 @@ fn who_must_know_what_is_dirty_is_told_of_a_leaf_that_cannot_be_read() {
     });
 }
 
-/// Nothing new entered the cache while a detach waited for the walk, which can take a minute.
+/// The cache stays in use while a detach waits for the walk, which can take a minute. New data used
+/// to bypass it.
 #[test]
 fn requests_use_the_cache_while_a_detach_waits_for_the_walk() {
     let mut rig = crashed(10);
@@ -346,7 +350,7 @@ fn requests_use_the_cache_while_a_detach_waits_for_the_walk() {
     });
 }
 
-/// A stop in order does not wait for the walk, and leaves what it found.
+/// An orderly stop does not wait for the walk, and leaves everything as it was.
 #[test]
 fn a_stop_ends_the_walk() {
     let mut rig = crashed(6);
@@ -361,7 +365,7 @@ fn a_stop_ends_the_walk() {
             told.set(true);
         });
         env.sleep(Duration::from_millis(300)).await;
-        // A node that is being read is waited for, as everything that is under way.
+        // The stop waits for a node that is being read, as for everything in flight.
         pace.set(Nodes::Freely);
         env.sleep(Duration::from_secs(1)).await;
         assert!(stopped.get());
@@ -373,7 +377,8 @@ fn a_stop_ends_the_walk() {
     });
 }
 
-/// A leaf that can never be read ends no walk. Who must have a bucket waited for that for ever, and a stop for him.
+/// A permanently unreadable leaf keeps the walk from ending. Writers that needed a bucket used to
+/// wait for that forever, and a stop waited for them.
 #[test]
 fn nobody_waits_for_ever_for_a_walk_that_cannot_end() {
     let mut rig = crashed(7);
@@ -385,7 +390,7 @@ fn nobody_waits_for_ever_for_a_walk_that_cannot_end() {
             .expect("it opens");
         pace.set(Nodes::Held);
         let nodes = nodes(&world.borrow());
-        // What is under way ends; what has not been read cannot be.
+        // Reads in flight complete; nodes that have not been read cannot be.
         world.borrow_mut().fate = Some(Box::new(move |disk: DiskId, op: &Op| match op {
             Op::Read { sector, .. } if disk == CACHE && nodes.contains(sector) => Some(Mishap::Fails),
             _ => None,
@@ -393,7 +398,7 @@ fn nobody_waits_for_ever_for_a_walk_that_cannot_end() {
         for number in 0..5_000 {
             let _refused = set.serve(volume, write(number % 500, 1, 9)).await;
         }
-        // Now leaves that have been read are rewritten, until there are no more buckets for it.
+        // Now leaves that have been read are rewritten, until no buckets are left for that.
         for number in 0..4_000 {
             if set.failure().is_none() {
                 let _refused = set.serve(volume, Request::Discard { sector: 2 * number, sectors: 1 }).await;
@@ -402,12 +407,12 @@ fn nobody_waits_for_ever_for_a_walk_that_cannot_end() {
         }
         assert!(matches!(set.failure(), Some(Error::Io { doing: Doing::Node, .. })), "{:?}", set.failure());
         assert!(set.status().walked_percent < 100);
-        // It ends, whatever it returns.
+        // It completes, whatever it returns.
         let _ = set.stop().await;
     });
 }
 
-/// How much is dirty of it was not known yet, so nobody looked.
+/// The amount of its dirty data was not known yet, so this was not checked.
 #[test]
 fn a_device_that_ends_before_its_dirty_data_is_refused_before_the_walk_too() {
     let mut rig = crashed(8);

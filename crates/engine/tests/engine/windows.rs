@@ -1,4 +1,4 @@
-//! What was counted of late: by the clock that the engine is given, for a set and for its volumes alike.
+//! Statistics of recent time windows, by the engine's clock, for a set and for its volumes alike.
 
 use crate::rig::{Rig, Sizes, ask, open, run, write};
 use bcached_engine::{Counted, Options, Request, Window};
@@ -12,7 +12,7 @@ fn ticks(count: u64) -> Duration {
     Duration::from_nanos((count * 300_000_000_000).div_ceil(22))
 }
 
-/// A hundred reads, of which the first alone misses; then nothing but time passes.
+/// One read misses and 300 hit; then only time passes.
 #[test]
 fn windows_forget_what_the_total_keeps() {
     run(&mut Rig::new(SIZES, 1), |env| async move {

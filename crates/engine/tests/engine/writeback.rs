@@ -1,5 +1,5 @@
-//! Write-back and its failures: nothing is held for ever, the rest goes on, and somebody is told. And what the counters
-//! count.
+//! Write-back and its failures: nothing is held forever, the rest proceeds, and the failure is
+//! reported. Also what the counters count.
 
 use crate::memory::Mishap;
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, in_flight, open, run, write};
@@ -46,8 +46,9 @@ fn dirty_rig() -> Rig {
     rig
 }
 
-/// While write-back gathers a batch, the second leaf cannot be read, once. The keys from the first leaf stayed claimed
-/// for ever: they were never written back, and a discard of their range never ended.
+/// While write-back gathers a batch, the second leaf fails to be read, once. The keys from the
+/// first leaf used to stay claimed forever: they were never written back, and a discard of their
+/// range never completed.
 #[test]
 fn a_leaf_that_cannot_be_read_once_holds_nobody_up() {
     let mut rig = dirty_rig();
@@ -77,8 +78,8 @@ fn a_leaf_that_cannot_be_read_once_holds_nobody_up() {
     });
 }
 
-/// One leaf can never be read. All other dirty data is written back all the same, and the volume's status says where
-/// dirty data stands still, and why.
+/// One leaf is permanently unreadable. All other dirty data is still written back, and the volume's
+/// status reports where dirty data is stuck, and why.
 #[test]
 fn a_leaf_that_can_never_be_read_is_passed_by_and_named() {
     let mut rig = dirty_rig();
@@ -110,7 +111,8 @@ fn a_leaf_that_can_never_be_read_is_passed_by_and_named() {
     });
 }
 
-/// A part of the backing device cannot be written. Write-back stood still without a word.
+/// A part of the backing device cannot be written, and the status names it. Write-back used to
+/// stall without a report.
 #[test]
 fn a_backing_device_that_refuses_a_range_is_named() {
     let mut rig = Rig::new(SIZES, 1);
@@ -144,8 +146,8 @@ fn a_backing_device_that_refuses_a_range_is_named() {
     });
 }
 
-/// Data is written anew while it is on its way to the backing device: nothing of it turns clean, and that is what the kernel
-/// calls failed.
+/// Data is overwritten while it is being written back: none of it becomes clean, which the kernel
+/// counts as failed.
 #[test]
 fn what_is_overtaken_by_a_write_is_counted_apart() {
     let mut rig = Rig::new(SIZES, 1);
@@ -176,14 +178,14 @@ fn what_is_overtaken_by_a_write_is_counted_apart() {
     });
 }
 
-/// A place of the backing device that could not be written can be again. That ends what the status says of it, though there
-/// is dirty data elsewhere all the time.
+/// A sector of the backing device that could not be written works again. Its report in the status
+/// ends, although other data is dirty all the time.
 #[test]
 fn a_place_that_is_mended_is_not_named_any_more_while_others_are_dirty() {
     let mut rig = Rig::new(SIZES, 1);
     let world = Rc::clone(&rig.world);
     run(&mut rig, move |env| async move {
-        // At the least rate a batch takes one of these writes a second.
+        // At the minimum rate a batch takes one of these writes a second.
         let options =
             Options { volume: VolumeOptions { writeback_running: true, ..options().volume }, ..options() };
         let (set, volume) = open(env.clone(), options).await.expect("sound");
@@ -196,7 +198,7 @@ fn a_place_that_is_mended_is_not_named_any_more_while_others_are_dirty() {
         assert!(set.volumes()[0].writeback_trouble.is_some(), "it stands still");
         world.borrow_mut().fate = None;
         for number in 0..100 {
-            // Downwards, so that write-back comes round; faster than it writes.
+            // In falling order, so that write-back comes round; faster than it writes.
             ask(&set, volume, write(100_000 - 16 * number, 8, 1)).await;
             env.sleep(Duration::from_millis(100)).await;
         }
@@ -205,8 +207,9 @@ fn a_place_that_is_mended_is_not_named_any_more_while_others_are_dirty() {
     });
 }
 
-/// Everything has been written back, and the superblock of the backing device takes no *clean*. That was tried again and
-/// again without a word. Afterwards the device counts what it has done well since.
+/// Everything has been written back, but the backing device's superblock cannot be marked *clean*.
+/// That used to be retried without a report. Afterwards the device's successes since the error are
+/// counted.
 #[test]
 fn a_backing_device_that_cannot_be_marked_clean_is_named() {
     let mut rig = Rig::new(SIZES, 1);
@@ -244,8 +247,9 @@ fn a_backing_device_that_cannot_be_marked_clean_is_named() {
     });
 }
 
-/// Neither the cache nor the backing device takes a large write. It fails, and the space that it had taken in the cache
-/// comes back: it did not, and after enough failures every write waited for space for ever.
+/// Both the cache and the backing device refuse a large write. It fails, and its space in the cache
+/// is released. The space used to leak, and after enough failures every write waited for space
+/// forever.
 #[test]
 fn a_write_that_nobody_takes_gives_its_space_back() {
     let mut rig = Rig::new(SIZES, 1);
@@ -266,8 +270,8 @@ fn a_write_that_nobody_takes_gives_its_space_back() {
     });
 }
 
-/// Writes around the cache were counted as one byte each; and the reads that the engine does for itself, to make a part of
-/// a block whole, as a client's.
+/// Writes around the cache used to be counted as one byte each, and reads that the engine issues
+/// itself, to complete a partial block, as a client's.
 #[test]
 fn counters_count_what_they_say() {
     let sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 200_000 };
@@ -288,9 +292,10 @@ fn counters_count_what_they_say() {
     });
 }
 
-/// Data was being written back when its range was written again and the cache refused the new data, which so had to go to
-/// the backing device. The old data turned clean meanwhile: after a crash it was read until its bucket was reused, and then
-/// the sector changed its value without a write.
+/// Data was being written back when its range was written again. The cache refused the new data,
+/// which therefore had to go to the backing device. Meanwhile the old data became clean. After a
+/// crash it used to be served until its bucket was reused, and then the sector changed its contents
+/// without a write.
 #[test]
 fn what_turns_clean_during_a_write_past_the_cache_does_not_hide_it() {
     const OLD: u8 = 1;
@@ -322,7 +327,7 @@ fn what_turns_clean_during_a_write_past_the_cache_does_not_hide_it() {
                 None
             }
             Op::Write { payload, .. } if disk == CACHE && is_of(payload, NEW) => Some(Mishap::Fails),
-            // The process dies before the flush that would let it make the old key void.
+            // The process dies before the flush after which it could invalidate the old key.
             Op::Flush if disk == BACKING && has_landed.get() => Some(Mishap::Waits),
             _ => None,
         }));

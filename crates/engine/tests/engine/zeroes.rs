@@ -1,4 +1,5 @@
-//! Zeroings: what they write, and where; what becomes of devices that cannot make zeroes; who has to wait.
+//! Zeroing requests: what they write and where, how devices that cannot zero are handled, and which
+//! requests have to wait.
 
 use crate::memory::{Mishap, World};
 use crate::rig::{BACKING, CACHE, DATA_OFFSET, Rig, Sizes, ask, bytes, open, run, write};
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 const SIZES: Sizes = Sizes { block: 8, bucket: 128, buckets: 600, backing: 100_000 };
 
-/// What a backing device was asked for that changes its data.
+/// An operation on a backing device that changes its data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Change {
     Write { sector: u64, sectors: u64 },
@@ -25,7 +26,7 @@ fn options() -> Options {
     Options { volume, parked_delay: Duration::from_millis(2), ..Options::default() }
 }
 
-/// Sectors of the volume.
+/// The change that an operation makes, in sectors of the volume.
 fn change_of(op: &Op) -> Option<Change> {
     let of_volume = |sector: &u64| sector.checked_sub(DATA_OFFSET);
     match op {
@@ -39,13 +40,13 @@ fn change_of(op: &Op) -> Option<Change> {
     }
 }
 
-/// Notes what changes the backing device's data; `mishap` says what becomes of it.
+/// Records the changes of the backing device's data; `mishap` decides how they end.
 fn noted(world: &RefCell<World>, mut mishap: impl FnMut(DiskId, &Op) -> Option<Mishap> + 'static) -> Changes {
     let changes = Changes::default();
     let seen = Rc::clone(&changes);
     world.borrow_mut().fate = Some(Box::new(move |disk, op| {
         let mishap = mishap(disk, op);
-        // What waits is asked about again.
+        // A waiting operation is passed in again later.
         if disk == BACKING && mishap != Some(Mishap::Waits) {
             seen.borrow_mut().extend(change_of(op));
         }
@@ -58,7 +59,8 @@ fn zeroes(sector: u64, sectors: u64, may_unmap: bool) -> Request {
     Request::WriteZeroes { sector, sectors, fua: false, may_unmap }
 }
 
-/// Runs `script` on a new set with a volume that holds 64 sectors of 1 at 0, dirty, and 64 of 2 at 1000, cached clean.
+/// Runs `script` on a new set with a volume that holds 64 sectors of 1 at 0, dirty, and 64 of 2 at
+/// 1000, cached clean.
 fn on_filled_set<F: Future<Output = ()> + 'static>(
     script: impl FnOnce(Env, Rc<RefCell<World>>, CacheSet, VolumeId) -> F + 'static,
 ) {
@@ -79,7 +81,8 @@ fn on_filled_set<F: Future<Output = ()> + 'static>(
     });
 }
 
-/// Trimming a file system filled the disk that it was on: each hole became zeroes, dirty first and written back later.
+/// A zeroing request that may unmap writes no data anywhere. Trimming a file system used to fill
+/// its disk: each hole became zeroes, first dirty and later written back.
 #[test]
 fn a_zeroing_that_may_unmap_writes_no_data_anywhere() {
     for place in [0, 1000, 5000] {
@@ -96,7 +99,8 @@ fn a_zeroing_that_may_unmap_writes_no_data_anywhere() {
     }
 }
 
-/// Of a part of a block the same holds, unless the block is dirty: then its zeroes lie in the cache, as the rest of it does.
+/// The same holds for a part of a block, unless the block is dirty: then its zeroes are in the
+/// cache, like the rest of it.
 #[test]
 fn a_part_of_a_block_is_zeroed_where_the_block_is() {
     for (place, is_dirty) in [(0, true), (1000, false), (5000, false)] {
@@ -114,7 +118,8 @@ fn a_part_of_a_block_is_zeroed_where_the_block_is() {
     }
 }
 
-/// What may not be given up below is zeroed there too, and is data where the cache holds dirty data only.
+/// Zeroes without permission to unmap are made on the backing device as well. They are data in the
+/// cache only where the cache holds dirty data.
 #[test]
 fn a_zeroing_that_keeps_its_space_is_data_over_dirty_data_alone() {
     on_filled_set(|_, world, set, volume| async move {
@@ -131,7 +136,8 @@ fn a_zeroing_that_keeps_its_space_is_data_over_dirty_data_alone() {
     });
 }
 
-/// A volume without its cache was written zeroes to, though its disk could be told to make them.
+/// Without a cache, the disk is told to zero the range. The volume used to write zeroes although
+/// its disk supports that.
 #[test]
 fn a_volume_without_a_cache_has_its_disk_make_zeroes() {
     on_filled_set(|_, world, set, volume| async move {
@@ -146,8 +152,8 @@ fn a_volume_without_a_cache_has_its_disk_make_zeroes() {
     });
 }
 
-/// Whether a file system takes holes is known once it has been asked. One that does not is asked to make zeroes, and
-/// written to if it does not either.
+/// Whether a file system supports holes is known only after trying. One that does not is told to
+/// zero the range, and if that fails too, zeroes are written.
 #[test]
 fn a_device_that_refuses_to_make_zeroes_is_asked_otherwise() {
     for place in [0, 1000, 5000] {
@@ -164,7 +170,8 @@ fn a_device_that_refuses_to_make_zeroes_is_asked_otherwise() {
     }
 }
 
-/// The disk takes zeroes as data only, and has not taken them all: what is done can be used, and is told.
+/// The disk accepts zeroes only as data, and has not accepted all of them yet: the finished part is
+/// usable, and is reported.
 #[test]
 fn zeroes_are_written_in_pieces_between_which_others_have_their_turn() {
     const PIECE: u64 = 16_384;
@@ -203,7 +210,8 @@ fn zeroes_are_written_in_pieces_between_which_others_have_their_turn() {
     });
 }
 
-/// Between the zeroes below and the hole over dirty data lies a flush: nobody finds what was below the dirty data.
+/// A flush lies between zeroing the device and the hole over dirty data: no read finds what was
+/// below the dirty data.
 #[test]
 fn dirty_data_gives_way_to_zeroes_that_are_durable() {
     on_filled_set(|_, world, set, volume| async move {
@@ -227,7 +235,7 @@ fn dirty_data_gives_way_to_zeroes_that_are_durable() {
     });
 }
 
-/// What the journal takes when `request` makes void what is cached at 0.
+/// Bytes that the journal writes when `request` invalidates what is cached at 0.
 fn journalled(request: impl Fn() -> Request + 'static) -> u64 {
     let mut rig = Rig::new(Sizes { block: 1, bucket: 128, buckets: 600, backing: 1_000_000 }, 1);
     let world = Rc::clone(&rig.world);
@@ -244,7 +252,8 @@ fn journalled(request: impl Fn() -> Request + 'static) -> u64 {
     })
 }
 
-/// A hole of at most 16 MiB at a time was made over all of the range.
+/// The cost depends on what is cached there. A hole used to be made over the whole range, in pieces
+/// of at most 16 MiB.
 #[test]
 fn a_discard_and_a_zeroing_cost_what_is_cached_there_and_not_their_length() {
     let discards = [

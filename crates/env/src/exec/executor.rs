@@ -17,19 +17,21 @@ use core::future::Future;
 use core::task::{Context, Waker};
 use slab::Slab;
 
-/// Polls, and as many ends, between two looks at the driver, so that completions are collected under load too.
+/// Number of polls, and separately of listener calls, between two checks of the driver, so that
+/// completions are collected under load, too.
 const POLLS_PER_TURN: usize = 256;
-/// Events that a look at the driver brings without asking for memory.
+/// Events that a check of the driver returns without an allocation.
 const EVENTS_ROOM: usize = 1024;
-/// CPU time charged between two looks at the driver, in nanoseconds, beyond which the next comes at once: what nobody may be kept
-/// waiting for.
+/// CPU time charged between two checks of the driver, in nanoseconds, beyond which the next check
+/// follows at once: the longest time that any client may be kept waiting.
 const TURN_NS_MAX: u64 = 200_000;
 
-/// What runs next of what is ready: tasks, and ends of operations that somebody is to be told of.
+/// Which runs next of what is ready: tasks, and completions that a listener is to be told of.
 #[derive(Clone, Debug)]
 pub enum Order {
-    /// An end and a task in turns: ends as they came; tasks by number, each ready one once a round, new ones first in the order of their
-    /// beginning; of those that breathe one a turn, after them.
+    /// Completions and tasks alternate. Completions run in order of arrival. Tasks run by number,
+    /// each ready one once per round, new ones first in the order in which they were spawned. After
+    /// them, one breathing task per turn.
     Fifo,
     /// A random one, whether it breathes or not; the simulator's choice.
     Seeded(Rng),
@@ -38,35 +40,35 @@ pub enum Order {
 /// Why a run ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// What was waited for has happened.
+    /// The awaited condition holds.
     Done,
-    /// The driver said [`Event::Halt`].
+    /// The driver reported [`Event::Halt`].
     Halted,
 }
 
-/// Runs tasks; the only owner of them.
+/// Runs tasks, and is their only owner.
 pub struct Executor {
     env: Env,
     tasks: Slab<Task>,
     wakers: Vec<Waker>,
     set: Arc<ReadySet>,
     ready: VecDeque<usize>,
-    /// Tasks that breathe, in order of time. However many they are, who has an answer waits for one of them at most: each
-    /// turn polls one.
+    /// Tasks that breathe, in order of time. However many there are, a task whose operation has
+    /// completed waits for at most one of them: each turn polls one.
     breathing: VecDeque<usize>,
-    /// Ends that whoever listens for them has not been told of, and where they are kept.
+    /// Completions that their listeners have not been told of, and where the listeners are kept.
     untold: VecDeque<(usize, Completion)>,
-    /// Ends that were told of since the driver was looked at, as they were found.
+    /// Completions passed to listeners as they were found, since the driver was last checked.
     ends: usize,
-    /// An end was told of last, so that it is a task's turn.
+    /// The last item run was a completion, so it is a task's turn.
     end_was_last: bool,
     order: Order,
-    /// CPU time charged since the driver was looked at, in nanoseconds.
+    /// CPU time charged since the driver was last checked, in nanoseconds.
     turn_ns: u64,
 }
 
 impl Executor {
-    /// An executor over `driver`. `seed` feeds [`Env::random`].
+    /// Creates an executor over `driver`. `seed` feeds [`Env::random`].
     #[must_use]
     pub fn new(driver: Box<dyn Driver>, order: Order, seed: u64) -> Self {
         let core = Core {
@@ -104,7 +106,8 @@ impl Executor {
         }
     }
 
-    /// Lets tasks breathe wherever they can, however little they have done: the simulator's choice, whose nodes are small.
+    /// Lets tasks breathe wherever they can, however little they have done: the simulator's choice,
+    /// whose nodes are small.
     #[must_use]
     pub fn out_of_breath(self) -> Self {
         self.env.core.breath_ns.set(1);
@@ -112,13 +115,14 @@ impl Executor {
         self
     }
 
-    /// The world, for flows to keep.
+    /// Returns the world, for flows to keep.
     #[must_use]
     pub fn env(&self) -> Env {
         self.env.clone()
     }
 
-    /// Runs until `future` has ended; `None` if the world halted first. Other tasks run meanwhile and stay alive.
+    /// Runs until `future` has ended; `None` if the world halted first. Other tasks run meanwhile
+    /// and stay alive.
     pub fn block_on<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> Option<T> {
         let result = Rc::new(RefCell::new(None));
         let place = Rc::clone(&result);
@@ -134,7 +138,8 @@ impl Executor {
         }
     }
 
-    /// Runs until `done` says so (asked before every wait and every few polls) or the world halts.
+    /// Runs until `done` returns true (called before every wait and every few polls) or the world
+    /// halts.
     pub fn run_until(&mut self, mut done: impl FnMut() -> bool) -> Outcome {
         let mut events = Vec::with_capacity(EVENTS_ROOM);
         loop {
@@ -146,7 +151,7 @@ impl Executor {
                 return Outcome::Done;
             }
             let is_idle = is_idle || !self.has_ready();
-            // None comes or goes before it is looked at again.
+            // No timer is added or removed before this value is used again.
             let timer = self.next_timer();
             let until = if is_idle { timer } else { Some(self.env.core.clock()) };
             self.env.core.driver.borrow_mut().wait(until, &mut events);
@@ -165,13 +170,14 @@ impl Executor {
         }
     }
 
-    /// An operation has ended by `now`. Who waits for it is woken, and who listens is told at once, if others have left the time for that.
+    /// Handles a completion found at `now`. Wakes the task that waits for it, or calls its listener
+    /// at once if other completions have left the time for that.
     #[inline]
     fn take_in(&mut self, completion: Completion, now: Time) {
         match Kept::of(completion.token) {
             Kept::Awaited(place) => Slot::complete(&self.env.core, place, completion),
             Kept::Listened(place) => {
-                // Half of the time is for tasks.
+                // Half of the time is reserved for tasks.
                 let has_time = self.turn_ns < TURN_NS_MAX / 2 && self.ends < POLLS_PER_TURN;
                 if has_time && self.untold.is_empty() && matches!(self.order, Order::Fifo) {
                     self.ends += 1;
@@ -183,7 +189,7 @@ impl Executor {
         }
     }
 
-    /// Tells who listens.
+    /// Calls the listener.
     #[inline]
     fn tell(&mut self, place: usize, completion: Completion, now: Option<Time>) {
         let core = &self.env.core;
@@ -192,7 +198,8 @@ impl Executor {
         self.turn_ns += core.end_piece();
     }
 
-    /// Does what is ready, until it is time for a look at the driver; false if nothing is ready any more.
+    /// Runs what is ready until the driver must be checked again; returns false if nothing is ready
+    /// any more.
     fn turn(&mut self) -> bool {
         let mut polls = 0;
         while polls < POLLS_PER_TURN && self.turn_ns < TURN_NS_MAX {
@@ -213,7 +220,7 @@ impl Executor {
         self.env.core.timers.borrow().first_key_value().map(|((time, _), _)| *time)
     }
 
-    /// Wakes those whose time has come by `now`.
+    /// Wakes the timers that are due by `now`.
     fn fire_timers(&self, now: Time) {
         let mut timers = self.env.core.timers.borrow_mut();
         while let Some(first) = timers.first_entry() {
@@ -224,7 +231,7 @@ impl Executor {
         }
     }
 
-    /// Collects what is ready: what has been spawned, and what has been woken.
+    /// Collects what is ready: spawned tasks and woken ones.
     #[inline]
     fn gather(&mut self) {
         if !self.env.core.spawned.borrow().is_empty() {
@@ -233,8 +240,8 @@ impl Executor {
         self.set.drain(&mut self.ready);
     }
 
-    /// Turns spawned futures into tasks, as far as there is room. They begin in the order in which they were spawned: what follows each
-    /// other on a device should stay so.
+    /// Turns spawned futures into tasks, as far as there is room. They begin in the order in which
+    /// they were spawned: sequential accesses to a device should stay sequential.
     fn admit(&mut self) {
         while self.tasks.len() < TASKS_MAX {
             let Some(task) = self.env.core.spawned.borrow_mut().pop_front() else { return };
@@ -246,7 +253,7 @@ impl Executor {
         }
     }
 
-    /// Runs what comes next; false if nothing is ready.
+    /// Runs the next item; returns false if nothing is ready.
     fn run_one(&mut self) -> bool {
         match &self.order {
             Order::Fifo => self.run_first(),
@@ -254,7 +261,7 @@ impl Executor {
         }
     }
 
-    /// Ends and tasks take turns, so that neither keeps the others waiting.
+    /// Completions and tasks alternate, so neither keeps the other waiting.
     fn run_first(&mut self) -> bool {
         if self.ready.is_empty() {
             self.gather();
@@ -288,8 +295,9 @@ impl Executor {
     }
 
     fn poll(&mut self, index: usize) {
-        // A waker may outlive its task: its bit then names nobody, or a newer task that is polled once too often. So does a breath of
-        // which one of several joined futures woke the task.
+        // A waker may outlive its task: its bit then refers to no task, or to a newer one that is
+        // polled once too often. The same holds for a task that breathes and was also woken by one
+        // of several joined futures.
         let Some(task) = self.tasks.get_mut(index) else { return };
         while self.wakers.len() <= index {
             let task = self.wakers.len();
@@ -304,7 +312,8 @@ impl Executor {
         self.turn_ns += core.end_piece();
         if self.env.core.is_breathing.replace(false) {
             match self.order {
-                // One of several joined futures may have been woken, and breathes again: it is still one task.
+                // One of several joined futures may have been woken, and breathes again: it is
+                // still one task.
                 Order::Fifo if self.breathing.contains(&index) => {}
                 Order::Fifo => self.breathing.push_back(index),
                 Order::Seeded(_) => self.set.set(index),
@@ -320,7 +329,8 @@ impl Drop for Executor {
         self.untold.clear();
         self.env.core.spawned.borrow_mut().clear();
         drop(core::mem::take(&mut *self.env.core.timers.borrow_mut()));
-        // Who listens may hold what looks at the operations as it goes: nothing of them is borrowed by then.
+        // A listener may hold values that look at the operations when dropped, so nothing is
+        // borrowed by then.
         let listened = core::mem::take(&mut *self.env.core.listened.borrow_mut());
         drop(listened);
     }

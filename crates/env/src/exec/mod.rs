@@ -1,9 +1,11 @@
-//! A single-threaded executor over a [`Driver`]. Production drains ready tasks in order; simulation picks the next one
-//! by seed. Tasks are never dropped before they end, except when the world halts.
+//! A single-threaded executor over a [`Driver`]. Production runs ready tasks in order; simulation
+//! picks the next one by seed. Tasks are never dropped before they end, except when the world
+//! halts.
 //!
-//! Liveness: a task sleeps only on an operation, a timer or a notification of `sync`. Each holds its waker; a waker
-//! sets the task's bit in the ready set; the run loop polls every task whose bit is set before it waits on the driver. Of an
-//! operation that no task waits for somebody is told instead ([`Listener`](crate::Listener)), before the driver is waited on again, too.
+//! Liveness: a task sleeps only on an operation, a timer or a notification of `sync`. Each holds
+//! the task's waker; a waker sets the task's bit in the ready set; the run loop polls every task
+//! whose bit is set before it waits on the driver. An operation that no task waits for notifies a
+//! [`Listener`](crate::Listener) instead, also before the driver is waited on again.
 
 mod executor;
 mod ready;
@@ -26,11 +28,13 @@ use slab::Slab;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Tasks alive at once; further ones wait in a queue until one ends. Whoever waits for a task that he has started must know that it
-/// is let in: all that may be in flight together stays below this (the engine's `request` module counts it).
+/// Maximum number of live tasks; further ones wait in a queue until one ends. A task that waits for
+/// a task it has started must know that the new one is admitted: everything that may be in flight
+/// together stays below this (the engine's `request` module counts it).
 pub const TASKS_MAX: usize = 8192;
 
-/// Is ready when it is polled for the second time. The first time it calls `arrange`, which sees to that there is another.
+/// Is ready when polled for the second time. The first time it calls `arrange`, which ensures that
+/// there is a second.
 async fn pending_once(arrange: impl FnOnce(&mut Context<'_>)) {
     let mut arrange = Some(arrange);
     core::future::poll_fn(|context| match arrange.take() {
@@ -47,31 +51,33 @@ pub(crate) struct Core {
     pub(crate) driver: RefCell<Box<dyn Driver>>,
     pub(crate) operations: RefCell<Slab<Operation>>,
     pub(crate) listened: RefCell<Slab<Listened>>,
-    /// How each device that has ever failed has fared.
+    /// Error history of each device that has ever failed.
     pub(crate) errors: RefCell<BTreeMap<DiskId, Errors>>,
     timers: RefCell<BTreeMap<(Time, u64), Waker>>,
     timer_count: Cell<u64>,
     spawned: RefCell<VecDeque<Task>>,
     rng: RefCell<Rng>,
     bell: Notify,
-    /// CPU time charged since the running task was polled, or somebody told of an end, in nanoseconds.
+    /// CPU time charged since the running task was polled or the running listener was called, in
+    /// nanoseconds.
     charged: Cell<u64>,
-    /// With that much charged a task lets others run.
+    /// A task that was charged this much lets others run.
     breath_ns: Cell<u64>,
-    /// It does so wherever it can.
+    /// Tasks let others run wherever they can.
     is_out_of_breath: Cell<bool>,
-    /// The running task breathes.
+    /// The running task breathes: it lets others run.
     is_breathing: Cell<bool>,
-    /// A task is running, or somebody is told of an end.
+    /// A task or a listener is running.
     is_polling: Cell<bool>,
-    /// What the clock told the running task, if it has asked: for it no time passes until it waits, or has asked very often.
+    /// The clock as reported to the running task, if it has asked: for the task no time passes
+    /// until it waits, or has asked very often.
     told: Cell<Option<Time>>,
     /// How often it has asked since.
     looks: Cell<u8>,
 }
 
 impl Core {
-    /// The clock itself.
+    /// Returns the clock itself.
     pub(crate) fn clock(&self) -> Time {
         self.driver.borrow().now()
     }
@@ -80,7 +86,8 @@ impl Core {
     fn now(&self) -> Time {
         let looks = self.looks.get().wrapping_add(1);
         self.looks.set(looks);
-        // One that waits for a time without letting others run sees it come, and the driver sees such a task.
+        // The clock is re-read now and then, so a task that loops until some time without yielding
+        // sees that time arrive, and the driver sees such a task.
         if let Some(told) = self.told.get().filter(|_| looks != 0) {
             return told;
         }
@@ -91,19 +98,21 @@ impl Core {
         now
     }
 
-    /// A task is about to be polled, or somebody told of an end. `now`: the clock, if that has just been looked at.
+    /// Marks that a task is about to be polled, or a listener about to be called. `now`: the clock,
+    /// if it has just been read.
     #[inline]
     fn begin_piece(&self, now: Option<Time>) {
         self.charged.set(0);
         self.is_polling.set(true);
         self.told.set(now);
         if now.is_some() {
-            // Nobody looks so often meanwhile that it would go on, and back again for the next.
+            // A listener does not ask so often that the count would overflow, so it may start anew
+            // for the next one.
             self.looks.set(0);
         }
     }
 
-    /// That is done; how much CPU time it was charged, in nanoseconds.
+    /// Marks the end of that; returns how much CPU time was charged, in nanoseconds.
     #[inline]
     fn end_piece(&self) -> u64 {
         self.is_polling.set(false);
@@ -116,12 +125,14 @@ impl Core {
     }
 }
 
-/// CPU time after which a task lets others run, at the next place where it can ([`Env::breathe`]), until [`Env::set_breath`] says
-/// otherwise. A request meets such a piece three or four times on its way, so it stays below a third of a millisecond (B7); with less, clients
-/// who write as fast as they can get so much of the processor that what makes room for them falls behind.
+/// CPU time after which a task lets others run, at the next place where it can ([`Env::breathe`]),
+/// until [`Env::set_breath`] sets another value. A request waits for such a piece three or four
+/// times on its way, so their sum stays below a third of a millisecond (B7). With a smaller value,
+/// clients that write as fast as they can get so much of the processor that the tasks which make
+/// room for them fall behind.
 pub const BREATH_NS: u64 = 28_000;
-/// The most that it can say. A transition begun just before may take as much again, and both together stay below what nobody may be
-/// kept waiting for.
+/// Upper limit of that value. A transition begun just before may take as much again, and both
+/// together stay below the longest time that any client may be kept waiting.
 pub const BREATH_NS_MAX: u64 = 80_000;
 
 /// The world as flows see it. Cheap to clone.
@@ -136,53 +147,57 @@ impl Env {
         self.core.spawned.borrow_mut().push_back(Box::pin(task));
     }
 
-    /// The clock, as it stood when the running task first asked since it was polled, or when the end was found that somebody is told of, or 256
-    /// looks ago: a request asks dozens of times, and a piece of work is short.
+    /// Returns the clock as it was when the running task first asked since it was polled, or when
+    /// the completion was found that the running listener is told of, or up to 256 calls ago. It is
+    /// cached because a request asks dozens of times and a piece of work is short.
     #[must_use]
     #[inline]
     pub fn now(&self) -> Time {
         self.core.now()
     }
 
-    /// Wall-clock seconds since 1970.
+    /// Returns the wall-clock seconds since 1970.
     #[must_use]
     pub fn wall_seconds(&self) -> u32 {
         self.core.driver.borrow().wall_seconds()
     }
 
-    /// A random number that is not zero.
+    /// Returns a random number that is not zero.
     #[must_use]
     pub fn random(&self) -> u64 {
         self.core.rng.borrow_mut().nonzero()
     }
 
-    /// Charges CPU time for work done in a transition. The driver is told when the task waits, with all that it did in
-    /// one piece.
+    /// Charges CPU time for work done in a transition. The driver is told when the task waits, with
+    /// the sum of all that it did in one piece.
     #[inline]
     pub fn charge(&self, nanoseconds: u64) {
         self.core.charged.set(self.core.charged.get().saturating_add(nanoseconds));
     }
 
-    /// Whether [`Env::breathe`] would return at once.
+    /// Returns whether [`Env::breathe`] would return at once.
     #[inline]
     #[must_use]
     pub fn has_breath(&self) -> bool {
         self.core.charged.get() < self.core.breath_ns.get()
     }
 
-    /// Lets others run first if this task has done much since it last waited: those that are ready, and those that wait for what
-    /// has just been answered. For whoever does a lot in pieces: to be called before each.
+    /// Lets others run first if this task has done much since it last waited: the ready tasks, and
+    /// those whose operations have just completed. A task that does much work in pieces calls this
+    /// before each piece.
     pub async fn breathe(&self) {
-        // One of several joined futures finds that another has done much since the task was polled again.
+        // One of several joined futures may find that another has done much since the task was
+        // polled again.
         while !self.has_breath() {
             pending_once(|_| self.core.is_breathing.set(true)).await;
         }
     }
 
-    /// From here on a task lets others run after so much CPU time, in nanoseconds.
+    /// Sets the CPU time after which a task lets others run, in nanoseconds.
     ///
     /// # Panics
-    /// If that is more than the least that is sure not to keep anybody waiting for too long: 80 us.
+    /// If that is more than 80 us ([`BREATH_NS_MAX`]), which could keep others waiting for too
+    /// long.
     #[inline]
     pub fn set_breath(&self, nanoseconds: u64) {
         assert!(
@@ -194,13 +209,13 @@ impl Env {
         }
     }
 
-    /// A handle on a device.
+    /// Returns a handle on a device.
     #[must_use]
     pub fn disk(&self, id: DiskId) -> Disk {
         Disk { env: self.clone(), id }
     }
 
-    /// What a device is.
+    /// Returns the properties of a device.
     #[must_use]
     pub fn disk_info(&self, id: DiskId) -> DiskInfo {
         self.core.driver.borrow().info(id)
@@ -233,7 +248,7 @@ impl Env {
         pending_once(|context| context.waker().wake_by_ref()).await;
     }
 
-    /// Waits until somebody outside rings ([`Event::Bell`]) after this call.
+    /// Waits until the bell is rung from outside ([`Event::Bell`]) after this call.
     pub async fn bell(&self) {
         self.core.bell.wait().await;
     }
@@ -245,7 +260,7 @@ impl Env {
         Pending::new(self.clone(), place)
     }
 
-    /// Begins an operation, of whose end `listener` is told.
+    /// Starts an operation; `listener` is notified of its completion.
     #[inline]
     pub(crate) fn begin_for(&self, disk: DiskId, op: Op, listener: Rc<dyn Listener>, number: usize) {
         let listened = Listened { listener, number, what: self.what(disk, &op) };

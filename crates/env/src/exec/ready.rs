@@ -1,4 +1,4 @@
-//! Which tasks are ready, and how they are woken.
+//! The set of ready tasks, and how tasks are woken.
 
 use super::TASKS_MAX;
 use alloc::collections::VecDeque;
@@ -6,15 +6,16 @@ use alloc::sync::Arc;
 use alloc::task::Wake;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// One bit a task, and one for each word of those that has any: most of the time few tasks are ready, and it is asked at each turn. Wakers
-/// must be `Send`, so the bits are atomics; in practice one thread touches them.
+/// One bit per task, and one per word of those that has any bit set: usually few tasks are ready,
+/// and the set is checked at each turn. Wakers must be `Send`, so the bits are atomics; in practice
+/// one thread touches them.
 pub(super) struct ReadySet {
     words: [AtomicU64; WORDS],
-    /// A word's bit is set after the word, and cleared before it.
+    /// A word's bit here is set after the word, and cleared before it.
     filled: [AtomicU64; WORDS / 64],
 }
 
-/// Words of a set of tasks.
+/// Number of words in a set of tasks.
 const WORDS: usize = TASKS_MAX / 64;
 const _: () = assert!(TASKS_MAX.is_multiple_of(64 * 64), "a bit for each word, in whole words");
 

@@ -12,22 +12,22 @@ use core::ops::Range;
 const VERSION_FIXED_OFFSET: u64 = 1;
 const VERSION_DATA_OFFSET: u64 = 4;
 
-/// How writes go to the cache and the backing device.
+/// Where writes go: to the cache, the backing device, or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CacheMode {
-    /// To both, before the write is answered.
+    /// To both, before the write is acknowledged.
     #[default]
     Writethrough,
     /// To the cache first, to the backing device later.
     Writeback,
     /// To the backing device; reads fill the cache.
     Writearound,
-    /// The cache is not filled at all.
+    /// Only to the backing device; reads do not fill the cache either.
     None,
 }
 
 impl CacheMode {
-    /// The kernel's word for it, which is also that of our configuration.
+    /// Returns the kernel's name for the mode, which our configuration uses as well.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl CacheMode {
     }
 }
 
-/// What a backing device says about its cache.
+/// The state of a backing device with respect to its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum BackingState {
     /// Belongs to no cache; usable alone.
@@ -92,17 +92,17 @@ impl BackingState {
     }
 }
 
-/// What a new backing device is formatted with.
+/// The parameters for formatting a new backing device.
 #[derive(Clone, Copy, Debug)]
 pub struct BackingFormat {
-    /// Of the device.
+    /// Uuid of the device.
     pub uuid: Uuid,
-    /// Of the cache set made together with it, or random.
+    /// Uuid of the cache set made together with it, or random.
     pub set_uuid: Uuid,
     /// Block size in sectors, a power of two.
     pub block_sectors: u16,
-    /// Bucket size in sectors, which means nothing here; the usual tools write that of the cache set made together with
-    /// the device, else 1024.
+    /// Bucket size in sectors, which has no meaning on a backing device. The usual tools write that
+    /// of the cache set made together with the device, or else 1024.
     pub bucket_sectors: u16,
     /// Sector at which the data starts, at least 16; `None` for the usual 16 and version 1.
     pub data_offset: Option<u64>,
@@ -112,16 +112,18 @@ pub struct BackingFormat {
     pub device_sectors: u64,
 }
 
-/// What bcached notes on a backing device of its attachment: under which number the cache holds its data. It is bound to the
-/// superblock's checksum, so whoever else writes that superblock makes it void.
+/// What bcached records on a backing device about its attachment, above all the number under which
+/// the cache holds its data. The record is bound to the superblock's checksum, so any other program
+/// that writes the superblock invalidates it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attachment {
     /// Slot of the volume in the uuid table.
     pub number: Inode,
-    /// A random number, which stands in that slot, too: at each start and each orderly stop another one. An older copy of either
-    /// device has an older one.
+    /// A random number that is also stored in that slot, and replaced at each start and each
+    /// orderly stop. An older copy of either device carries an older number.
     pub stamp: u64,
-    /// The newest journal entry that was durable when this was written. A cache without it is an older copy.
+    /// Sequence number of the newest journal entry that was durable when this was written. A cache
+    /// without that entry is an older copy.
     pub entry: u64,
 }
 
@@ -137,7 +139,7 @@ impl Attachment {
         })
     }
 
-    /// Its bytes in a superblock with the checksum `csum`.
+    /// Returns the record's bytes for a superblock with the checksum `csum`.
     fn to_bytes(self, csum: u64) -> [u8; field::ATTACHMENT_SUM.end()] {
         let mut bytes = [0; field::ATTACHMENT_SUM.end()];
         field::ATTACHMENT_MARK.set_u64(&mut bytes, field::ATTACHED_MARK);
@@ -150,7 +152,8 @@ impl Attachment {
     }
 }
 
-/// Where it stands in a superblock; `None` if the summed part of that has taken its place.
+/// Returns the location of the record in a superblock; `None` if the summed part of the superblock
+/// covers it.
 fn place_of(raw: &RawSuperblock) -> Option<Range<usize>> {
     let summed = field::JOURNAL.offset + 8 * usize::from(field::JOURNAL_COUNT.u16(&raw.0[..]));
     let place = field::ATTACHMENT_AT..field::ATTACHMENT_AT + field::ATTACHMENT_SUM.end();
@@ -168,17 +171,17 @@ fn sum(csum: u64, attachment: &[u8]) -> u64 {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackingSuperblock {
     raw: RawSuperblock,
-    // Decoded once by the checks, because its stored form can be invalid.
+    // Decoded once by the checks, because the stored form can be invalid.
     cache_mode: CacheMode,
-    // Likewise, because it counts only together with the rest as it was read.
+    // Likewise, because the record is valid only together with the rest as it was read.
     attachment: Option<Attachment>,
 }
 
 impl BackingSuperblock {
-    /// The superblock that the usual tools write on a new backing device.
+    /// Returns the superblock that the usual tools write on a new backing device.
     ///
     /// # Errors
-    /// As [`RawSuperblock::check`], for sizes that cannot be run.
+    /// As for [`RawSuperblock::check`], for sizes that are not supported.
     pub fn format(format: BackingFormat) -> Result<Self, SuperblockError> {
         let version = if format.data_offset.is_some() { VERSION_DATA_OFFSET } else { VERSION_FIXED_OFFSET };
         let mut raw = RawSuperblock::formatted(version, format.uuid, format.set_uuid, format.block_sectors);
@@ -193,8 +196,9 @@ impl BackingSuperblock {
         }
     }
 
-    /// The checks from the version on. Feature words and the first bucket are junk that a kernel writes from memory
-    /// it never initialised: they are summed, and otherwise ignored.
+    /// Makes the checks from the version on. Feature words and the first bucket are junk that a
+    /// kernel writes from uninitialised memory: the checksum covers them, and otherwise they are
+    /// ignored.
     pub(super) fn check(raw: RawSuperblock, device: DeviceFacts) -> Result<Self, SuperblockError> {
         let data_offset = data_offset(&raw);
         if data_offset < SUPERBLOCK_END_SECTOR {
@@ -215,7 +219,7 @@ impl BackingSuperblock {
         Ok(Self { raw, cache_mode, attachment })
     }
 
-    /// The bytes to write at [`super::SUPERBLOCK_SECTOR`].
+    /// Returns the bytes to write at [`super::SUPERBLOCK_SECTOR`].
     #[must_use]
     pub fn seal(&self) -> Box<[u8; SUPERBLOCK_BYTES]> {
         let mut bytes = self.raw.sealed();
@@ -226,13 +230,14 @@ impl BackingSuperblock {
         bytes
     }
 
-    /// What bcached noted of the attachment when it wrote this superblock; `None` if somebody else wrote it last.
+    /// Returns what bcached recorded about the attachment when it wrote this superblock; `None` if
+    /// another program wrote it last.
     #[must_use]
     pub const fn attachment(&self) -> Option<Attachment> {
         self.attachment
     }
 
-    /// Notes it, or that there is none.
+    /// Records the attachment, or that there is none.
     pub fn set_attachment(&mut self, attachment: Option<Attachment>) {
         self.attachment = attachment;
         if let (None, Some(place)) = (attachment, place_of(&self.raw)) {
@@ -240,30 +245,30 @@ impl BackingSuperblock {
         }
     }
 
-    /// Version: 1, 4 or 6.
+    /// Returns the version: 1, 4 or 6.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.raw.version()
     }
 
-    /// Uuid of this device: its name in the cache set's uuid table.
+    /// Returns the uuid of this device: its name in the cache set's uuid table.
     #[must_use]
     pub fn uuid(&self) -> Uuid {
         self.raw.uuid()
     }
 
-    /// Uuid of the cache set; meaningless in state [`BackingState::None`].
+    /// Returns the uuid of the cache set; meaningless in state [`BackingState::None`].
     #[must_use]
     pub fn set_uuid(&self) -> Uuid {
         self.raw.set_uuid()
     }
 
-    /// Names the cache set, or none.
+    /// Sets the uuid of the cache set, or clears it.
     pub fn set_set_uuid(&mut self, uuid: Uuid) {
         field::SET_UUID.slice_mut(&mut self.raw.0[..]).copy_from_slice(&uuid.0);
     }
 
-    /// The label.
+    /// Returns the label.
     #[must_use]
     pub fn label(&self) -> Label {
         self.raw.label()
@@ -274,19 +279,20 @@ impl BackingSuperblock {
         self.raw.set_label(label);
     }
 
-    /// Block size in sectors, a power of two.
+    /// Returns the block size in sectors, a power of two.
     #[must_use]
     pub fn block_sectors(&self) -> u64 {
         self.raw.block_sectors()
     }
 
-    /// Sector at which the data starts, at least 16. Keys of this volume count it in.
+    /// Returns the sector at which the data starts, at least 16. The keys of this volume include it
+    /// in their offsets.
     #[must_use]
     pub fn data_offset(&self) -> u64 {
         data_offset(&self.raw)
     }
 
-    /// Cache mode.
+    /// Returns the cache mode.
     #[must_use]
     pub fn cache_mode(&self) -> CacheMode {
         self.cache_mode
@@ -298,7 +304,7 @@ impl BackingSuperblock {
         self.raw.set_flag(field::CACHE_MODE, mode.value());
     }
 
-    /// State.
+    /// Returns the state.
     #[must_use]
     pub fn state(&self) -> BackingState {
         BackingState::from_value(self.raw.flag(field::STATE))
@@ -309,19 +315,19 @@ impl BackingSuperblock {
         self.raw.set_flag(field::STATE, state.value());
     }
 
-    /// When the device was last started, in seconds since 1970.
+    /// Returns when the device was last started, in seconds since 1970.
     #[must_use]
     pub fn last_mount(&self) -> u32 {
         self.raw.last_mount()
     }
 
-    /// Notes when the device was started.
+    /// Records when the device was started, in seconds since 1970.
     pub fn set_last_mount(&mut self, seconds: u32) {
         self.raw.set_last_mount(seconds);
     }
 }
 
-/// Version 1 has no such field, whatever its bytes hold.
+/// Returns the data offset. Version 1 has no such field, whatever its bytes hold.
 fn data_offset(raw: &RawSuperblock) -> u64 {
     if raw.version() == VERSION_FIXED_OFFSET {
         return SUPERBLOCK_END_SECTOR;

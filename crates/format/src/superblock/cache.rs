@@ -12,11 +12,11 @@ use alloc::boxed::Box;
 
 const PAGE_SECTORS: u64 = PAGE_BYTES / SECTOR_BYTES;
 
-/// Fewest buckets by a kernel's superblock check.
+/// Least number of buckets that a kernel's superblock check accepts.
 const BUCKETS_MIN_CHECKED: u64 = 1 << 7;
 
-/// Fewest buckets that a kernel can run: its reserves are a 1024th of the buckets rounded up to a power of two, and
-/// must not be zero.
+/// Least number of buckets that a kernel can run. Its reserves are a 1024th of the buckets rounded
+/// up to a power of two, and must not be zero.
 pub const BUCKETS_MIN: u64 = 513;
 
 const BUCKETS_LIMIT: u64 = 1 << 63;
@@ -26,26 +26,27 @@ const VERSION_FORMATTED: u64 = 0;
 const VERSION_RUNNING: u64 = 3;
 const VERSION_FEATURES: u64 = 5;
 
-/// Sectors that the tools keep free in front of the first bucket: the superblock's end and a page.
+/// Sectors that the tools keep free before the first bucket: up to the superblock's end, and a
+/// page.
 const SECTORS_KEPT_FREE: u64 = 23;
 
-/// Which clean bucket is given up first.
+/// Which clean bucket is evicted first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Replacement {
-    /// The one that was not used for the longest time.
+    /// The least recently used one.
     #[default]
     Lru,
     /// The one that was filled first.
     Fifo,
-    /// Any.
+    /// A random one.
     Random,
 }
 
 impl Replacement {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Lru, Self::Fifo, Self::Random];
 
-    /// The kernel's word for it.
+    /// Returns the kernel's name for the policy.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -73,12 +74,12 @@ impl Replacement {
     }
 }
 
-/// What a new cache device is formatted with.
+/// The parameters for formatting a new cache device.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheFormat {
-    /// Of the device.
+    /// Uuid of the device.
     pub uuid: Uuid,
-    /// Of the new cache set.
+    /// Uuid of the new cache set.
     pub set_uuid: Uuid,
     /// Length of the device in sectors.
     pub device_sectors: u64,
@@ -86,7 +87,7 @@ pub struct CacheFormat {
     pub block_sectors: u16,
     /// Bucket size in sectors: a power of two, 8..=32768.
     pub bucket_sectors: u16,
-    /// Discard buckets before they are used again.
+    /// Whether to discard buckets before they are reused.
     pub discard: bool,
     /// Replacement policy.
     pub replacement: Replacement,
@@ -96,16 +97,17 @@ pub struct CacheFormat {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CacheSuperblock {
     raw: RawSuperblock,
-    // Decoded once by the checks, because their stored forms can be invalid.
+    // Decoded once by the checks, because the stored forms can be invalid.
     bucket_sectors: u64,
     replacement: Replacement,
 }
 
 impl CacheSuperblock {
-    /// The superblock that the usual tools write on a new cache device: version 0, never started.
+    /// Returns the superblock that the usual tools write on a new cache device: version 0, never
+    /// started.
     ///
     /// # Errors
-    /// As [`RawSuperblock::check`], for sizes that cannot be run.
+    /// As for [`RawSuperblock::check`], for sizes that are not supported.
     pub fn format(format: CacheFormat) -> Result<Self, SuperblockError> {
         let mut raw =
             RawSuperblock::formatted(VERSION_FORMATTED, format.uuid, format.set_uuid, format.block_sectors);
@@ -129,7 +131,7 @@ impl CacheSuperblock {
         }
     }
 
-    /// The checks from the version on, in a kernel's order.
+    /// Makes the checks from the version on, in a kernel's order.
     pub(super) fn check(raw: RawSuperblock, device: DeviceFacts) -> Result<Self, SuperblockError> {
         check_features(features(&raw))?;
         let bucket_sectors = check_sizes(&raw)?;
@@ -152,13 +154,14 @@ impl CacheSuperblock {
         Ok(Self { raw, bucket_sectors, replacement })
     }
 
-    /// The bytes to write at [`super::SUPERBLOCK_SECTOR`].
+    /// Returns the bytes to write at [`super::SUPERBLOCK_SECTOR`].
     #[must_use]
     pub fn seal(&self) -> Box<[u8; SUPERBLOCK_BYTES]> {
         self.raw.sealed()
     }
 
-    /// Makes ready for a write by a running set: the next sequence number, and a version that says "was run".
+    /// Prepares for a write by a running set: increments the sequence number, and raises the
+    /// version to one that says "was run".
     pub fn advance(&mut self) {
         let version = self.version().max(VERSION_RUNNING);
         let seq = self.seq().wrapping_add(1);
@@ -166,31 +169,31 @@ impl CacheSuperblock {
         field::SEQ.set_u64(&mut self.raw.0[..], seq);
     }
 
-    /// Version: 0 never started, 3 normal, 5 with feature words.
+    /// Returns the version: 0 never started, 3 normal, 5 with feature words.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.raw.version()
     }
 
-    /// Uuid of this device.
+    /// Returns the uuid of this device.
     #[must_use]
     pub fn uuid(&self) -> Uuid {
         self.raw.uuid()
     }
 
-    /// Uuid of the cache set.
+    /// Returns the uuid of the cache set.
     #[must_use]
     pub fn set_uuid(&self) -> Uuid {
         self.raw.set_uuid()
     }
 
-    /// The magic of the set's metadata.
+    /// Returns the magic of the set's metadata.
     #[must_use]
     pub fn set_magic(&self) -> SetMagic {
         SetMagic::of(self.set_uuid())
     }
 
-    /// The label.
+    /// Returns the label.
     #[must_use]
     pub fn label(&self) -> Label {
         self.raw.label()
@@ -201,8 +204,8 @@ impl CacheSuperblock {
         self.raw.set_label(label);
     }
 
-    /// The sum over all that it says now: tells its states apart, those of copies that have gone on by themselves too, which
-    /// count their writes alike.
+    /// Returns the checksum over the current content. It identifies the state of the superblock,
+    /// and also tells apart copies that have diverged: their write counts may be equal.
     ///
     /// # Panics
     /// Never: a checked superblock lists few enough journal buckets.
@@ -211,11 +214,12 @@ impl CacheSuperblock {
         self.raw.computed_checksum().expect("a checked superblock lists few enough journal buckets")
     }
 
-    /// The same sum, over all but what a running set changes in its superblock: `discard` and the policy. It stays what it is for as
-    /// long as nobody starts the set, whatever is set meanwhile.
+    /// Returns the checksum over everything except what a running set changes in its superblock:
+    /// `discard` and the replacement policy. It stays the same until the set is started again,
+    /// whatever settings change before that.
     ///
     /// # Panics
-    /// Never, as above.
+    /// Never, as for [`Self::checksum`].
     #[must_use]
     pub fn session(&self) -> u64 {
         let mut fixed = self.clone();
@@ -224,30 +228,32 @@ impl CacheSuperblock {
         fixed.checksum()
     }
 
-    /// Count of writes of this superblock.
+    /// Returns how many times this superblock has been written.
     #[must_use]
     pub fn seq(&self) -> u64 {
         field::SEQ.u64(&self.raw.0[..])
     }
 
-    /// The feature words; none below version 5, whatever the bytes are.
+    /// Returns the feature words; empty below version 5, whatever the bytes are.
     #[must_use]
     pub fn features(&self) -> Features {
         features(&self.raw)
     }
 
-    /// SYNC: journal and tree are valid. While it is clear the set was never started and holds nothing.
+    /// Returns the SYNC flag: journal and tree are valid. While it is clear, the set has never been
+    /// started and holds nothing.
     #[must_use]
     pub fn is_synchronous(&self) -> bool {
         self.raw.flag(field::SYNCHRONOUS) != 0
     }
 
-    /// Sets SYNC. Only to be written once the first journal entry is durable.
+    /// Sets SYNC. The superblock may be written with it only once the first journal entry is
+    /// durable.
     pub fn set_synchronous(&mut self, synchronous: bool) {
         self.raw.set_flag(field::SYNCHRONOUS, u8::from(synchronous));
     }
 
-    /// Discard buckets before they are used again.
+    /// Returns whether buckets are discarded before they are reused.
     #[must_use]
     pub fn discard(&self) -> bool {
         self.raw.flag(field::DISCARD) != 0
@@ -264,37 +270,37 @@ impl CacheSuperblock {
         self.replacement = replacement;
     }
 
-    /// Replacement policy.
+    /// Returns the replacement policy.
     #[must_use]
     pub fn replacement(&self) -> Replacement {
         self.replacement
     }
 
-    /// Number of buckets N, those before the first usable one included.
+    /// Returns the number of buckets N, including those before the first usable one.
     #[must_use]
     pub fn buckets(&self) -> u64 {
         field::BUCKETS.u64(&self.raw.0[..])
     }
 
-    /// Block size in sectors: a power of two, 1..=8.
+    /// Returns the block size in sectors: a power of two, 1..=8.
     #[must_use]
     pub fn block_sectors(&self) -> u64 {
         self.raw.block_sectors()
     }
 
-    /// Bucket size in sectors: a power of two, at least 8.
+    /// Returns the bucket size in sectors: a power of two, at least 8.
     #[must_use]
     pub fn bucket_sectors(&self) -> u64 {
         self.bucket_sectors
     }
 
-    /// First usable bucket; the journal starts here.
+    /// Returns the first usable bucket; the journal starts here.
     #[must_use]
     pub fn first_bucket(&self) -> u64 {
         u64::from(field::FIRST_BUCKET.u16(&self.raw.0[..]))
     }
 
-    /// Number of journal buckets; they are the ones from [`Self::first_bucket`] on.
+    /// Returns the number of journal buckets, which begin at [`Self::first_bucket`].
     #[must_use]
     pub fn journal_buckets(&self) -> u64 {
         u64::from(field::JOURNAL_COUNT.u16(&self.raw.0[..]))
@@ -303,7 +309,7 @@ impl CacheSuperblock {
     /// Lists `count` journal buckets from the first bucket on.
     ///
     /// # Panics
-    /// If `count` exceeds [`MAX_JOURNAL_BUCKETS`] or the buckets there are.
+    /// If `count` exceeds [`MAX_JOURNAL_BUCKETS`] or the number of buckets.
     pub fn set_journal_buckets(&mut self, count: u64) {
         assert!(count <= MAX_JOURNAL_BUCKETS, "a superblock lists at most 256 journal buckets");
         let first = self.first_bucket();
@@ -315,13 +321,13 @@ impl CacheSuperblock {
         field::JOURNAL_COUNT.set_u16(bytes, u16::try_from(count).expect("checked above"));
     }
 
-    /// When the set was last started, in seconds since 1970.
+    /// Returns when the set was last started, in seconds since 1970.
     #[must_use]
     pub fn last_mount(&self) -> u32 {
         self.raw.last_mount()
     }
 
-    /// Notes when the set was started.
+    /// Records when the set was started, in seconds since 1970.
     pub fn set_last_mount(&mut self, seconds: u32) {
         self.raw.set_last_mount(seconds);
     }
@@ -349,7 +355,7 @@ fn check_features(features: Features) -> Result<(), SuperblockError> {
     }
 }
 
-/// Bucket size in sectors as stored, unchecked but for the range of a logarithm.
+/// Returns the bucket size in sectors as stored. Only the range of a logarithm is checked.
 fn stored_bucket_sectors(raw: &RawSuperblock) -> Result<u64, SuperblockError> {
     let bytes = &raw.0[..];
     let low = field::BUCKET_SIZE.u16(bytes);
@@ -362,7 +368,7 @@ fn stored_bucket_sectors(raw: &RawSuperblock) -> Result<u64, SuperblockError> {
     }
 }
 
-/// Number of buckets, block size, bucket size. Returns the latter.
+/// Checks the number of buckets, the block size and the bucket size. Returns the bucket size.
 fn check_sizes(raw: &RawSuperblock) -> Result<u64, SuperblockError> {
     let buckets = field::BUCKETS.u64(&raw.0[..]);
     if buckets >= BUCKETS_LIMIT {

@@ -29,7 +29,7 @@ pub const JOURNAL: Field =
     Field::new(208, 2048, "d", "u64 numbers of the journal buckets; the first n count");
 pub const BUCKET_SIZE_HIGH: Field = Field::new(2256, 2, "bucket_size_hi", "obsolete");
 
-/// The table of a superblock.
+/// Layout table of a superblock.
 pub const STRUCTURE: Structure = Structure {
     name: "Superblock",
     fields: &[
@@ -77,13 +77,13 @@ impl Flag {
         (1 << self.bits) - 1
     }
 
-    /// The group's value in `word`.
+    /// Returns the group's value in `word`.
     #[expect(clippy::cast_possible_truncation, reason = "a group has four bits at most")]
     pub const fn of(self, word: u64) -> u8 {
         ((word >> self.shift) & self.mask()) as u8
     }
 
-    /// `word` with the group set to `value`.
+    /// Returns `word` with the group set to `value`.
     pub const fn with(self, word: u64, value: u8) -> u64 {
         (word & !(self.mask() << self.shift)) | ((value as u64 & self.mask()) << self.shift)
     }
@@ -91,8 +91,11 @@ impl Flag {
 
 const _: () = assert!(CACHE_MODE.bits <= 8 && REPLACEMENT.bits <= 8, "a group's value is a byte");
 
-/// What bcached adds to the superblock of a backing device, in bytes that a kernel leaves as they are: from [`ATTACHMENT_AT`] on,
-/// behind the summed part, which ends where no journal buckets are listed, and within the first 512 bytes, which are written as one.
+/// The record that bcached adds to the superblock of a backing device.
+///
+/// It lies at [`ATTACHMENT_AT`], in bytes that a kernel leaves unchanged, after the summed part
+/// (which ends at the empty list of journal buckets). It is within the first 512 bytes, which are
+/// written as one unit.
 pub const ATTACHMENT: Structure = Structure {
     name: "What bcached adds to the superblock of a backing device, at 448",
     fields: &[

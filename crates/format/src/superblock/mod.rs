@@ -1,8 +1,10 @@
-//! Superblocks of cache and backing devices, all versions: 4096 unverified bytes -> a checked value -> sealed bytes.
+//! Superblocks of cache and backing devices, all versions: 4096 unverified bytes -> a checked value
+//! -> sealed bytes.
 //!
-//! There is one copy on a device and it is overwritten in place; whoever writes one writes it alone and flushes.
-//! A checked superblock keeps every byte that it was read with and changes only the fields that are set, so sealing
-//! it again unchanged yields the same bytes, junk in undefined fields included (a kernel leaves some, and sums them).
+//! A device has one copy, which is overwritten in place. A superblock must therefore be written
+//! alone, followed by a flush. A checked superblock keeps every byte that was read and changes only
+//! the fields that are set. Sealing it again unchanged yields the same bytes, including junk in
+//! undefined fields (a kernel leaves some there, and sums it).
 
 mod backing;
 mod cache;
@@ -25,26 +27,26 @@ pub const SUPERBLOCK_SECTOR: u64 = 8;
 /// Bytes of a superblock as read and written.
 pub const SUPERBLOCK_BYTES: usize = 4096;
 
-/// First sector behind the superblock: a backing device's data may start here.
+/// First sector after the superblock: a backing device's data may start here.
 pub const SUPERBLOCK_END_SECTOR: u64 = SUPERBLOCK_SECTOR + SUPERBLOCK_BYTES as u64 / SECTOR_BYTES;
 
 /// Most journal buckets that a superblock can list.
 pub const MAX_JOURNAL_BUCKETS: u64 = 256;
 
-/// What marks a bcache superblock.
+/// Magic that marks a bcache superblock.
 pub const MAGIC: Uuid =
     Uuid([0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48, 0xba, 0x6d, 0x81]);
 
-/// What marks a superblock of bcachefs, except an old one, which has bcache's.
+/// Magic that marks a superblock of bcachefs, except an old one, which has bcache's.
 const MAGIC_OF_BCACHEFS: [u8; 16] =
     [0xc6, 0x85, 0x73, 0xf6, 0x66, 0xce, 0x90, 0xa9, 0xd9, 0x6a, 0x60, 0xcf, 0x80, 0x3d, 0xf7, 0xef];
 
-/// Facts about the device that a superblock is judged by.
+/// Facts about a device that its superblock is checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceFacts {
     /// Length of the device in sectors.
     pub sectors: u64,
-    /// Its logical block in sectors; 1 for a plain file.
+    /// Logical block of the device in sectors; 1 for a plain file.
     pub logical_block_sectors: u64,
 }
 
@@ -55,14 +57,14 @@ pub struct RawSuperblock(Box<[u8; SUPERBLOCK_BYTES]>);
 /// A checked superblock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Superblock {
-    /// Of a cache device.
+    /// Superblock of a cache device.
     Cache(CacheSuperblock),
-    /// Of a backing device.
+    /// Superblock of a backing device.
     Backing(BackingSuperblock),
 }
 
 impl RawSuperblock {
-    /// The first 4096 of `bytes`, which were read from [`SUPERBLOCK_SECTOR`] on.
+    /// Takes the first 4096 of `bytes`, which were read from [`SUPERBLOCK_SECTOR`] on.
     ///
     /// # Errors
     /// [`SuperblockError::Truncated`] if there are fewer.
@@ -76,26 +78,27 @@ impl RawSuperblock {
         Self(Box::new([0; SUPERBLOCK_BYTES]))
     }
 
-    /// A bcache superblock stands here, be it a damaged one: the bytes carry the magic of bcache at its place, or what is left of it. Nothing
-    /// else is said about them.
+    /// Returns true if the bytes are a bcache superblock, intact or damaged: the magic of bcache,
+    /// or most of it, is in its place. Nothing else is checked.
     #[must_use]
     pub fn is_there(&self) -> bool {
         (self.has_magic() || self.has_damaged_magic()) && !self.is_bcachefs()
     }
 
-    /// The magic of a bcache superblock was overwritten with zeroes here, as `wipefs` does, and the rest still stands: the sum is
-    /// right once the magic is put back.
+    /// Returns true if the magic of a bcache superblock was overwritten with zeroes, as `wipefs`
+    /// does, and the rest is intact: the checksum is right once the magic is restored.
     #[must_use]
     pub fn is_erased(&self) -> bool {
         let found: [u8; 16] = field::MAGIC.array(&self.0[..]);
         found == [0; 16] && self.is_summed_with_magic()
     }
 
-    /// Where the superblock of bcachefs lists its copies; the list begins with its magic.
+    /// Offset in a bcachefs superblock of the list of its copies; the list begins with its magic.
     pub const LAYOUT_OF_BCACHEFS: usize = 240;
 
-    /// A superblock of bcachefs, which begins at the same sector. Its magic is its own, or, in what older versions of its tools
-    /// made, bcache's: then the list of copies tells, which bcache does not have.
+    /// Returns true for a superblock of bcachefs, which begins at the same sector. It has its own
+    /// magic, or bcache's if older versions of its tools made it. In that case the list of copies
+    /// identifies it, which bcache does not have.
     #[must_use]
     pub fn is_bcachefs(&self) -> bool {
         let magic: [u8; 16] = field::MAGIC.array(&self.0[..]);
@@ -106,7 +109,7 @@ impl RawSuperblock {
                 && self.computed_checksum() != Ok(field::CSUM.u64(&self.0[..]))
     }
 
-    /// These bytes begin with one of the magics that bcachefs has had.
+    /// Returns true if these bytes begin with one of the magics that bcachefs has used.
     #[must_use]
     pub fn begins_with_magic_of_bcachefs(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC_OF_BCACHEFS) || bytes.starts_with(&MAGIC.0)
@@ -116,8 +119,9 @@ impl RawSuperblock {
         field::MAGIC.array(&self.0[..]) == MAGIC.0
     }
 
-    /// The magic was that of bcache: most of it stands (bcachefs has a quarter of it), or the sum is right once it is put back. One of zeros
-    /// has been erased (`wipefs`): that is nobody's superblock any more.
+    /// Returns true if the magic used to be that of bcache: most of it is intact (bcachefs shares a
+    /// quarter of it), or the checksum is right once it is restored. A magic of zeroes was erased
+    /// (`wipefs`), and is no longer a superblock.
     fn has_damaged_magic(&self) -> bool {
         let found: [u8; 16] = field::MAGIC.array(&self.0[..]);
         let standing = found.iter().zip(MAGIC.0).filter(|(found, wanted)| **found == *wanted).count();
@@ -130,7 +134,7 @@ impl RawSuperblock {
         mended.computed_checksum() == Ok(field::CSUM.u64(&self.0[..]))
     }
 
-    /// All checks of a kernel in its order, then those that it forgets.
+    /// Makes all checks of a kernel in the kernel's order, then those that it omits.
     ///
     /// # Errors
     /// The first check that fails.
@@ -150,7 +154,7 @@ impl RawSuperblock {
         }
     }
 
-    /// Is it a superblock, is it whole, and does it have a name?
+    /// Checks that this is a superblock, that it is intact, and that it has a uuid.
     fn check_identity(&self) -> Result<(), SuperblockError> {
         let bytes = &self.0[..];
         let found = field::OFFSET.u64(bytes);
@@ -174,8 +178,8 @@ impl RawSuperblock {
         Ok(())
     }
 
-    /// The sum covers the listed journal buckets; a count that does not fit cannot be summed (a kernel reads past the
-    /// superblock here).
+    /// Computes the checksum, which covers the listed journal buckets. A count that does not fit
+    /// cannot be summed (a kernel reads past the superblock here).
     fn computed_checksum(&self) -> Result<u64, SuperblockError> {
         let found = u64::from(field::JOURNAL_COUNT.u16(&self.0[..]));
         if found > MAX_JOURNAL_BUCKETS {
@@ -185,7 +189,7 @@ impl RawSuperblock {
         Ok(checksum(&self.0[CHECKSUM_BYTES..end]))
     }
 
-    /// The bytes with their checksum brought up to date.
+    /// Returns the bytes with an updated checksum.
     fn sealed(&self) -> Box<[u8; SUPERBLOCK_BYTES]> {
         let sum = self.computed_checksum().expect("a checked superblock lists few enough journal buckets");
         let mut bytes = self.0.clone();
@@ -193,7 +197,7 @@ impl RawSuperblock {
         bytes
     }
 
-    /// The fields that a newly formatted device of either kind has in common.
+    /// Creates a superblock with the fields that newly formatted devices of both kinds share.
     fn formatted(version: u64, uuid: Uuid, set_uuid: Uuid, block_sectors: u16) -> Self {
         let mut raw = Self::zeroed();
         let bytes = &mut raw.0[..];

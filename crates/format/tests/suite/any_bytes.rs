@@ -1,7 +1,8 @@
-//! Whatever the bytes are, a parser answers and never panics, and what it accepts it can walk.
+//! Proves that a parser never panics, whatever the bytes are, and that it can walk whatever it
+//! accepts.
 //!
-//! Purely random bytes end at the first check, so most cases start from golden bytes, change a few of them, and mend
-//! the checksum: then the checks behind the checksum see the damage.
+//! Purely random bytes fail the first check, so most cases start from golden bytes, change a few of
+//! them, and fix the checksum. The checks after the checksum then see the damage.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -52,7 +53,8 @@ fn place() -> BsetPlace {
     BsetPlace { magic: geometry.magic, node: header.root.pointers.as_slice()[0] }
 }
 
-/// A few bytes at random places set to random values; most places in the first 512 bytes, where the structure is.
+/// Generates a few bytes at random places, set to random values. Most places are in the first 512
+/// bytes, where the structure is.
 fn changes() -> impl Strategy<Value = Vec<(usize, u8)>> {
     prop::collection::vec((prop_oneof![4 => 8_usize..512, 1 => 8_usize..4096], any::<u8>()), 0..6)
 }
@@ -66,7 +68,7 @@ fn changed(mut bytes: Vec<u8>, changes: &[(usize, u8)]) -> Vec<u8> {
     bytes
 }
 
-/// Mends the sum over bytes 8 .. `end`, if they exist.
+/// Fixes the checksum over bytes 8 .. `end`, if they exist.
 fn mend(bytes: &mut [u8], end: usize, sum: impl Fn(&[u8]) -> u64) {
     if let Some(summed) = bytes.get(8..end) {
         let sum = sum(summed);
@@ -148,7 +150,7 @@ proptest! {
         }
     }
 
-    /// A check in pieces comes to what one in one piece comes to.
+    /// Proves that a check in pieces gives the same result as a check in one go.
     #[test]
     fn nodes_in_pieces(changes in changes(), mended in any::<bool>(), piece in 0..600_usize) {
         let mut bytes = changed(golden("node-root.bin"), &changes);
@@ -175,7 +177,7 @@ proptest! {
         pieces.into_iter().for_each(|piece| whole.push(entries.by_ref().take(piece)));
         whole.push(entries);
         prop_assert_eq!(whole.seal(), &bytes[..]);
-        // Those that are left out are zero, as they are if they are written.
+        // Entries that are left out are zero, just as if zeroes had been written.
         let (mut short, mut long) = (writer(), writer());
         short.push(set.entries().take(kept));
         while short.pass(1 + passed) > 0 {}
@@ -196,7 +198,7 @@ proptest! {
     }
 }
 
-/// A node that holds `sets` (block, seq of its header), each with one key, in 8 blocks.
+/// Builds a node of 8 blocks with `sets` (block, seq of the header), each with one key.
 fn node_of(sets: &[(usize, u64)]) -> Vec<u8> {
     let mut bytes = vec![0; 8 * 512];
     let key = bcached_format::Key::hole(bcached_format::Inode(0), 0, 8);

@@ -1,8 +1,8 @@
-//! Sectors written by a 6.1 kernel and by bcache-tools 1.0.8 (`golden-make/` makes them): each is parsed, judged,
-//! sealed again and compared with what it was.
+//! Sectors written by a 6.1 kernel and by bcache-tools 1.0.8 (`golden-make/` creates them). Each is
+//! parsed, checked, sealed again and compared with the original.
 //!
-//! Bytes that a seal cannot know, and that are therefore not compared, are named where they are masked: the junk that
-//! a kernel leaves in the unused parts of a journal entry's header. Nothing else differs.
+//! A seal cannot reproduce the junk that a kernel leaves in the unused parts of a journal entry's
+//! header. Those bytes are masked, with a comment, and not compared. Nothing else differs.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -29,7 +29,7 @@ fn golden(name: &str) -> Vec<u8> {
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Compares bytes and names the first place where they differ.
+/// Compares bytes and names the first difference.
 #[track_caller]
 fn assert_same(found: &[u8], wanted: &[u8], name: &str) {
     assert_eq!(found.len(), wanted.len(), "{name}: length");
@@ -38,7 +38,7 @@ fn assert_same(found: &[u8], wanted: &[u8], name: &str) {
     }
 }
 
-/// The sealed superblock has the bytes of the golden file.
+/// Asserts that the sealed superblock has the bytes of the golden file.
 #[track_caller]
 fn assert_golden(sealed: &[u8], name: &str) {
     assert_same(sealed, &golden(name), name);
@@ -150,8 +150,9 @@ fn a_start_by_us_writes_the_superblock_that_a_kernel_writes() {
     assert_golden(&ours.seal()[..], "superblock-cache-running.bin");
 }
 
-/// Journal bytes with the kernel's junk zeroed: what stands behind the keys of the header, behind the root's level,
-/// and in the slots of devices that do not exist. The checksum covers the junk, so it goes as well.
+/// Returns the entry's bytes with the kernel's junk zeroed: the bytes after the keys in the header,
+/// those after the root's level, and the slots of devices that do not exist. The checksum covers
+/// the junk, so it is zeroed as well.
 fn without_junk(bytes: &[u8], entry: &Jset<'_>) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let end_of = |key: &Key| 8 * key.words();
@@ -208,7 +209,7 @@ fn nodes_seal_to_the_same_bytes() {
     }
     assert!(children.iter().all(|key| check_child_key(&geometry, key).is_ok()));
 
-    // The leaf is a child of this root; only under its own pointer are its sums good.
+    // The leaf is a child of this root; its checksums are right only under its own pointer.
     let bytes = golden("node-leaf.bin");
     let parse = |node: Pointer| {
         NodeLog::parse(&bytes, geometry.block_bytes(), BsetPlace { node, ..place }).map(|log| (log, node))

@@ -1,5 +1,5 @@
-//! Where a bucket's log ends, and which entries must not be taken for its end: their checksum is good, so somebody
-//! meant them, and yet they make no sense.
+//! Tests where a bucket's log ends, and which entries must not be mistaken for its end: their
+//! checksum is good, so they were written on purpose, and yet they make no sense.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails where it cannot go on")]
 
 use bcached_format::checksum::checksum;
@@ -22,7 +22,7 @@ fn header(seq: u64, last_seq: u64) -> JsetHeader {
     }
 }
 
-/// An entry with two holes, a field of it spoiled, and the sum mended.
+/// Builds an entry with two holes, damages one field, and fixes the checksum.
 fn spoiled(offset: usize, value: &[u8]) -> Vec<u8> {
     let keys = [Key::hole(Inode(0), 0, 8), Key::hole(Inode(0), 8, 16)];
     let mut bytes = seal(MAGIC, &header(5, 3), &keys);
@@ -98,7 +98,7 @@ fn a_mark_counts_for_the_entry_that_it_was_made_for() {
     let marked = JsetHeader { marks_reserve: true, ..header(5, 3) };
     let mut bytes = seal(MAGIC, &marked, &[]);
     assert_eq!(Jset::parse(&bytes, MAGIC).unwrap().header, marked);
-    // A kernel that has read ours makes an entry in the same memory.
+    // A kernel that has read our entry makes its own in the same memory.
     bytes[16..24].copy_from_slice(&6_u64.to_le_bytes());
     let sum = checksum(&bytes[8..]);
     bytes[..8].copy_from_slice(&sum.to_le_bytes());

@@ -1,7 +1,7 @@
-//! Bytes of the format: those of real sets, those that are refused, and any.
+//! Tests of the format with bytes of real sets, bytes that are refused, and random bytes.
 //!
-//! One program has all of them, so that they are linked once; `cargo xtask test` starts it once for
-//! each module.
+//! One program contains all of them, so that they are linked once; `cargo xtask test` starts it
+//! once for each module.
 
 mod any_bytes;
 mod golden;

@@ -1,6 +1,8 @@
-//! `docs/format.md` shows the layout tables that the code uses: they are rendered here and compared with the page.
+//! Checks that `docs/format.md` shows the layout tables that the code uses: they are rendered here
+//! and compared with the page.
 //!
-//! After a change of a table, `BLESS=1 cargo test -p bcached-format --test suite page::` writes the page's tables anew.
+//! After a change of a table, `BLESS=1 cargo test -p bcached-format --test suite page::` rewrites
+//! the tables of the page.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! What the priority of a node's bucket tells of its length.
+//! Tests how the priority of a node's bucket encodes the node's length.
 
 use bcached_format::prio::{
     NODE_BLOCKS_MAX, PRIO_BTREE, PRIO_FRESH, PRIO_NEVER_USED, PRIO_RESERVE, durable_blocks, prio_of_node,

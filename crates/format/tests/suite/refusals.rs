@@ -1,5 +1,5 @@
-//! Every refusal of a superblock, in a kernel's order: each case spoils one field of a good superblock, mends the sum,
-//! and must get exactly its own error.
+//! Tests every refusal of a superblock, in a kernel's order. Each case damages one field of a good
+//! superblock, fixes the checksum, and must get exactly its own error.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -50,7 +50,7 @@ fn backing() -> Vec<u8> {
 /// A field: offset, size in bytes, value.
 type Place = (usize, usize, u64);
 
-/// Writes `value` (its lowest `size` bytes) at each place and mends the sum.
+/// Writes `value` (its lowest `size` bytes) at each place and fixes the checksum.
 fn spoiled(mut bytes: Vec<u8>, places: &[Place]) -> Vec<u8> {
     for (offset, size, value) in places {
         bytes[*offset..offset + size].copy_from_slice(&value.to_le_bytes()[..*size]);
@@ -87,7 +87,8 @@ fn what_is_no_superblock_is_refused() {
     refused(cache(), &[(40, 8, 0), (48, 8, 0)], E::NilUuid);
 }
 
-/// Whoever takes it for nothing makes a new one in its place.
+/// Proves that a damaged magic is told from a missing one. A program that took it for missing would
+/// format the device.
 #[test]
 fn a_damaged_magic_is_told_from_none() {
     let with = |bytes: Vec<u8>, magic: [u8; 16], is_there: bool| {
@@ -107,7 +108,7 @@ fn a_damaged_magic_is_told_from_none() {
         let mut more = bytes.clone();
         more[72] ^= 1;
         with(more.clone(), flipped, true);
-        // `wipefs` leaves zeros, and that of bcachefs begins as bcache's does.
+        // `wipefs` leaves zeroes, and the magic of bcachefs begins like bcache's.
         let mut other = [1; 16];
         other[..4].copy_from_slice(&MAGIC.0[..4]);
         with(more.clone(), other, false);
@@ -180,7 +181,7 @@ fn backing_devices_that_make_no_sense_are_refused() {
     assert_eq!(superblock.data_offset(), 16, "version 1 has no data offset");
 }
 
-/// Kernels run such a set, and let nobody write to its volumes.
+/// Proves that the obsolete form is refused. Kernels run such a set, with its volumes read-only.
 #[test]
 fn the_obsolete_form_of_a_large_bucket_is_refused() {
     // 2^16 sectors: the low half is zero.
@@ -194,7 +195,7 @@ fn the_obsolete_form_of_a_large_bucket_is_refused() {
 
 #[test]
 fn the_first_check_that_fails_is_the_one_reported() {
-    // Each entry spoils one more field, from the last check to the first.
+    // Each step damages one more field, from the last check to the first.
     let steps: [(&[Place], E); 6] = [
         (&[(196, 2, 0)], E::BadDeviceNumber { count: 0, index: 0 }),
         (&[(56, 8, 0), (64, 8, 0)], E::NilSetUuid),

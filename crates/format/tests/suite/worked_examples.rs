@@ -1,5 +1,6 @@
-//! One cache set of a real kernel, byte for byte: 1 GiB, buckets of 1024 sectors, blocks of 1 sector, writeback,
-//! 100 consecutive writes of 4 KiB from logical sector 0, stopped. Bytes not written out here were zero.
+//! One cache set of a real kernel, byte for byte: 1 GiB, buckets of 1024 sectors, blocks of 1
+//! sector, writeback, 100 consecutive writes of 4 KiB from logical sector 0, stopped. Bytes that
+//! are not listed here were zero.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -110,7 +111,7 @@ fn journal_entry_without_keys() {
     assert_eq!(jset::seal(magic(), &header, &[]), bytes);
 }
 
-/// The node's blocks 0 and 1; block 2 holds something else, so the log ends there.
+/// Returns the node's blocks 0 and 1. Block 2 holds something else, so the log ends there.
 fn node() -> Vec<u8> {
     let mut bytes = vec![0; 512 * 512];
     let first = hex("b181173d31203c6d 3fbf89f747b35367 1b7f4a0de352759e 0100000000000000");

@@ -1,4 +1,4 @@
-//! What the kernel's NBD client is told by.
+//! The ioctls of the kernel's NBD client.
 #![allow(unsafe_code, reason = "no crate wraps the calls of linux/nbd.h, or a thread's signal mask")]
 
 use rustix::fd::{AsFd, AsRawFd as _};
@@ -10,7 +10,7 @@ const fn number(of: u8) -> Opcode {
     opcode::none(0xab, of)
 }
 
-/// Calls of `linux/nbd.h`: each takes a number, or nothing, and gives nothing back.
+/// Requests of `linux/nbd.h`. Each takes a number or nothing, and returns nothing.
 const SET_SOCK: Opcode = number(0);
 const SET_BLKSIZE: Opcode = number(1);
 const DO_IT: Opcode = number(3);
@@ -21,33 +21,35 @@ const SET_TIMEOUT: Opcode = number(9);
 const SET_FLAGS: Opcode = number(10);
 
 fn call<const OPCODE: Opcode>(device: &File, value: usize) -> Result<(), Errno> {
-    // SAFETY: these calls take a number by value, and neither read nor write memory of ours. On a descriptor that is no device of the
-    // driver the kernel refuses the number.
+    // SAFETY: these calls take a number by value, and neither read nor write memory of this
+    // process. If the descriptor is not a device of the driver, the kernel refuses the request
+    // number.
     unsafe { rustix::ioctl::ioctl(device, IntegerSetter::<OPCODE>::new_usize(value)) }
 }
 
-/// The device is this thread's to set up, and talks through `socket`, which the kernel keeps. `EBUSY`: it is somebody else's.
+/// Claims the device for this thread to set up, with `socket` as its connection, which the kernel
+/// keeps. Fails with `EBUSY` if the device is in use.
 pub(super) fn set_socket(device: &File, socket: impl AsFd) -> Result<(), Errno> {
     let number = usize::try_from(socket.as_fd().as_raw_fd()).map_err(|_| Errno::BADF)?;
     call::<SET_SOCK>(device, number)
 }
 
-/// Its block, a power of two from 512 bytes to a page.
+/// Sets its block size, a power of two from 512 bytes to a page.
 pub(super) fn set_block_bytes(device: &File, bytes: usize) -> Result<(), Errno> {
     call::<SET_BLKSIZE>(device, bytes)
 }
 
-/// How many of these it has; also while it is served.
+/// Sets its size in blocks. Also works while the device is served.
 pub(super) fn set_blocks(device: &File, blocks: usize) -> Result<(), Errno> {
     call::<SET_SIZE_BLOCKS>(device, blocks)
 }
 
-/// What the server can do: the transmission flags of NBD's protocol.
+/// Sets the server's features: the transmission flags of the NBD protocol.
 pub(super) fn set_flags(device: &File, flags: u16) -> Result<(), Errno> {
     call::<SET_FLAGS>(device, flags.into())
 }
 
-/// Requests wait for the server as long as it takes.
+/// Sets no timeout: requests wait for the server as long as it takes.
 pub(super) fn set_no_timeout(device: &File) -> Result<(), Errno> {
     call::<SET_TIMEOUT>(device, 0)
 }
@@ -57,20 +59,21 @@ pub(super) fn do_it(device: &File) -> Result<(), Errno> {
     call::<DO_IT>(device, 0)
 }
 
-/// Ends the connection: what the server has been asked is waited for.
+/// Ends the connection. Requests that the server already has are waited for.
 pub(super) fn disconnect(device: &File) -> Result<(), Errno> {
     call::<DISCONNECT>(device, 0)
 }
 
-/// Ends it whatever waits, and lets go of the socket.
+/// Ends the connection whatever is pending, and releases the socket.
 pub(super) fn clear_socket(device: &File) -> Result<(), Errno> {
     call::<CLEAR_SOCK>(device, 0)
 }
 
-/// From now on no signal is delivered to this thread, but SIGKILL: one would end what [`do_it`] does.
+/// Blocks all signals on this thread, except SIGKILL: a signal would end [`do_it`].
 pub(super) fn block_signals() {
-    // SAFETY: `sigset_t` is a plain C value for which all zeroes is one; `sigfillset` and `pthread_sigmask` read and write only the set, which
-    // lives on this stack frame, and the old mask is not asked for.
+    // SAFETY: `sigset_t` is a plain C value, and all zeroes is a valid one. `sigfillset` and
+    // `pthread_sigmask` read and write only the set, which lives on this stack frame; the old mask
+    // is not asked for.
     unsafe {
         let mut all: libc::sigset_t = core::mem::zeroed();
         libc::sigfillset(&raw mut all);

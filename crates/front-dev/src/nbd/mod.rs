@@ -1,6 +1,7 @@
-//! A device of the kernel's NBD client, whose server is in this process: the kernel is given one end of a socket pair, the server has the other.
-//! A thread is in the kernel for as long as the device is served (`NBD_DO_IT`). When the process dies, however it dies, the device ends with
-//! that thread.
+//! A device of the kernel's NBD client, whose server is in this process. The kernel gets one end of
+//! a socket pair, the server has the other. A thread stays in the kernel (`NBD_DO_IT`) for as long
+//! as the device is served. When the process dies, for whatever reason, the device ends with that
+//! thread.
 
 mod ioctl;
 
@@ -17,32 +18,32 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What the driver needs no I/O for.
+/// Time limit for driver operations that need no I/O.
 const QUICK: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Where devices are listed.
+/// Where the kernel lists block devices.
 const BLOCK: &str = "/sys/block";
-/// The largest block of a device, and the smallest.
+/// Valid block sizes of a device, in bytes.
 const BLOCK_BYTES: std::ops::RangeInclusive<u64> = 512..=4096;
 
-/// A device that is served.
+/// A device that is being served.
 pub(crate) struct NbdDevice {
     path: PathBuf,
     device: Arc<File>,
     block_sectors: u64,
-    /// Disconnected when the thread has ended.
+    /// Disconnected once the serving thread has ended.
     ended: Receiver<()>,
 }
 
-/// What came of a try to have a device.
+/// The outcome of trying one device.
 enum Tried {
     Served(NbdDevice),
-    /// It is somebody's.
+    /// The device is in use.
     Taken,
 }
 
-/// Whether this machine has it for us.
+/// Checks whether this machine can provide a device of the NBD client.
 pub(crate) fn probe() -> Result<(), String> {
     let all = numbers(Path::new(BLOCK));
     if all.is_empty() {
@@ -73,7 +74,7 @@ fn unusable(number: u32, errno: Errno) -> String {
     }
 }
 
-/// The numbers of the devices that there are, ascending.
+/// The numbers of the existing NBD devices, ascending.
 fn numbers(block: &Path) -> Vec<u32> {
     let entries = std::fs::read_dir(block).into_iter().flatten().flatten();
     let number = |name: &str| name.strip_prefix("nbd")?.parse().ok();
@@ -82,7 +83,7 @@ fn numbers(block: &Path) -> Vec<u32> {
     all
 }
 
-/// Of these, what nobody is served by.
+/// The numbers of those that are not being served.
 fn free(block: &Path) -> Vec<u32> {
     let is_free = |number: &u32| !block.join(format!("nbd{number}/pid")).exists();
     numbers(block).into_iter().filter(is_free).collect()
@@ -97,7 +98,8 @@ fn open(number: u32) -> Result<File, Errno> {
 }
 
 impl NbdDevice {
-    /// Gives the connection's other end to the first device that is free. `on_end` is called when the device is served no more.
+    /// Connects the first free device to the client's end of `connection`. `on_end` is called when
+    /// the device is no longer served.
     pub(crate) fn bring(
         export: &Export,
         connection: &Connection,
@@ -148,7 +150,8 @@ impl NbdDevice {
         Ok(Tried::Served(device))
     }
 
-    /// The size is the last that the kernel sets before requests come.
+    /// Waits until the device is served. The size is the last attribute that the kernel sets before
+    /// requests arrive.
     fn wait_until_there(&self, number: u32, sectors: u64) -> Result<(), String> {
         let place = Path::new(BLOCK).join(format!("nbd{number}"));
         let deadline = Instant::now() + QUICK;
@@ -171,13 +174,14 @@ impl NbdDevice {
         !matches!(self.ended.recv_timeout(Duration::ZERO), Err(RecvTimeoutError::Timeout))
     }
 
-    /// The volume has another size now.
+    /// Sets the device's size to the volume's new size.
     pub(crate) fn resize(&self, sectors: u64) -> Result<(), String> {
         let blocks = usize::try_from(sectors / self.block_sectors).unwrap_or(usize::MAX);
         ioctl::set_blocks(&self.device, blocks).map_err(|errno| io::Error::from(errno).to_string())
     }
 
-    /// Has what the kernel keeps of it in memory written: as long as it is open here, nobody's closing does that.
+    /// Writes out the device's dirty pages in the kernel. As long as this process has the device
+    /// open, no other program's close does that.
     pub(crate) fn write_out(&self) -> Result<(), String> {
         let path = self.path.display();
         self.device
@@ -185,13 +189,13 @@ impl NbdDevice {
             .map_err(|error| format!("what the kernel keeps of {path} cannot be written: {error}"))
     }
 
-    /// Takes it away.
+    /// Removes the device.
     pub(crate) fn remove(&self) -> Result<(), String> {
         if self.has_ended() {
             return Ok(());
         }
         for end in [ioctl::disconnect, ioctl::clear_socket] {
-            // What is not connected any more is no worse for that.
+            // An error is harmless: the device may already be disconnected.
             let _has_ended = end(&self.device);
             if let Err(RecvTimeoutError::Disconnected) = self.ended.recv_timeout(QUICK) {
                 return Ok(());
@@ -201,7 +205,7 @@ impl NbdDevice {
     }
 }
 
-/// Sets the device up and serves it to its end.
+/// Sets up the device and serves it until the connection ends.
 fn serve(
     device: &File,
     socket: std::os::fd::OwnedFd,
@@ -211,7 +215,7 @@ fn serve(
     ioctl::block_signals();
     let bytes = usize::try_from(block_sectors * SECTOR_BYTES).unwrap_or(usize::MAX);
     let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
-    // First the socket: from then on it is this thread's.
+    // The socket comes first: it claims the device for this thread.
     if let Err(errno) = ioctl::set_socket(device, &socket) {
         let _nobody = tell.send(Err(errno));
         return;

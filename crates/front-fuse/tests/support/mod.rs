@@ -1,4 +1,4 @@
-//! A server over memory behind a real mount.
+//! A server over a memory-backed engine, behind a real mount.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use bcached_front_fuse::{FuseServer, Limits, Options, StartError, Tree};
@@ -15,7 +15,7 @@ pub const TANK: VolumeId = VolumeId(1);
 pub const ARCHIVE: VolumeId = VolumeId(2);
 pub const TANK_SECTORS: u64 = 32 << 11;
 pub const TANK_BYTES: u64 = TANK_SECTORS * 512;
-/// Nothing here takes long; what does not come within this will not come.
+/// Time limit for anything a test waits for; nothing here takes nearly as long.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 pub const EPERM: i32 = 1;
@@ -28,7 +28,7 @@ pub const ENOTCONN: i32 = 107;
 pub const ESHUTDOWN: i32 = 108;
 pub const ETIMEDOUT: i32 = 110;
 
-/// Whether the kernel lets us mount; otherwise the test counts as skipped and should return.
+/// Whether the kernel lets us mount. If not, the test counts as skipped and should return.
 #[must_use = "a test that cannot mount has to return"]
 pub fn can_mount() -> bool {
     if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
@@ -42,7 +42,7 @@ pub fn can_mount() -> bool {
     may
 }
 
-/// The one line that makes a test count as skipped.
+/// Prints the line that makes a test count as skipped.
 pub fn skip(reason: &str) {
     println!("skipped: {reason}");
 }
@@ -52,9 +52,9 @@ pub fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|candidate| candidate.is_file())
 }
 
-/// Two volumes, "tank" (32 MiB, blocks of 8 KiB) and "archive" (1 MiB, read-only), mounted.
+/// Two mounted volumes: "tank" (32 MiB, blocks of 8 KiB) and "archive" (1 MiB, read-only).
 pub struct Served {
-    // First, so that nobody waits for an engine that is no more.
+    // The first field, so that it is dropped first: then nothing waits for an engine that is gone.
     pub server: Option<FuseServer>,
     pub ram: Ram,
     pub exports: ExportTable,
@@ -62,8 +62,9 @@ pub struct Served {
     _watchdog: Sender<()>,
 }
 
-/// A program that waits for an answer of the mount waits for ever, and cannot even be killed if it is the one that serves it. So
-/// after a while the mount is cut off, and what waits fails.
+/// Cuts the mount off after a while. A program that waits for an answer of the mount would wait
+/// forever, and cannot even be killed if it is the one that serves the mount. After the cut its
+/// requests fail.
 fn watch(directory: PathBuf) -> Sender<()> {
     let (alive, dead) = channel();
     std::thread::spawn(move || {
@@ -91,7 +92,7 @@ pub fn serve_with(limits: Limits, hook: Hook, trees: Vec<(String, Arc<dyn Tree>)
     })
 }
 
-/// With memory that others have too.
+/// Serves with memory that is shared with others.
 pub fn serve_sharing(memory: Arc<Pool>) -> Served {
     serve_by(Box::new(|_, _| Verdict::Serve), |directory, exports| {
         let options =
@@ -137,7 +138,7 @@ impl Served {
         self.server.as_ref().expect("runs")
     }
 
-    /// Ends the server, which everybody must have left.
+    /// Ends the server, which no client may be using.
     pub fn end(mut self) {
         let server = self.server.take().expect("runs");
         assert_eq!(server.shutdown(LIMIT), Ok(()));

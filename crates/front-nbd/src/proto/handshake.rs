@@ -1,11 +1,12 @@
-//! The haggling at the start of a connection.
+//! The handshake at the start of a connection: option haggling.
 //!
-//! [`Handshake::needed`] says how many bytes the next step takes; the caller collects exactly those, hands them to
-//! [`Handshake::step`], and sends [`Handshake::take_outgoing`]. A client may go on asking as long as its host lets it:
-//! time is the host's business, memory is bounded here.
+//! [`Handshake::needed`] says how many bytes the next step takes. The caller collects exactly
+//! those, passes them to [`Handshake::step`], and sends [`Handshake::take_outgoing`]. How long a
+//! client may keep asking is for the caller to limit; this module bounds the memory.
 //!
-//! **TLS** ([`Encryption`]) is either not there, or demanded: a client that could choose would be talked out of it by whoever is between.
-//! So nothing can be agreed on, or told, before it has begun.
+//! **TLS** ([`Encryption`]) is either not available or required. If a client could choose, a man in
+//! the middle could talk it out of TLS. So nothing can be negotiated or disclosed before TLS has
+//! begun.
 
 use super::option::{ContextQuestion, ExportQuestion, Malformed, name};
 use super::wire::{
@@ -16,15 +17,15 @@ use super::wire::{
 use bcached_port::{Export, SECTOR_BYTES};
 use std::sync::Arc;
 
-/// What a server can offer, asked during the handshake.
+/// The exports that a server can offer, queried during the handshake.
 pub trait Catalog {
-    /// Names of the exports that are there now.
+    /// The names of the current exports.
     fn names(&self) -> Vec<String>;
 
-    /// What this client would get under a name.
+    /// Returns what this client would get under a name.
     ///
     /// # Errors
-    /// A sentence for people on why there is nothing.
+    /// Says, in a sentence for people, why there is no such export.
     fn offer(&self, name: &str) -> Result<Offer, String>;
 }
 
@@ -33,60 +34,62 @@ pub trait Catalog {
 pub struct Offer {
     /// The volume.
     pub export: Arc<Export>,
-    /// This client may not write.
+    /// Whether this client is denied writing.
     pub read_only: bool,
-    /// This client may use several connections at once.
+    /// Whether this client may use several connections at the same time.
     pub multi_conn: bool,
 }
 
-/// What client and server agreed on.
+/// The parameters that client and server agreed on.
 #[derive(Clone, Debug)]
 pub struct Agreed {
     /// The export.
     pub offer: Offer,
-    /// Replies are structured.
+    /// Whether replies are structured.
     pub structured: bool,
-    /// Block status may be asked for.
+    /// Whether the client may request block status.
     pub block_status: bool,
 }
 
-/// How a connection stands with TLS.
+/// The state of TLS on a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Encryption {
-    /// There is none: `STARTTLS` is answered "unsupported", which lets a client that insists go away and any other go on.
+    /// Not available: `STARTTLS` is answered "unsupported". A client that insists then disconnects;
+    /// any other continues.
     None,
-    /// Before it has begun everything else is refused, but for hanging up.
+    /// Required and not yet begun: everything except hanging up is refused.
     Demanded,
-    /// What is said is said in it.
+    /// Begun: the conversation is encrypted.
     Begun,
 }
 
 /// What follows a step.
 #[derive(Debug)]
 pub enum Step {
-    /// Go on.
+    /// Continue with the next step.
     Continue,
-    /// Send what is outgoing, then go over to TLS and on with the handshake in it. What the client has sent already is no part of that.
+    /// Send the outgoing bytes, then switch to TLS and continue the handshake in it. Bytes that the
+    /// client has already sent are not part of that.
     StartTls,
-    /// The handshake is over; send what is outgoing, requests follow.
+    /// The handshake is complete: send the outgoing bytes; requests follow.
     Transmission(Agreed),
-    /// The client hangs up properly; send what is outgoing, then end.
+    /// The client hangs up properly: send the outgoing bytes, then end.
     Goodbye,
     /// End the connection without an answer.
     Violation(Violation),
 }
 
-/// One connection's handshake.
+/// The handshake of one connection.
 pub struct Handshake {
     state: State,
     encryption: Encryption,
-    /// Something was asked before TLS, and refused.
+    /// Whether an option was sent before TLS, and refused.
     asked_plainly: bool,
     outgoing: Vec<u8>,
     fixed: bool,
     no_zeroes: bool,
     structured: bool,
-    /// The name with which `base:allocation` was chosen.
+    /// The export name for which `base:allocation` was chosen.
     context_for: Option<String>,
 }
 
@@ -98,18 +101,18 @@ enum State {
         option: u32,
         bytes: u32,
     },
-    /// Data too long to be looked at; so many bytes of it are to come.
+    /// Option data too long to be parsed, with so many bytes still to come.
     Skip {
         option: u32,
         bytes: u32,
     },
 }
 
-/// How much of a long option is asked for at a time.
+/// How many bytes of a long option are requested at a time.
 const SKIP_STEP: u32 = 4096;
 
 impl Handshake {
-    /// A new connection; the greeting is outgoing.
+    /// Starts a handshake; the greeting is in the outgoing bytes.
     #[must_use]
     pub fn new(encryption: Encryption) -> Self {
         let flags = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
@@ -129,13 +132,13 @@ impl Handshake {
         }
     }
 
-    /// The client wants to go on without TLS, which is refused.
+    /// Whether the client tries to continue without TLS, which is refused.
     #[must_use]
     pub fn wants_no_tls(&self) -> bool {
         self.asked_plainly && self.encryption == Encryption::Demanded
     }
 
-    /// Bytes that the next step takes: at most [`OPTION_BYTES_MAX`], possibly 0.
+    /// The number of bytes that the next step takes: at most [`OPTION_BYTES_MAX`], possibly 0.
     #[must_use]
     pub fn needed(&self) -> usize {
         let bytes = match self.state {
@@ -147,12 +150,12 @@ impl Handshake {
         bytes as usize
     }
 
-    /// What is to be sent, once.
+    /// Takes the bytes to be sent.
     pub fn take_outgoing(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// The next step, with exactly [`Handshake::needed`] bytes from the client.
+    /// Performs the next step, with exactly [`Handshake::needed`] bytes from the client.
     pub fn step(&mut self, bytes: &[u8], catalog: &dyn Catalog) -> Step {
         assert_eq!(bytes.len(), self.needed(), "a step gets the bytes it asked for");
         match self.state {
@@ -197,7 +200,7 @@ impl Handshake {
         }
         self.state = match bytes {
             0..=OPTION_BYTES_MAX => State::OptionData { option, bytes },
-            // This one has no error reply; and a longer one is no option.
+            // This option has no error reply, and a longer one cannot be a real option.
             _ if option == option::EXPORT_NAME || bytes > OPTION_SKIP_MAX => {
                 return Step::Violation(Violation::OptionSize { option, bytes });
             }
@@ -297,7 +300,8 @@ impl Handshake {
         }
     }
 
-    /// Size and block sizes go to everybody, whether asked for or not: a client that knows them need not guess.
+    /// Sends size and block sizes to every client, whether it asked for them or not, so that it
+    /// need not guess.
     fn facts(&mut self, option: u32, question: &ExportQuestion<'_>, offer: &Offer) {
         let export = &offer.export;
         let kind = info::EXPORT.to_be_bytes();
@@ -333,7 +337,7 @@ impl Handshake {
     fn meta_context(&mut self, option: u32, data: &[u8], catalog: &dyn Catalog) {
         let setting = option == option::SET_META_CONTEXT;
         if setting {
-            // A new choice replaces the old one also when it fails.
+            // A new choice replaces the old one even if it fails.
             self.context_for = None;
         }
         if !self.structured {
@@ -347,7 +351,7 @@ impl Handshake {
         if let Err(why) = catalog.offer(question.name) {
             return self.error(option, option_reply::ERR_UNKNOWN, &why);
         }
-        // A listing may ask for everything or for a namespace, a choice names what it wants.
+        // A listing may ask for everything or for a namespace; a choice names the context.
         let listed = !setting && (question.queries == 0 || question.namespace);
         if question.exact || listed {
             let id = if setting { BASE_ALLOCATION_ID } else { 0 };
@@ -359,7 +363,7 @@ impl Handshake {
         self.reply(option, option_reply::ACK, &[]);
     }
 
-    /// A choice of block status counts only for the name it was made with.
+    /// A choice of block status is valid only for the name it was made with.
     fn agree(&self, offer: Offer, name: &str) -> Agreed {
         let block_status = self.context_for.as_deref() == Some(name);
         Agreed { offer, structured: self.structured, block_status }
@@ -374,7 +378,7 @@ impl Handshake {
     }
 
     fn error(&mut self, option: u32, kind: u32, text: &str) {
-        // The protocol bounds strings; names inside the sentence may be long.
+        // The protocol limits the length of strings, and names within the sentence may be long.
         let end = text.floor_char_boundary(super::wire::STRING_BYTES_MAX);
         self.reply(option, kind, &[&text.as_bytes()[..end]]);
     }
@@ -400,7 +404,8 @@ const fn describe(malformed: Malformed) -> &'static str {
     }
 }
 
-/// What an export can do for this client. DF belongs to structured replies; what changes content belongs to writers.
+/// The transmission flags of an export for this client. DF belongs to structured replies; commands
+/// that change content belong to writers.
 #[must_use]
 pub fn transmission_flags(offer: &Offer, structured: bool) -> u16 {
     let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA;
@@ -418,8 +423,9 @@ pub fn transmission_flags(offer: &Offer, structured: bool) -> u16 {
     flags
 }
 
-/// The volume's block, but at least a page; a power of two, as the protocol wants. It is told as the preferred size and not as the
-/// smallest: libnbd refuses smaller requests by itself then, and programs that read sectors of 512 bytes would stop working.
+/// The volume's block size, but at least a page, and a power of two, as the protocol requires. It
+/// is announced as the preferred size rather than the minimum: with a larger minimum, libnbd itself
+/// refuses smaller requests, and programs that read sectors of 512 bytes would stop working.
 fn preferred_block(export: &Export) -> u32 {
     let bytes = (u64::from(export.block_sectors) * SECTOR_BYTES).next_power_of_two();
     let bytes = u32::try_from(bytes).unwrap_or(PAYLOAD_BYTES_MAX);

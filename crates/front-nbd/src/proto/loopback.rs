@@ -1,5 +1,6 @@
-//! The whole server side of the protocol over plain slices: what a client sends goes in, what it would be sent comes
-//! out, in one call, without sockets and threads. The fuzzer and the property tests drive this.
+//! Runs the whole server side of the protocol over plain slices, in one call, without sockets and
+//! threads: input is what a client sends, output is what it would be sent. The fuzzer and the
+//! property tests use this.
 
 use super::handshake::{Agreed, Catalog, Encryption, Handshake, Offer, Step};
 use super::reply::Awaited;
@@ -8,10 +9,10 @@ use super::wire::{OPTION_BYTES_MAX, Violation};
 use bcached_port::{Buffer, ErrorKind, Export, Reply, StatusExtent, Uuid};
 use std::sync::Arc;
 
-/// What a conversation came to.
+/// The result of a conversation.
 #[derive(Debug)]
 pub struct Conversation {
-    /// All that the server sent.
+    /// All bytes that the server sent.
     pub outgoing: Vec<u8>,
     /// The requests that would have been carried out.
     pub commands: Vec<Command>,
@@ -22,21 +23,22 @@ pub struct Conversation {
 /// How a conversation ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum End {
-    /// The client said nothing more; so many bytes were left that make no whole step.
+    /// The input ended; so many bytes were left that make no complete step.
     Silence(usize),
     /// The client hung up properly.
     Goodbye,
     /// TLS would follow.
     StartTls,
-    /// We ended it.
+    /// The server ended it.
     Violation(Violation),
 }
 
-/// Reads up to this size are answered with content, larger ones with an error, so that a few bytes of input cannot
-/// fill the memory of the test.
+/// Reads up to this size are answered with content, larger ones with an error. So a few bytes of
+/// input cannot fill the memory of the test.
 const CONTENT_BYTES_MAX: u32 = 4096;
 
-/// A catalog of two volumes: "tank" (16 MiB, writable) and "archive" (a megabyte, read-only); neither is the default.
+/// A catalog of two volumes: "tank" (16 MiB, writable) and "archive" (1 MiB, read-only). Neither is
+/// the default export.
 #[derive(Debug)]
 pub struct TwoVolumes;
 
@@ -66,14 +68,15 @@ impl Catalog for TwoVolumes {
     }
 }
 
-/// Serves everything that is in `input` against [`TwoVolumes`]. Fit for a fuzz target: it must not panic whatever the
-/// input, and asserts what must hold (what a step asks for is bounded, every whole request is answered).
+/// Serves all of `input` against [`TwoVolumes`]. Suitable as a fuzz target: it must not panic on
+/// any input, and asserts the invariants (the bytes requested by a step are bounded, every complete
+/// request is answered).
 #[must_use]
 pub fn converse(input: &[u8]) -> Conversation {
     converse_with(Encryption::None, input)
 }
 
-/// The same with a server that stands so with TLS.
+/// Like [`converse`], with a server in the given state of TLS.
 #[must_use]
 pub fn converse_with(encryption: Encryption, mut input: &[u8]) -> Conversation {
     let mut conversation = Conversation { outgoing: Vec::new(), commands: Vec::new(), end: End::Silence(0) };

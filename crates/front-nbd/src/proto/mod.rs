@@ -1,11 +1,12 @@
-//! The NBD protocol as a server speaks it, without I/O: the baseline protocol of the NetworkBlockDevice project's
-//! `doc/proto.md`, fixed newstyle, with structured replies and block status.
+//! The server side of the NBD protocol, without I/O: the baseline protocol of the
+//! NetworkBlockDevice project's `doc/proto.md`, fixed newstyle, with structured replies and block
+//! status.
 //!
-//! A connection goes through [`handshake::Handshake`], which says how many bytes it wants next and turns them into
-//! answers, and ends with what was agreed on ([`handshake::Agreed`]). From then on every request is a
-//! [`request::Header`] that [`request::Session::decide`] turns into one decision, and [`reply`] makes the bytes of the
-//! answer. Everything from the peer is checked here; nothing here allocates more than [`wire::OPTION_BYTES_MAX`]
-//! because a peer said so, and nothing panics.
+//! A connection starts with a [`handshake::Handshake`], which says how many bytes it needs next and
+//! turns them into answers. It ends with the agreed parameters ([`handshake::Agreed`]). From then
+//! on every request is a [`request::Header`], which [`request::Session::decide`] turns into one
+//! decision, and [`reply`] encodes the answer. Everything from the peer is checked here. The peer
+//! cannot make this code allocate more than [`wire::OPTION_BYTES_MAX`], and nothing panics.
 
 pub mod handshake;
 pub mod loopback;

@@ -1,11 +1,11 @@
-//! The data of options, taken apart. Every length is checked against what is there.
+//! Parses the data of options. Every length is checked against the bytes present.
 
 use super::wire::STRING_BYTES_MAX;
 
 /// What is wrong with an option's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Malformed {
-    /// Lengths do not add up.
+    /// The lengths do not add up.
     Length,
     /// A string is longer than the protocol allows.
     TooBig,
@@ -16,26 +16,28 @@ pub enum Malformed {
 /// The data of `INFO` and `GO`.
 #[derive(PartialEq, Eq, Debug)]
 pub struct ExportQuestion<'a> {
-    /// Which export.
+    /// The export's name.
     pub name: &'a str,
-    /// Which facts are wanted, as pairs of bytes.
+    /// The requested information types, as pairs of bytes.
     wanted: &'a [u8],
 }
 
 /// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
 #[derive(PartialEq, Eq, Debug)]
 pub struct ContextQuestion<'a> {
-    /// For which export.
+    /// The export's name.
     pub name: &'a str,
-    /// How many queries there were.
+    /// The number of queries.
     pub queries: u32,
-    /// Whether one of them means `base:allocation` exactly.
+    /// Whether one of them is exactly `base:allocation`.
     pub exact: bool,
-    /// Whether one of them means the whole namespace `base:`.
+    /// Whether one of them is the whole namespace `base:`.
     pub namespace: bool,
 }
 
 impl<'a> ExportQuestion<'a> {
+    /// Parses the data.
+    ///
     /// # Errors
     /// The data is not a name, a count and that many numbers.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
@@ -45,7 +47,7 @@ impl<'a> ExportQuestion<'a> {
         if rest.len() == count * 2 { Ok(Self { name, wanted: rest }) } else { Err(Malformed::Length) }
     }
 
-    /// Whether a fact was asked for.
+    /// Whether the client asked for this type of information.
     #[must_use]
     pub fn wants(&self, info: u16) -> bool {
         self.wanted.chunks_exact(2).any(|pair| pair == info.to_be_bytes())
@@ -53,6 +55,8 @@ impl<'a> ExportQuestion<'a> {
 }
 
 impl<'a> ContextQuestion<'a> {
+    /// Parses the data.
+    ///
     /// # Errors
     /// The data is not a name, a count and that many strings.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
@@ -60,7 +64,8 @@ impl<'a> ContextQuestion<'a> {
         let name = string(&mut rest)?;
         let queries = u32::from_be_bytes(array(&mut rest)?);
         let mut question = Self { name, queries, exact: false, namespace: false };
-        // Each query takes four bytes at least, so the data bounds the loop whatever the count claims.
+        // Each query takes at least four bytes, so the data bounds the loop whatever the count
+        // claims.
         for _ in 0..queries {
             let query = string(&mut rest)?;
             question.exact |= query == super::wire::BASE_ALLOCATION;
@@ -70,10 +75,10 @@ impl<'a> ContextQuestion<'a> {
     }
 }
 
-/// A name by itself (`EXPORT_NAME`).
+/// Parses a name without a length (`EXPORT_NAME`).
 ///
 /// # Errors
-/// It is too long or not UTF-8.
+/// The name is too long or not UTF-8.
 pub fn name(data: &[u8]) -> Result<&str, Malformed> {
     if data.len() > STRING_BYTES_MAX {
         return Err(Malformed::TooBig);

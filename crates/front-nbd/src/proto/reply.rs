@@ -1,8 +1,9 @@
-//! Replies to requests, as bytes. Content is not copied here: [`Awaited::encode`] makes what goes before it.
+//! Encodes replies to requests. Content is not copied here: [`Awaited::encode`] produces what
+//! precedes it.
 //!
-//! Without structured replies everything is a simple reply. With them a read and a block status are answered by one
-//! chunk (so DF holds without being looked at), errors by a chunk with a sentence, and other successes by a simple
-//! reply, as the protocol allows.
+//! Without structured replies everything is a simple reply. With them, a read or a block status is
+//! answered by one chunk (so DF holds without being checked), an error by a chunk with a sentence,
+//! and any other success by a simple reply, as the protocol allows.
 
 use super::request::{Command, Header};
 use super::wire::{
@@ -10,38 +11,38 @@ use super::wire::{
 };
 use bcached_port::{ErrorKind, Reply, SECTOR_BYTES, StatusExtent};
 
-/// A request that waits for its answer: all that the answer needs.
+/// A pending request: everything that its answer needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Awaited {
-    /// The client's.
+    /// The client's cookie.
     pub cookie: u64,
-    /// What kind of answer is due.
+    /// The kind of answer that is due.
     pub due: Due,
 }
 
-/// What a client waits for.
+/// The answer that a client waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Due {
     /// Content.
     Content {
-        /// Of so many bytes.
+        /// Its length in bytes.
         bytes: u32,
-        /// From here, in bytes.
+        /// Its offset in bytes.
         offset: u64,
     },
-    /// Allocation of so many bytes.
+    /// Allocation status.
     Status {
-        /// As asked for.
+        /// Length of the requested range in bytes.
         bytes: u32,
     },
-    /// The result.
+    /// The result alone.
     Result,
-    /// An error of ours, whatever the reply it travels with says.
+    /// An error of ours, whatever the accompanying reply says.
     Refusal(NbdError),
 }
 
 impl Awaited {
-    /// What the client waits for after a command.
+    /// The answer that is due to a command.
     #[must_use]
     pub const fn of(header: &Header, command: Command) -> Self {
         let due = match command {
@@ -58,8 +59,8 @@ impl Awaited {
         Self { cookie: header.cookie, due: Due::Refusal(error) }
     }
 
-    /// Appends to `head` what is to be sent before the content, and says whether the content follows: the reply's
-    /// buffer, whole.
+    /// Appends to `head` the bytes that precede the content. Returns whether the content follows,
+    /// which is the reply's whole buffer.
     #[must_use = "true promises the client content"]
     pub fn encode(&self, structured: bool, reply: &Reply, head: &mut Vec<u8>) -> bool {
         let length = reply.buffer.as_ref().map(|buffer| buffer.len() as u64);
@@ -78,7 +79,7 @@ impl Awaited {
             (Due::Status { bytes }, Ok(())) if !reply.extents.is_empty() => {
                 self.status(bytes, &reply.extents, head);
             }
-            // The engine owes content or extents and brought none that fit: never invent any.
+            // The engine owes content or extents and returned none that fit: never make any up.
             (Due::Content { .. } | Due::Status { .. }, Ok(())) => {
                 self.error(structured, NbdError::EIO, &ErrorKind::Io.to_string(), head);
             }
@@ -93,7 +94,7 @@ impl Awaited {
         head.extend_from_slice(&self.cookie.to_be_bytes());
     }
 
-    /// The only chunk of a structured reply, with `length` bytes to follow.
+    /// Starts the only chunk of a structured reply, with `length` bytes to follow.
     fn chunk(&self, kind: u16, length: u32, head: &mut Vec<u8>) {
         head.extend_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
         head.extend_from_slice(&chunk::DONE.to_be_bytes());
@@ -113,11 +114,11 @@ impl Awaited {
         head.extend_from_slice(text.as_bytes());
     }
 
-    /// Extents as descriptors, cut to what was asked for.
+    /// Encodes extents as descriptors, clipped to the requested range.
     fn status(&self, bytes: u32, extents: &[StatusExtent], head: &mut Vec<u8>) {
         let at = head.len();
         let mut left = u64::from(bytes);
-        // The length is put right below, when the number of descriptors is known.
+        // The length is filled in below, when the number of descriptors is known.
         self.chunk(chunk::BLOCK_STATUS, 0, head);
         head.extend_from_slice(&BASE_ALLOCATION_ID.to_be_bytes());
         for extent in extents {
@@ -140,7 +141,7 @@ const fn state_of(extent: &StatusExtent) -> u32 {
     (if extent.hole { STATE_HOLE } else { 0 }) | (if extent.zero { STATE_ZERO } else { 0 })
 }
 
-/// Why we refused, for people.
+/// The reason for a refusal, for people.
 const fn refusal_text(error: NbdError) -> &'static str {
     match error {
         NbdError::EPERM => "this client may not write: the export is read-only, or another client is writing",

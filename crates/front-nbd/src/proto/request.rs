@@ -1,7 +1,8 @@
-//! Requests after the handshake: each is taken apart and turned into one decision.
+//! Requests after the handshake: each is parsed and turned into one decision.
 //!
-//! What the protocol lets us refuse politely is refused and the connection goes on; only bytes that cannot be the
-//! start of a request, or a payload too large to read over, end it.
+//! A request that the protocol lets us refuse with an error is refused, and the connection
+//! continues. Only bytes that cannot be the start of a request, or a payload too large to skip, end
+//! it.
 
 use super::handshake::Agreed;
 use super::wire::{
@@ -13,14 +14,14 @@ use bcached_port::SECTOR_BYTES;
 /// Bytes of a request without its payload.
 pub const HEADER_BYTES: usize = 28;
 
-/// A request as it came, unchecked but for its magic.
+/// A request as received, unchecked except for its magic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// Flags of the command.
     pub flags: u16,
-    /// Which command.
+    /// The command.
     pub command: u16,
-    /// Comes back in the reply.
+    /// Returned in the reply.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
@@ -28,7 +29,7 @@ pub struct Header {
     pub length: u32,
 }
 
-/// A request that may be carried out: inside the export, whole sectors, not empty.
+/// A request that may be carried out: within the export, in whole sectors, not empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
     /// Read.
@@ -38,13 +39,13 @@ pub enum Command {
         /// Length in bytes, at most [`PAYLOAD_BYTES_MAX`].
         bytes: u32,
     },
-    /// Write; so many bytes of payload follow the header.
+    /// Write; this many bytes of payload follow the header.
     Write {
         /// First sector.
         sector: u64,
         /// Length in bytes, at most [`PAYLOAD_BYTES_MAX`].
         bytes: u32,
-        /// Durable before the reply.
+        /// Whether it must be durable before the reply.
         fua: bool,
     },
     /// Flush.
@@ -53,39 +54,39 @@ pub enum Command {
     Trim {
         /// First sector.
         sector: u64,
-        /// Length.
+        /// Length in sectors.
         sectors: u64,
-        /// Durable before the reply.
+        /// Whether it must be durable before the reply.
         fua: bool,
     },
     /// Write zeroes.
     WriteZeroes {
         /// First sector.
         sector: u64,
-        /// Length.
+        /// Length in sectors.
         sectors: u64,
-        /// Durable before the reply.
+        /// Whether it must be durable before the reply.
         fua: bool,
-        /// The space may be given up.
+        /// Whether the space may be deallocated.
         may_discard: bool,
     },
-    /// Ask for allocation.
+    /// Query allocation.
     BlockStatus {
         /// First sector.
         sector: u64,
-        /// Length.
+        /// Length in sectors.
         sectors: u64,
-        /// At most so many extents.
+        /// Maximum number of extents in the answer.
         extents_max: u32,
     },
 }
 
-/// What to do about a request.
+/// What to do with a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Decision {
     /// Carry it out.
     Run(Command),
-    /// Read over `payload` bytes, answer with the error, go on.
+    /// Skip `payload` bytes, answer with the error, and continue.
     Refuse {
         /// The answer.
         error: NbdError,
@@ -98,17 +99,19 @@ pub enum Decision {
     Violation(Violation),
 }
 
-/// Requests of one connection are judged by what was agreed on in its handshake.
+/// The requests of one connection, judged by the parameters agreed on in its handshake.
 #[derive(Clone, Debug)]
 pub struct Session {
     agreed: Agreed,
-    /// Size of the export when the client connected.
+    /// Size of the export in bytes when the client connected.
     bytes: u64,
 }
 
 impl Header {
+    /// Parses a request header.
+    ///
     /// # Errors
-    /// It does not begin as requests do; nothing behind it can be understood.
+    /// It does not start like a request, so nothing after it can be understood.
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, Violation> {
         let number =
             |from: usize, to: usize| bytes[from..to].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
@@ -132,32 +135,32 @@ impl Header {
 }
 
 impl Session {
-    /// After a handshake.
+    /// Starts a session after a handshake.
     #[must_use]
     pub fn new(agreed: Agreed) -> Self {
         let bytes = agreed.offer.export.bytes();
         Self { agreed, bytes }
     }
 
-    /// As it was with another server, which had told the client this size.
+    /// Resumes a session of another server, which had told the client this size.
     #[must_use]
     pub const fn resumed(agreed: Agreed, bytes: u64) -> Self {
         Self { agreed, bytes }
     }
 
-    /// Size of the export as the client was told, in bytes.
+    /// Size of the export in bytes, as the client was told.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What was agreed on.
+    /// The agreed parameters.
     #[must_use]
     pub const fn agreed(&self) -> &Agreed {
         &self.agreed
     }
 
-    /// What to do about a request.
+    /// Decides what to do with a request.
     #[must_use]
     pub fn decide(&self, header: &Header) -> Decision {
         let payload = if header.command == command::WRITE { header.length } else { 0 };
@@ -195,7 +198,8 @@ impl Session {
             command::READ => Ok(Command::Read { sector, bytes }),
             command::WRITE => Ok(Command::Write { sector, bytes, fua }),
             command::TRIM => Ok(Command::Trim { sector, sectors, fua }),
-            // Zeroes are never faster than a write of them: a cache has to overrule what lies below.
+            // Zeroing is never faster than writing zeroes: a cache has to override what lies below
+            // it.
             command::WRITE_ZEROES if header.has(command_flag::FAST_ZERO) => Err(NbdError::ENOTSUP),
             command::WRITE_ZEROES => {
                 let may_discard = !header.has(command_flag::NO_HOLE);
@@ -209,7 +213,8 @@ impl Session {
         }
     }
 
-    /// FUA is allowed everywhere, as the protocol demands; where it means nothing it is ignored.
+    /// FUA is allowed on every command, as the protocol requires; where it has no meaning it is
+    /// ignored.
     fn flags_allowed(&self, command: u16) -> u16 {
         command_flag::FUA
             | match command {
@@ -220,7 +225,8 @@ impl Session {
             }
     }
 
-    /// First sector and length, if there are whole sectors inside the export.
+    /// Returns the first sector and the length in sectors, if these are whole sectors within the
+    /// export.
     fn range(&self, header: &Header) -> Result<(u64, u64), NbdError> {
         let (offset, length) = (header.offset, u64::from(header.length));
         let smallest = u64::from(BLOCK_BYTES_MIN);
@@ -228,7 +234,7 @@ impl Session {
             return Err(NbdError::EINVAL);
         }
         if offset.checked_add(length).is_none_or(|end| end > self.bytes) {
-            // The protocol's choice: what would need space fails for want of it.
+            // As the protocol specifies: commands that would need space fail for lack of it.
             let needs_space = matches!(header.command, command::WRITE | command::WRITE_ZEROES);
             return Err(if needs_space { NbdError::ENOSPC } else { NbdError::EINVAL });
         }
@@ -237,7 +243,7 @@ impl Session {
 }
 
 impl Command {
-    /// Whether it changes what the volume holds.
+    /// Whether it changes the volume's content.
     #[must_use]
     pub const fn changes_content(&self) -> bool {
         matches!(self, Self::Write { .. } | Self::Trim { .. } | Self::WriteZeroes { .. })

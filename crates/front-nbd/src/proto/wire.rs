@@ -1,5 +1,5 @@
-//! The numbers of the protocol, under the protocol's own names, and our limits within what it leaves open. All
-//! integers on the wire are big-endian.
+//! The constants of the protocol, under the protocol's own names, and our limits where it leaves a
+//! choice. All integers on the wire are big-endian.
 
 use thiserror::Error;
 
@@ -16,33 +16,33 @@ pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Start of each chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
-/// Handshake flags, server's and client's: bits with the same meaning.
+/// Handshake flags of server and client: the same bits have the same meaning.
 pub mod handshake_flag {
-    /// Fixed newstyle: unknown options are answered, not hung up on.
+    /// Fixed newstyle: unknown options are answered instead of ending the connection.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
-    /// The 124 zeroes after an export's flags are left out.
+    /// The 124 zero bytes after an export's flags are omitted.
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
-/// Options a client may send.
+/// Options that a client may send.
 pub mod option {
-    /// Choose an export and start; cannot fail politely.
+    /// Choose an export and start; cannot be refused with an error.
     pub const EXPORT_NAME: u32 = 1;
     /// Hang up.
     pub const ABORT: u32 = 2;
     /// List exports.
     pub const LIST: u32 = 3;
-    /// Go over to TLS.
+    /// Switch to TLS.
     pub const STARTTLS: u32 = 5;
-    /// Tell about an export.
+    /// Describe an export.
     pub const INFO: u32 = 6;
-    /// Tell about an export and start.
+    /// Describe an export and start.
     pub const GO: u32 = 7;
     /// Use structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// List kinds of block status.
+    /// List metadata contexts: the kinds of block status.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Choose kinds of block status.
+    /// Choose metadata contexts: the kinds of block status.
     pub const SET_META_CONTEXT: u32 = 10;
 }
 
@@ -52,15 +52,15 @@ pub mod option_reply {
     pub const ACK: u32 = 1;
     /// An export.
     pub const SERVER: u32 = 2;
-    /// A fact about an export.
+    /// Information about an export.
     pub const INFO: u32 = 3;
-    /// A kind of block status.
+    /// A metadata context.
     pub const META_CONTEXT: u32 = 4;
-    /// Option not known here.
+    /// Unknown option.
     pub const ERR_UNSUP: u32 = (1 << 31) | 1;
-    /// Malformed, or not at this moment.
+    /// Malformed, or not allowed at this point.
     pub const ERR_INVALID: u32 = (1 << 31) | 3;
-    /// Nothing but STARTTLS before TLS.
+    /// TLS is required: only STARTTLS is allowed before it.
     pub const ERR_TLS_REQD: u32 = (1 << 31) | 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = (1 << 31) | 6;
@@ -68,37 +68,37 @@ pub mod option_reply {
     pub const ERR_TOO_BIG: u32 = (1 << 31) | 9;
 }
 
-/// Facts about an export.
+/// Types of information about an export.
 pub mod info {
     /// Size and flags.
     pub const EXPORT: u16 = 0;
     /// Canonical name.
     pub const NAME: u16 = 1;
-    /// A text for people.
+    /// A description for people.
     pub const DESCRIPTION: u16 = 2;
-    /// Smallest, preferred and largest request.
+    /// Minimum, preferred and maximum request size.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// Transmission flags: what an export can do.
+/// Transmission flags: the features of an export.
 pub mod flag {
-    /// The others mean something.
+    /// The other flags are valid.
     pub const HAS_FLAGS: u16 = 1 << 0;
-    /// Writing is refused.
+    /// Writes are refused.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// FLUSH works.
+    /// FLUSH is supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// FUA works on every command.
+    /// FUA is supported on every command.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// TRIM works.
+    /// TRIM is supported.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// WRITE_ZEROES works.
+    /// WRITE_ZEROES is supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// DF works.
+    /// DF is supported.
     pub const SEND_DF: u16 = 1 << 7;
     /// Several connections of one client see one volume: a flush on one covers the writes of all.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// FAST_ZERO is understood.
+    /// FAST_ZERO is supported.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
@@ -114,11 +114,11 @@ pub mod command {
     pub const FLUSH: u16 = 3;
     /// Discard.
     pub const TRIM: u16 = 4;
-    /// Prefetch. Not offered: nobody would act on it.
+    /// Prefetch. Not offered, as it would have no effect.
     pub const CACHE: u16 = 5;
     /// Write zeroes.
     pub const WRITE_ZEROES: u16 = 6;
-    /// Ask for allocation.
+    /// Query allocation.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
@@ -128,9 +128,9 @@ pub mod command_flag {
     pub const FUA: u16 = 1 << 0;
     /// WRITE_ZEROES: keep the space allocated.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// READ: the content in one chunk.
+    /// READ: return the content in one chunk.
     pub const DF: u16 = 1 << 2;
-    /// BLOCK_STATUS: one extent.
+    /// BLOCK_STATUS: return one extent.
     pub const REQ_ONE: u16 = 1 << 3;
     /// WRITE_ZEROES: fail unless faster than writing.
     pub const FAST_ZERO: u16 = 1 << 4;
@@ -138,9 +138,9 @@ pub mod command_flag {
 
 /// Chunks of structured replies.
 pub mod chunk {
-    /// Flag: the last one of its reply.
+    /// Flag: the last chunk of its reply.
     pub const DONE: u16 = 1 << 0;
-    /// Nothing but the end.
+    /// No data.
     pub const NONE: u16 = 0;
     /// Content at an offset.
     pub const OFFSET_DATA: u16 = 1;
@@ -150,30 +150,34 @@ pub mod chunk {
     pub const ERROR: u16 = (1 << 15) | 1;
 }
 
-/// The one kind of block status we know.
+/// The one metadata context that we support.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// The number we give it when a client chooses it.
+/// The id that we assign to it when a client chooses it.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 /// Block status: no space is allocated.
 pub const STATE_HOLE: u32 = 1 << 0;
 /// Block status: reads as zeroes.
 pub const STATE_ZERO: u32 = 1 << 1;
 
-/// Longest name or query of the protocol.
+/// The protocol's limit on a name or query, in bytes.
 pub const STRING_BYTES_MAX: usize = 4096;
-/// Longest option that is looked at. Room for a name, a count and more kinds of facts or queries than exist.
+/// The longest option that is parsed, in bytes. Enough for a name, a count and more information
+/// types or queries than exist.
 pub const OPTION_BYTES_MAX: u32 = 16 << 10;
-/// Longest option that is read over and answered "too big"; a longer one ends the connection.
+/// The longest option that is skipped and answered "too big", in bytes. A longer one ends the
+/// connection.
 pub const OPTION_SKIP_MAX: u32 = 1 << 20;
-/// Smallest request announced and accepted, and the alignment of all; the volume's block is the preferred size.
+/// The minimum request size that is announced and accepted, and the alignment of all requests, in
+/// bytes. The preferred size is the volume's block.
 pub const BLOCK_BYTES_MIN: u32 = 512;
-/// Preferred request at least: a page, whatever the volume's block.
+/// Lower bound of the preferred request size: a page, whatever the volume's block.
 pub const BLOCK_BYTES_PREFERRED_MIN: u32 = 4096;
-/// Largest payload announced and accepted; the protocol's own default.
+/// The largest payload that is announced and accepted; the protocol's own default.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
-/// A write with a payload up to this size is read over and answered with an error; a larger one ends the connection.
+/// A write with a payload up to this size is skipped and answered with an error; a larger one ends
+/// the connection.
 pub const PAYLOAD_SKIP_MAX: u32 = 64 << 20;
-/// Extents in the answer to a block status request; the rest is asked for again.
+/// Extents in the answer to a block status request; the client asks again for the rest.
 pub const STATUS_EXTENTS_MAX: u32 = 1024;
 
 const _: () = assert!(
@@ -199,40 +203,42 @@ impl NbdError {
     pub const ENOTSUP: Self = Self(95);
 }
 
-/// Why a connection is ended by us.
+/// Why the server ends a connection.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum Violation {
     /// The client set handshake flags that do not exist.
     #[error("unknown handshake flags {0:#x}")]
     HandshakeFlags(u32),
-    /// An option does not begin as options do.
+    /// An option does not start with its magic.
     #[error("an option begins with {0:#018x}")]
     OptionMagic(u64),
-    /// An option is longer than anybody would send.
+    /// An option is longer than any real client would send.
     #[error("option {option} claims {bytes} bytes")]
     OptionSize {
-        /// Which.
+        /// The option.
         option: u32,
-        /// How long.
+        /// Its claimed length in bytes.
         bytes: u32,
     },
-    /// A client that does not speak fixed newstyle sent an option that could only be refused.
+    /// A client without fixed newstyle sent an option that could only be refused.
     #[error("option {0} without fixed newstyle")]
     NotFixed(u32),
-    /// `EXPORT_NAME` named no export: that option cannot be answered with an error.
+    /// `EXPORT_NAME` named no export; that option cannot be answered with an error.
     #[error("no export for EXPORT_NAME: {0}")]
     ExportName(String),
-    /// `EXPORT_NAME` came before TLS, which is demanded: as above.
+    /// `EXPORT_NAME` was sent before TLS, which is required; it cannot be answered with an error
+    /// either.
     #[error("EXPORT_NAME before TLS")]
     NotEncrypted,
-    /// Bytes came behind STARTTLS before it was answered: whoever wrote them need not be the one who then speaks TLS.
+    /// Bytes arrived after STARTTLS and before its answer: their author may not be the peer that
+    /// then speaks TLS.
     #[error("something was sent between STARTTLS and its answer")]
     BeforeTls,
-    /// A request does not begin as requests do.
+    /// A request does not start with its magic.
     #[error("a request begins with {0:#010x}")]
     RequestMagic(u32),
-    /// A write is larger than anybody would send.
+    /// A write is larger than any real client would send.
     #[error("a write claims {0} bytes")]
     PayloadSize(u32),
 }

@@ -1,4 +1,4 @@
-//! A unix socket whose file somebody has removed: another one takes its place, and connections go on.
+//! Recreates a unix socket whose file was removed. Existing connections continue.
 
 use super::{NbdServer, Shared};
 use crate::endpoint::{Bound, ListenError, Listening};
@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 impl NbdServer {
-    /// Listens anew on the unix socket at `path`, whose file somebody has removed. Connections go on.
+    /// Listens again at the unix socket's `path`, whose file was removed. Connections continue.
     ///
     /// # Errors
-    /// The system refuses, somebody else listens there now, or somebody else had bound it.
+    /// The system refuses, another server listens there now, or another process had bound it.
     pub fn bind_again(&self, path: &Path) -> Result<(), ListenError> {
         let (endpoints, encrypted) = &self.endpoints;
         let ours = self
@@ -30,11 +30,12 @@ impl Shared {
         self.again.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sockets that were bound again take the places of those whose files have gone. Whoever has connected there is
-    /// accepted first: with the socket its connection would go. An error means that none can be accepted for a while.
+    /// Replaces the sockets whose files were removed with the recreated ones. Connections waiting
+    /// at an old socket are accepted first, because closing it would drop them. An error means that
+    /// none can be accepted for a while.
     pub(super) fn replace_gone(self: &Arc<Self>, listening: &mut [Listening]) -> Result<(), ()> {
         loop {
-            // Not locked while anybody is accepted.
+            // Not locked while connections are accepted.
             let next = self.again().pop();
             let Some(again) = next else { return Ok(()) };
             let Some(gone) = listening.iter_mut().find(|gone| gone.bound == again.bound) else { continue };

@@ -1,20 +1,21 @@
-//! What the library says of certificates and keys, in words that say what to do. It names some of it by numbers of standards, and knows
-//! other things only as "unexpected".
+//! Explains what the library reports about certificates and keys, in words that say what to do. The
+//! library names some of it by numbers of standards, and calls other things just "unexpected".
 
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{CertificateError, Error, OtherError};
 use std::borrow::Cow;
 use std::io;
 
-/// What this server makes and checks.
+/// The algorithms that this server supports.
 pub(super) const KNOWN: &str =
     "RSA of 2048 to 8192 bits, ECDSA on the curves P-256, P-384 and P-521, and Ed25519";
 
-/// X.509 began without extensions; tools still make such certificates where nobody asks for one.
+/// X.509 version 1 had no extensions; tools still create such certificates if no extension is
+/// requested.
 const VERSION_1: &str = "it is of X.509 version 1, which has no extensions and is not taken: sign it again with one, as \
      `openssl x509 -req -extfile FILE` does with a FILE of `basicConstraints = CA:FALSE`";
 
-/// Why a connection in TLS did not begin.
+/// Why TLS did not begin on a connection.
 pub(super) fn of_peer(error: Error) -> io::Error {
     let why = match &error {
         Error::NoCertificatesPresented => format!(
@@ -65,7 +66,7 @@ pub(super) fn of_certificate(error: &CertificateError) -> Cow<'static, str> {
     }
 }
 
-/// What a key is by its frame.
+/// The kind of a key, according to its encoding.
 pub(super) const fn kind_of(key: &PrivateKeyDer<'_>) -> &'static str {
     match key {
         PrivateKeyDer::Pkcs1(_) => "an RSA key in PKCS#1",
@@ -75,14 +76,14 @@ pub(super) const fn kind_of(key: &PrivateKeyDer<'_>) -> &'static str {
     }
 }
 
-/// Why a key of that kind cannot be used. The library has tried all that it knows.
+/// Why a key of that kind cannot be used. The library has tried everything it supports.
 pub(super) fn of_key(kind: &str, error: &Error) -> String {
     format!(
         "it is {kind}, of a curve, size or kind that is not known here, or damaged ({error}); known: {KNOWN}"
     )
 }
 
-/// What people call the algorithm with this identifier, whose bytes are as DER has them.
+/// The common name of the algorithm with this DER-encoded identifier.
 fn named(id: &[u8]) -> String {
     let known: [(&[u8], &str); 12] = [
         (b"\x2a\x86\x48\xce\x3d\x04\x01", "ECDSA with SHA-1"),
@@ -98,7 +99,8 @@ fn named(id: &[u8]) -> String {
         (b"\x2a\x86\x48\xce\x38\x04\x03", "DSA with SHA-1"),
         (b"\x60\x86\x48\x01\x65\x03\x04\x03\x02", "DSA with SHA-256"),
     ];
-    // The library hands over the content of the sequence: a tag, a length, the identifier, parameters.
+    // The library passes the content of the sequence: a tag, a length, the identifier, and
+    // parameters.
     let bare = match id {
         [6, length, rest @ ..] => rest.get(..usize::from(*length)).unwrap_or(rest),
         other => other,

@@ -1,7 +1,9 @@
-//! TLS for clients on TCP: what the server shows and wants to be shown, and connections in it.
+//! TLS for clients on TCP: the server's certificate, the check of client certificates, and
+//! encrypted connections.
 //!
-//! Certificates, ciphers and records are rustls's. A connection in TLS is one state that both of its threads need; whoever has it only computes
-//! meanwhile, and waits for the socket without it ([`stream`]).
+//! Certificates, ciphers and records are handled by rustls. An encrypted connection has one state,
+//! which both of its threads need. A thread holds it only while computing, not while waiting for
+//! the socket ([`stream`]).
 
 mod errors;
 mod stream;
@@ -20,11 +22,12 @@ use std::sync::Arc;
 use std::time::Instant;
 use thiserror::Error;
 
-/// The server's certificate and key, and whose certificates clients must show. Clones are the same.
+/// The server's certificate and key, and the authorities of client certificates. Clones share the
+/// same configuration.
 #[derive(Clone)]
 pub struct Tls(Arc<ServerConfig>);
 
-/// Why there can be no TLS with these.
+/// Why these files cannot be used for TLS.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TlsError {
@@ -34,35 +37,36 @@ pub enum TlsError {
     /// No key can be read.
     #[error("there is no private key in PEM in it")]
     NoKey(Part),
-    /// A certificate is none, or one that nobody could check; or a key is of no kind that is known.
+    /// A certificate is invalid or could not be verified by any client, or a key is of an
+    /// unsupported kind.
     #[error("it cannot be used: {why}")]
     Unusable {
-        /// Which.
+        /// The file concerned.
         part: Part,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The key is another certificate's.
+    /// The key belongs to another certificate.
     #[error("it is not the key of the certificate")]
     OtherKey,
-    /// Clients' certificates could not be checked with these authorities.
+    /// Client certificates could not be verified with these authorities.
     #[error("clients' certificates cannot be checked with it: {0}")]
     Authorities(VerifierBuilderError),
 }
 
-/// What is wrong.
+/// The file that an error concerns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
     /// The server's certificate.
     Certificate,
     /// Its key.
     Key,
-    /// The authorities of clients' certificates.
+    /// The authorities of client certificates.
     Authorities,
 }
 
 impl TlsError {
-    /// What is wrong.
+    /// The file that the error concerns.
     #[must_use]
     pub const fn part(&self) -> Part {
         match self {
@@ -74,8 +78,9 @@ impl TlsError {
 }
 
 impl Tls {
-    /// Of PEM: the certificate with those between it and its root, its key, and the authorities of which clients must show a certificate;
-    /// without those anybody is let in.
+    /// Creates a configuration from PEM: the certificate with those between it and its root, its
+    /// key, and the authorities that must have signed client certificates. Without authorities, any
+    /// client is accepted.
     ///
     /// # Errors
     /// [`TlsError`].
@@ -103,16 +108,17 @@ impl Tls {
             },
             source => TlsError::Unusable { part: Part::Key, why: errors::of_key(kind, &source) },
         })?;
-        // Connections last: nobody would resume one, and so nothing of one is kept.
+        // Connections are long-lived and not worth resuming, so no session state is kept.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Self(Arc::new(config)))
     }
 
-    /// Goes over to TLS with who is about to begin it.
+    /// Switches a connection to TLS.
     ///
     /// # Errors
-    /// It is not done by then, or cannot be: the peer is told why, if it takes that at once.
+    /// The handshake fails, or is not complete by the deadline. The peer is told why, if it can
+    /// take that immediately.
     pub(crate) fn begin(&self, socket: &Arc<Socket>, deadline: Instant) -> io::Result<(Receiving, Sending)> {
         let connection = ServerConnection::new(Arc::clone(&self.0)).map_err(io::Error::other)?;
         stream::begin(connection, socket, deadline)

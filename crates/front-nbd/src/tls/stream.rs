@@ -1,11 +1,13 @@
 //! A connection in TLS.
 //!
-//! Its state is shared by the thread that receives and the one that sends, each of which has it while it decrypts or encrypts a few records, and
-//! never while it waits for the socket: a peer that takes nothing does not keep us from hearing it. Only the sending half puts bytes on the wire,
-//! so that records leave in the order in which they were numbered.
+//! Its state is shared by the receiving and the sending thread. Each holds it while it decrypts or
+//! encrypts a few records, and never while it waits for the socket: a peer that does not read does
+//! not keep us from receiving. Only the sending half puts bytes on the wire, so that records leave
+//! in the order of their numbers.
 //!
-//! **Bounded.** What came and was not read is at most a record and one piece, what is to go [`PIECE_BYTES`]; a handshake has 64 KiB for
-//! its longest message, which is rustls's own limit.
+//! **Bounded.** Received and unread data is at most a record and one piece, and outgoing data at
+//! most [`PIECE_BYTES`]. A handshake has 64 KiB for its longest message, which is rustls's own
+//! limit.
 
 use crate::peer_timeouts::Pace;
 use crate::socket::{Patience, Socket};
@@ -14,9 +16,9 @@ use std::io::{self, ErrorKind, IoSlice, Read as _, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So much is encrypted at a time.
+/// How many bytes are encrypted at a time.
 const PIECE_BYTES: usize = 64 << 10;
-/// So much is received at a time: about a record.
+/// How many bytes are received at a time: about a record.
 const RECEIVED_BYTES: usize = 16 << 10;
 
 struct Session {
@@ -24,21 +26,21 @@ struct Session {
     connection: Mutex<ServerConnection>,
 }
 
-/// What comes.
+/// The receiving direction.
 pub(crate) struct Receiving {
     session: Arc<Session>,
-    /// What has come and was not decrypted is `buffer[start..end]`.
+    /// Received and not yet decrypted bytes are `buffer[start..end]`.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
-/// What goes.
+/// The sending direction.
 pub(crate) struct Sending {
     session: Arc<Session>,
 }
 
-/// Until both sides know whom they speak to.
+/// Performs the TLS handshake.
 pub(super) fn begin(
     mut connection: ServerConnection,
     socket: &Arc<Socket>,
@@ -54,7 +56,7 @@ pub(super) fn begin(
         if !connection.is_handshaking() {
             break;
         }
-        // The deadline holds also for a peer that always has another piece ready.
+        // The deadline also applies to a peer that keeps sending pieces.
         patience.check()?;
         if start == end {
             (start, end) = (0, socket.receive(&mut buffer, patience, None)?);
@@ -75,25 +77,25 @@ pub(super) fn begin(
     Ok((Receiving { session, buffer, start, end }, sending))
 }
 
-/// Sends what the connection has to say by itself, unless the peer takes nothing for `stall`.
+/// Sends the records of the TLS layer itself, unless the peer takes nothing for `stall`.
 fn send_records(connection: &mut ServerConnection, socket: &Socket, stall: Duration) -> io::Result<()> {
     let mut records = Vec::new();
     encrypted(connection, &mut records)?;
     socket.send(&mut [IoSlice::new(&records)], stall, None)
 }
 
-/// Decrypts some of what has come; how much that was.
+/// Decrypts some of the received bytes. Returns how many were taken.
 fn decrypt(connection: &mut ServerConnection, mut bytes: &[u8]) -> io::Result<usize> {
     let taken = connection.read_tls(&mut bytes)?;
     if taken == 0 {
-        // It has said that nothing more comes.
+        // The peer has announced the end of its data.
         return Err(ErrorKind::UnexpectedEof.into());
     }
     connection.process_new_packets().map_err(super::errors::of_peer)?;
     Ok(taken)
 }
 
-/// Takes what is to go, as records.
+/// Takes the outgoing data, as records.
 fn encrypted(connection: &mut ServerConnection, records: &mut Vec<u8>) -> io::Result<()> {
     while connection.wants_write() {
         connection.write_tls(records)?;
@@ -108,14 +110,14 @@ impl Session {
 }
 
 impl Receiving {
-    /// As [`Socket::receive`].
+    /// Like [`Socket::receive`].
     pub(crate) fn receive(
         &mut self,
         into: &mut [u8],
         patience: Patience,
         mut pace: Option<&mut Pace>,
     ) -> io::Result<usize> {
-        // Pieces of a record are nothing yet.
+        // Partial records do not count as data, so the limit runs until a whole one has arrived.
         let patience = patience.begun();
         loop {
             if let Some(read) = self.decrypted(into)? {
@@ -124,14 +126,15 @@ impl Receiving {
             patience.check()?;
             let received = self.session.socket.receive(&mut self.buffer, patience, pace.as_deref_mut())?;
             if received == 0 {
-                // What is half there is noticed by who misses the rest.
+                // A truncated message is detected by the reader that misses the rest.
                 return Ok(0);
             }
             (self.start, self.end) = (0, received);
         }
     }
 
-    /// What is here, if anything is; 0 when the peer has said that it will send no more.
+    /// Returns decrypted data, if there is any; 0 if the peer has announced that it will send no
+    /// more.
     fn decrypted(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let mut connection = self.session.lock();
         loop {
@@ -148,14 +151,14 @@ impl Receiving {
 }
 
 impl Sending {
-    /// As [`Socket::send`].
+    /// Like [`Socket::send`].
     pub(crate) fn send(
         &mut self,
         mut slices: &mut [IoSlice<'_>],
         stall: Duration,
         mut pace: Option<&mut Pace>,
     ) -> io::Result<()> {
-        // Given back at the end: most connections are idle.
+        // Freed at the end, because most connections are idle.
         let mut records = Vec::new();
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
@@ -175,7 +178,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Says that nothing more comes, or what was wrong with what came.
+    /// Announces the end of our data, or the error in the received data.
     pub(crate) fn say_goodbye(&mut self) {
         let mut connection = self.session.lock();
         connection.send_close_notify();

@@ -1,4 +1,5 @@
-//! Certificates for tests, in folders as nbdkit, libnbd and qemu know them: `ca-cert.pem`, `server-cert.pem`, `client-cert.pem` and the keys.
+//! Certificates for tests, in directories as nbdkit, libnbd and qemu expect them: `ca-cert.pem`,
+//! `server-cert.pem`, `client-cert.pem` and the keys.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -6,7 +7,7 @@ use rcgen::{
 };
 use std::path::Path;
 
-/// Whoever signs certificates.
+/// An authority that signs certificates.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -18,7 +19,7 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
     }
 
-    /// Its own certificate.
+    /// The authority's own certificate.
     pub fn pem(&self) -> String {
         self.0.pem()
     }
@@ -43,14 +44,16 @@ impl Authority {
         (certificate.pem(), key.serialize_pem())
     }
 
-    /// What a server has: its certificate, and this authority for those of its clients.
+    /// Writes a server's files: its certificate and key, and this authority for certificates of its
+    /// clients.
     pub fn put_server(&self, folder: &Path) {
         put(folder, "ca", &self.pem(), None);
         let (certificate, key) = self.server();
         put(folder, "server", &certificate, Some(&key));
     }
 
-    /// What a client has that trusts this authority; with a certificate of `signer` if there is one.
+    /// Writes the files of a client that trusts this authority, with a certificate of `signer` if
+    /// given.
     pub fn put_client(&self, folder: &Path, signer: Option<&Self>) {
         put(folder, "ca", &self.pem(), None);
         if let Some((certificate, key)) = signer.map(Self::client) {

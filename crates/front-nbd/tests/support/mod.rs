@@ -1,4 +1,5 @@
-//! A server over memory behind real sockets, and a small client that can also do what no decent client does.
+//! A server over memory-backed volumes, behind real sockets, and a small client that can also
+//! misbehave.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod certificates;
@@ -27,17 +28,18 @@ use std::time::Duration;
 pub const TANK: VolumeId = VolumeId(1);
 pub const ARCHIVE: VolumeId = VolumeId(2);
 pub const TANK_SECTORS: u64 = 64 << 11;
-/// Nothing here takes long; what does not come within this will not come.
+/// Time limit for anything a test waits for; nothing here takes nearly as long.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// Two volumes, "tank" (64 MiB, writable, label "fast") and "archive" (1 MiB, read-only), on a unix and a TCP socket.
+/// Two volumes, "tank" (64 MiB, writable, label "fast") and "archive" (1 MiB, read-only), on a unix
+/// and a TCP socket.
 pub struct Served {
     pub ram: Ram,
     pub exports: ExportTable,
     pub server: Option<NbdServer>,
     pub path: PathBuf,
     pub tcp: SocketAddr,
-    /// Where the connections are, where there is one.
+    /// The ring of the connections, where there is one.
     pub ring: Option<Ring>,
     _directory: tempfile::TempDir,
 }
@@ -46,7 +48,7 @@ pub fn serve() -> Served {
     serve_with(Limits::default(), Box::new(|_, _| Verdict::Serve))
 }
 
-/// The same with its connections on a ring; `None`, with the reason, where there is none.
+/// Serves with the connections on a ring. Returns `None`, with the reason, where there is none.
 pub fn serve_on_a_ring() -> Option<Served> {
     let served = serve();
     if served.ring.is_none() {
@@ -60,12 +62,12 @@ pub fn serve_with(limits: Limits, hook: Hook) -> Served {
     serve_in(None, limits, hook)
 }
 
-/// The same with TLS on TCP.
+/// Serves with TLS on TCP.
 pub fn serve_in(tls: Option<Tls>, limits: Limits, hook: Hook) -> Served {
     serve_as(tls, false, (limits, hook))
 }
 
-/// The same where whoever comes waits until the server is opened.
+/// Serves such that clients wait until the server is opened.
 pub fn serve_closed() -> Served {
     serve_as(None, true, (Limits::default(), Box::new(|_, _| Verdict::Serve)))
 }
@@ -89,11 +91,11 @@ fn serve_as(tls: Option<Tls>, closed: bool, (limits, hook): (Limits, Hook)) -> S
     Served { ram, exports, server: Some(server), path, tcp, ring, _directory: directory }
 }
 
-/// What is inherited is the whole process's, and so another test's that asks for any port; and until that is settled no test's server takes its
-/// sockets with it.
+/// Inherited sockets belong to the whole process, so another test that asks for any port could take
+/// them. Until they are settled, a server of another test also must not close its sockets.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Starts a server that goes on with these sockets.
+/// Starts a server that continues with these sockets.
 fn start(options: Options, exports: &ExportTable, left: Vec<LeftSocket>) -> NbdServer {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for LeftSocket { socket, bound, whose } in left {
@@ -109,7 +111,7 @@ fn start(options: Options, exports: &ExportTable, left: Vec<LeftSocket>) -> NbdS
     server
 }
 
-/// Whether this is the suite without rings.
+/// Whether this is the test program without rings.
 fn by_threads() -> bool {
     let program = std::env::current_exe().expect("a program");
     program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("by_threads"))
@@ -142,17 +144,18 @@ impl Served {
         self.server.as_ref().expect("runs")
     }
 
-    /// Waits until so many clients are connected.
+    /// Waits until exactly `count` clients are connected.
     pub fn wait_for_clients(&self, count: usize) {
         wait_until("the number of clients", || self.server().clients().len() == count);
     }
 
-    /// Another server goes on with what this one leaves within `limit`. How many connections have ended.
+    /// Hands over to another server, within `limit`. Returns how many connections were ended.
     pub fn go_over(&mut self, limit: Duration) -> usize {
         self.go_over_but_for(None, limit).0
     }
 
-    /// The same, and this volume is not served there, which it gives.
+    /// Like [`Served::go_over`], but the other server does not serve this volume, which is
+    /// returned.
     pub fn go_over_but_for(&mut self, volume: Option<&str>, limit: Duration) -> (usize, Option<Export>) {
         let mut missing = None;
         let left = self.server.take().expect("it runs").leave(limit);
@@ -163,7 +166,7 @@ impl Served {
         let (rings, former) = (Rings::default(), std::mem::take(&mut self.exports));
         for export in former.served() {
             self.ring.iter().for_each(|ring| rings.insert(export.uuid.0, ring.guests.clone()));
-            // Another process knows nothing of who has written.
+            // A copy, because another process does not know which clients have written.
             if volume == Some(&export.name) {
                 missing = Some((*export).clone());
             } else {
@@ -265,7 +268,7 @@ impl Client {
         u64::from_be_bytes(self.array())
     }
 
-    /// The server has ended the connection, and not because we waited in vain.
+    /// Checks that the server has ended the connection, rather than the read timing out.
     pub fn assert_closed(&mut self) {
         let mut rest = Vec::new();
         let result = match &mut self.stream {
@@ -285,7 +288,7 @@ impl Client {
         self
     }
 
-    /// Goes over to TLS with a server that shows a certificate of this authority.
+    /// Switches to TLS with a server that has a certificate of this authority.
     pub fn start_tls(mut self, authority: &Authority) -> Self {
         assert_eq!(self.option(5, &[]), [(1, vec![])]);
         let Stream::Tcp(stream) = self.stream else { unreachable!("TLS is for TCP") };
@@ -310,7 +313,7 @@ impl Client {
         );
     }
 
-    /// One reply to an option: type and data.
+    /// Receives one reply to an option: type and data.
     pub fn option_reply(&mut self, option: u32) -> (u32, Vec<u8>) {
         assert_eq!(self.u64(), OPTION_REPLY_MAGIC);
         assert_eq!(self.u32(), option);
@@ -333,7 +336,8 @@ impl Client {
         }
     }
 
-    /// The handshake up to GO, with structured replies and block status. Returns size and flags.
+    /// Performs the handshake up to GO, with structured replies and block status. Returns size and
+    /// flags.
     pub fn enter(&mut self, export: &str) -> (u64, u16) {
         self.greet(3);
         assert_eq!(self.option(8, &[]), [(1, vec![])]);
@@ -343,7 +347,7 @@ impl Client {
         self.go(export)
     }
 
-    /// The handshake without anything modern.
+    /// Performs the handshake without structured replies or block status.
     pub fn enter_plainly(&mut self, export: &str) -> (u64, u16) {
         self.greet(3).go(export)
     }
@@ -370,7 +374,7 @@ impl Client {
         self.send(&bytes);
     }
 
-    /// A simple reply: error and cookie.
+    /// Receives a simple reply: error and cookie.
     pub fn simple(&mut self) -> (u32, u64) {
         assert_eq!(self.u32(), 0x6744_6698);
         (self.u32(), self.u64())
@@ -387,7 +391,7 @@ impl Client {
         Chunk { flags, kind, cookie, payload: self.receive(bytes as usize) }
     }
 
-    /// The result of a request that has none but success or an error: error and cookie.
+    /// Receives the result of a request without content: error and cookie.
     pub fn result(&mut self) -> (u32, u64) {
         if !self.structured {
             return self.simple();
@@ -404,7 +408,7 @@ impl Client {
         }
     }
 
-    /// Reads and expects success.
+    /// Reads, and expects success.
     pub fn read(&mut self, offset: u64, length: u32) -> Vec<u8> {
         self.request(0, 0, 77, offset, length);
         if !self.structured {
@@ -417,7 +421,8 @@ impl Client {
         chunk.payload[8..].to_vec()
     }
 
-    /// The answer to a request that may have content: the content's chunk, or else what is left of a chunk without.
+    /// Receives the answer to a request that may have content: the content's chunk, or an empty
+    /// chunk.
     pub fn chunk_or_done(&mut self) -> Chunk {
         match self.u32() {
             0x6744_6698 => {
@@ -429,7 +434,7 @@ impl Client {
         }
     }
 
-    /// Reads to the end, which comes however it may.
+    /// Reads to the end of the connection, in whatever way it ends.
     pub fn drain(&mut self) {
         let mut rest = Vec::new();
         let end = match &mut self.stream {
@@ -441,7 +446,7 @@ impl Client {
         assert!(!end.is_err_and(|error| waited(&error)), "the server ends it");
     }
 
-    /// Reads and forgets everything on a thread of its own, to the end.
+    /// Reads and discards everything on a separate thread, to the end.
     pub fn read_elsewhere(&self) -> std::thread::JoinHandle<()> {
         let Stream::Unix(stream) = &self.stream else { unreachable!("only needed on unix sockets") };
         let mut stream = stream.try_clone().expect("a second descriptor");
@@ -481,8 +486,8 @@ pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, length: u32) 
     bytes
 }
 
-/// A content for "tank": half megabytes of noise and of nothing, so that copying it uses both writes and zeroes. (Smaller ones and
-/// nbdcopy's punching of holes into its target file takes its time.)
+/// Content for "tank": half megabytes of noise and of zeroes, so that copying uses both writes and
+/// zeroing. (With smaller pieces, nbdcopy takes long to punch holes into its target file.)
 pub fn image() -> Vec<u8> {
     let mut seed = 88_172_645_463_325_252_u64;
     let mut random = || {

@@ -1,4 +1,4 @@
-//! A thread with a ring, as an engine has one: connections can be there.
+//! A thread with a ring, like that of an engine, for connections to be served on.
 
 use bcached_uring::{Backend, DriverOptions, Guests, Opened, open_driver};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// `None` where there is no `io_uring`.
+    /// Returns `None` where there is no `io_uring`.
     pub fn start() -> Option<Self> {
         let ends = Arc::new(AtomicBool::new(false));
         let (tell, told) = channel();
@@ -26,7 +26,7 @@ impl Ring {
             tell.send(is_ring.then_some((guests, bell))).expect("somebody waits");
             let mut events = Vec::new();
             while !must_end.load(Ordering::SeqCst) {
-                // Without a limit: who is not woken does not go on by itself.
+                // Without a timeout, so that a missed wake-up is noticed.
                 driver.wait(None, &mut events);
                 events.clear();
             }
@@ -35,7 +35,7 @@ impl Ring {
         Some(Self { guests, bell, ends, thread: Some(thread) })
     }
 
-    /// The engine is gone.
+    /// Ends the thread, as if the engine went away.
     pub fn end(&mut self) {
         self.ends.store(true, Ordering::SeqCst);
         self.bell.ring();

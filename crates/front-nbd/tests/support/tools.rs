@@ -1,10 +1,11 @@
-//! Other people's clients.
+//! Third-party NBD clients.
 
 use super::LIMIT;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
-/// A tool of the system's. nbdsh takes the first Python it finds, and the bindings belong to the system's own.
+/// A tool of the system. nbdsh takes the first Python in `PATH`, but the bindings belong to the
+/// system's own.
 pub fn tool(name: &str) -> Command {
     let mut command = Command::new(name);
     let path = std::env::var("PATH").unwrap_or_default();
@@ -12,7 +13,7 @@ pub fn tool(name: &str) -> Command {
     command
 }
 
-/// Whether a tool is there and works; says so if not.
+/// Whether a tool is installed and works; prints a line if not.
 pub fn has(name: &str) -> bool {
     let status = tool(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let found = status.is_ok_and(|status| status.success());
@@ -22,7 +23,7 @@ pub fn has(name: &str) -> bool {
     found
 }
 
-/// Runs a tool to its end, but not for ever.
+/// Runs a tool to its end, with a time limit.
 pub fn run(name: &str, arguments: &[&str]) -> Output {
     let mut child =
         tool(name).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
@@ -37,7 +38,7 @@ pub fn run(name: &str, arguments: &[&str]) -> Output {
     child.wait_with_output().expect("has ended")
 }
 
-/// Runs a tool that must succeed; what it printed.
+/// Runs a tool that must succeed. Returns its output.
 pub fn succeed(name: &str, arguments: &[&str]) -> String {
     let output = run(name, arguments);
     assert!(output.status.success(), "{name} {arguments:?}: {output:?}");

@@ -1,6 +1,7 @@
-//! A guest: memory, virtqueues, and a driver for each. It lives on while its VMM connects, is cut off and connects again.
+//! A guest: memory, virtqueues, and a driver for each. It outlives the connections of its VMM.
 //!
-//! Memory from address 0: 64 KiB for the parts of each queue, then from [`DATA`] on a slot for each request.
+//! The memory starts at address 0: 64 KiB for the parts of each queue, then, from [`DATA`] on, a
+//! slot for each request.
 
 use super::LIMIT;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -17,11 +18,12 @@ use vmm_sys_util::eventfd::EventFd;
 pub const MEMORY_BYTES: u64 = 64 << 20;
 /// Entries of a ring.
 pub const SIZE: u16 = 128;
-/// Where slots begin, what each has, and how many a queue has: three descriptors each.
+/// The start of the slots, the size of each, and their number for each queue: three descriptors
+/// each.
 pub const DATA: u64 = 1 << 20;
 pub const SLOT_BYTES: u64 = 132 << 10;
 pub const SLOTS: u16 = 32;
-/// In a slot: the header, the status, an indirect table, then data.
+/// Offsets in a slot: the status, an indirect table, then data. The header is at 0.
 const STATUS: u64 = 32;
 const TABLE: u64 = 64;
 const CONTENT: u64 = 4096;
@@ -63,7 +65,7 @@ pub struct Queue {
     pub kicks: u64,
 }
 
-/// What a request is.
+/// A request.
 pub struct Ask<'a> {
     pub kind: u32,
     pub sector: u64,
@@ -71,12 +73,12 @@ pub struct Ask<'a> {
     pub into: u32,
 }
 
-/// What became of it.
+/// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
     pub slot: u16,
     pub status: u8,
-    /// As the used ring has it.
+    /// The length according to the used ring.
     pub written: u32,
     pub content: Vec<u8>,
 }
@@ -88,7 +90,7 @@ impl Guest {
         Self::with_memory(file, queues)
     }
 
-    /// With that file as its memory.
+    /// A guest with the given file as its memory.
     pub fn with_memory(file: File, queues: u16) -> Self {
         let offset = FileOffset::new(file.try_clone().expect("a descriptor"), 0);
         let bytes = usize::try_from(MEMORY_BYTES).expect("fits");
@@ -122,7 +124,7 @@ impl Queue {
         }
     }
 
-    /// As after the guest's reset: nothing is in the ring.
+    /// Resets the queue as a guest's reset does: the ring is empty.
     pub fn reset(&mut self) {
         (self.available, self.used) = (0, 0);
         self.free = (0..SLOTS).rev().collect();
@@ -142,7 +144,7 @@ impl Queue {
         self.descriptors() + 0x8000
     }
 
-    /// Where a slot begins.
+    /// The start of a slot.
     pub fn slot(&self, slot: u16) -> u64 {
         DATA + (u64::from(self.index) * u64::from(SLOTS) + u64::from(slot)) * SLOT_BYTES
     }
@@ -164,7 +166,7 @@ impl Queue {
         self.put(table + 16 * u64::from(index), Descriptor::new(at, bytes, flags, next));
     }
 
-    /// Makes a request available, without a kick; its slot.
+    /// Makes a request available, without a kick. Returns its slot.
     pub fn submit(&mut self, ask: &Ask<'_>) -> u16 {
         let slot = self.free.pop().expect("a free slot");
         let at = self.slot(slot);
@@ -204,7 +206,7 @@ impl Queue {
         self.memory.store(self.available, index, Ordering::Release).expect("memory");
     }
 
-    /// Kicks if the device wants that.
+    /// Kicks if the device has not suppressed that.
     pub fn kick(&mut self, since: u16) {
         fence(Ordering::SeqCst);
         let wanted = if self.has_event_index {
@@ -219,7 +221,7 @@ impl Queue {
         }
     }
 
-    /// Makes a request and kicks.
+    /// Makes a request available, and kicks.
     pub fn send(&mut self, ask: &Ask<'_>) -> u16 {
         let since = self.available;
         let slot = self.submit(ask);
@@ -227,7 +229,7 @@ impl Queue {
         slot
     }
 
-    /// The next chain that was given back, if there is one: its head and the bytes written.
+    /// Returns the next chain that was given back, if there is one: its head and the bytes written.
     pub fn try_used(&mut self) -> Option<(u16, u32)> {
         let index: u16 =
             self.memory.load(GuestAddress(self.used_ring() + 2), Ordering::Acquire).expect("memory");
@@ -240,18 +242,18 @@ impl Queue {
         Some((u16::try_from(head).expect("a head"), written))
     }
 
-    /// The next chain that is given back.
+    /// Waits for the next chain that is given back.
     pub fn used(&mut self) -> (u16, u32) {
         self.used_within(LIMIT).expect("an answer in time")
     }
 
-    /// The same; `None` if none comes.
+    /// Like [`Queue::used`], but returns `None` if none arrives within `limit`.
     pub fn used_within(&mut self, limit: Duration) -> Option<(u16, u32)> {
         loop {
             if let Some(used) = self.try_used() {
                 return Some(used);
             }
-            // Wants to be told of the next one, and looks once more.
+            // Enable notification for the next one, and check once more.
             self.put(self.available_ring() + 4 + 2 * u64::from(SIZE), self.used);
             fence(Ordering::SeqCst);
             if let Some(used) = self.try_used() {

@@ -1,4 +1,4 @@
-//! What this process holds of a guest: its own, and what its server has.
+//! Counts what this process holds of a guest: its own share, and its server's.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd as _, RawFd};
@@ -12,7 +12,7 @@ pub fn mappings(file: &File) -> usize {
     maps.lines().filter(|line| line.contains("memfd:guest") && line.contains(&inode)).count()
 }
 
-/// How many descriptors lead to a file.
+/// How many descriptors refer to a file.
 pub fn descriptors(file: &File) -> usize {
     let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
     let wanted = place(file.metadata().expect("open"));
@@ -20,7 +20,8 @@ pub fn descriptors(file: &File) -> usize {
     open().into_iter().filter(is_it).count()
 }
 
-/// How many descriptors lead to an eventfd: all of these are one file of the system.
+/// How many descriptors refer to an eventfd. (All eventfds have the same inode, so they are told
+/// apart by their ids.)
 pub fn eventfds(event: &EventFd) -> usize {
     let number = |fd: RawFd| {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;

@@ -1,4 +1,4 @@
-//! What this process logs.
+//! Collects what this process logs.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -7,10 +7,10 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// What was said, by field, from warnings on.
+/// The log lines from warnings upwards, by field.
 pub type Lines = Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>;
 
-/// From now on; once in a process.
+/// Starts collecting; possible once in a process.
 pub fn listen() -> Lines {
     let lines = Lines::default();
     tracing::subscriber::set_global_default(Listener(Arc::clone(&lines))).expect("the first");

@@ -1,4 +1,5 @@
-//! A virtual machine of QEMU whose firmware boots from a vhost-user disk, and what it boots.
+//! A virtual machine of QEMU whose firmware boots from a vhost-user disk, and the program that it
+//! boots.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -6,14 +7,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// A virtual machine takes its time when others want the processors too.
+/// Generous, because a virtual machine is slow when the processors are busy.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
-/// Real mode, at 0x7c00: sector 1 is read to 0x8000, its first byte is said, it is written to sector 2, and then over
-/// and over to sector 3, saying a dot each time. An error is said as an `E`.
+/// Real mode, at 0x7c00. Sector 1 is read to 0x8000 and its first byte is printed. It is written to
+/// sector 2, and then repeatedly to sector 3, with a dot printed each time. An error prints an `E`.
 #[rustfmt::skip]
 const BOOT: &[u8] = &[
-    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0, 0xbc, 0x00, 0x7c, 0xfb, // cli; zero segments and stack; sti
+    // cli; zero segments and stack; sti
+    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0, 0xbc, 0x00, 0x7c, 0xfb,
     0x88, 0x16, 0x00, 0x7e,                   // mov [0x7e00], dl: the drive
     0xb4, 0x42, 0xbe, 0x60, 0x7c, 0xcd, 0x13, // mov ah, 0x42; mov si, packet; int 0x13
     0x72, 0x2e,                               // jc failed
@@ -31,15 +33,15 @@ const BOOT: &[u8] = &[
     0x90, 0x90,
     // failed:
     0xb0, 0x45, 0xe8, 0x03, 0x00,             // mov al, 'E'; call say
-    0xf4, 0xeb, 0xfd,                         // hlt, for ever
+    0xf4, 0xeb, 0xfd,                         // hlt, forever
     // say:
     0xba, 0xf8, 0x03, 0xee, 0xc3,             // mov dx, 0x3f8; out dx, al; ret
 ];
 const PACKET_AT: usize = 0x60;
-/// Of 16 bytes, one sector, to 0x8000, from sector 1 on.
+/// 16 bytes long, one sector, to 0x8000, from sector 1 on.
 const PACKET: [u8; 16] = [16, 0, 1, 0, 0x00, 0x80, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 
-/// True if there is one; else the test is skipped.
+/// Whether QEMU is installed; otherwise the test is skipped.
 pub fn has_qemu() -> bool {
     let has = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
     let has = has.is_ok_and(|status| status.success());
@@ -51,7 +53,7 @@ pub fn has_qemu() -> bool {
 
 pub struct Machine {
     child: Child,
-    /// What it says on the serial line.
+    /// The output on the serial line.
     pub said: mpsc::Receiver<u8>,
 }
 

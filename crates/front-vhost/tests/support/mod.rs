@@ -1,5 +1,5 @@
-//! A server over memory, and a guest with its VMM: the other side of vhost-user-blk, as small as it can be and able to do
-//! what no decent guest does.
+//! A server over memory-backed volumes, and a guest with its VMM: the other side of vhost-user-blk,
+//! as small as possible and able to misbehave.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod guest;
@@ -22,15 +22,16 @@ pub const TANK: VolumeId = VolumeId(1);
 pub const ARCHIVE: VolumeId = VolumeId(2);
 pub const TANK_SECTORS: u64 = 64 << 11;
 pub const QUEUES: u16 = 4;
-/// Nothing here takes long; what does not come within this will not come.
+/// Time limit for anything a test waits for; nothing here takes nearly as long.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// Two volumes, "tank" (64 MiB, writable, blocks of 4 KiB) and "archive" (1 MiB, read-only), each with a socket.
+/// Two volumes, "tank" (64 MiB, writable, blocks of 4 KiB) and "archive" (1 MiB, read-only), each
+/// with a socket.
 pub struct Served {
     pub ram: Ram,
     pub exports: ExportTable,
     pub server: Option<VhostServer>,
-    /// Where disks are served; `None` if by threads.
+    /// The ring that serves the disks; `None` if their own threads do.
     pub ring: Option<Ring>,
     pub directory: tempfile::TempDir,
 }
@@ -55,7 +56,7 @@ pub fn serve_with(limits: Limits, hook: Hook) -> Served {
     Served { ram, exports, server: Some(server), ring, directory }
 }
 
-/// Whether this is the suite without rings.
+/// Whether this is the test program without rings.
 fn by_threads() -> bool {
     let program = std::env::current_exe().expect("a program");
     program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("by_threads"))
@@ -82,7 +83,7 @@ impl Served {
         self.server().socket_path(volume)
     }
 
-    /// Waits until so many VMMs are connected.
+    /// Waits until exactly `count` VMMs are connected.
     pub fn wait_for_clients(&self, count: usize) {
         wait_until("the number of VMMs", || self.server().clients().len() == count);
     }
@@ -108,12 +109,12 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Content that says where it belongs.
+/// Content that depends on its position and on `seed`.
 pub fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     (0..bytes as u64).map(|at| (at.wrapping_mul(31) + at / 251 + seed).to_le_bytes()[0]).collect()
 }
 
-/// A hook that holds what it is told to, and counts.
+/// Serves with a hook that holds requests while told to, and counts them.
 pub fn holding(limits: Limits) -> (Served, Arc<AtomicBool>, Arc<AtomicU64>) {
     let (hold, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (holds, counts) = (Arc::clone(&hold), Arc::clone(&seen));
@@ -124,7 +125,7 @@ pub fn holding(limits: Limits) -> (Served, Arc<AtomicBool>, Arc<AtomicU64>) {
     (serve_with(limits, Box::new(hook)), hold, seen)
 }
 
-/// A write of a guest's.
+/// A write by a guest.
 pub fn write(sector: u64, content: &[u8]) -> Ask<'_> {
     Ask { kind: OUT, sector, out: content, into: 0 }
 }

@@ -1,4 +1,5 @@
-//! A VMM: sets a guest's queues up, as the crate's frontend sends it; every message that can be is acknowledged.
+//! A VMM: it sets up a guest's queues through the crate's frontend. Every message for which that is
+//! possible is acknowledged.
 
 use super::guest::{Guest, MEMORY_BYTES, Queue, SIZE};
 use super::{LIMIT, wait_until};
@@ -12,7 +13,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Frontend, VhostUserFrontend as _};
 use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
 
-/// Where the VMM has the guest's memory.
+/// The address of the guest's memory in the VMM.
 pub const USER: u64 = 0x7f00_0000_0000;
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 pub const EVENT_IDX: u64 = 1 << 29;
@@ -20,7 +21,7 @@ pub const INDIRECT_DESC: u64 = 1 << 28;
 pub const VERSION_1: u64 = 1 << 32;
 pub const BLK_FLUSH: u64 = 1 << 9;
 pub const BLK_RO: u64 = 1 << 5;
-/// What a driver takes by default.
+/// The features that a driver accepts by default.
 pub const USUAL: u64 = VERSION_1 | BLK_FLUSH | INDIRECT_DESC | PROTOCOL_FEATURES;
 
 pub struct Vmm {
@@ -29,7 +30,7 @@ pub struct Vmm {
     pub offered: u64,
 }
 
-/// Where the parts of a queue's ring lie for its VMM.
+/// The VMM's addresses of the parts of a queue's ring.
 pub fn places(queue: &Queue) -> VringConfigData {
     VringConfigData {
         queue_max_size: SIZE,
@@ -43,7 +44,7 @@ pub fn places(queue: &Queue) -> VringConfigData {
 }
 
 impl Vmm {
-    /// Connects and speaks until features are known.
+    /// Connects, and negotiates up to the features.
     pub fn connect(path: &Path) -> Self {
         Self::try_connect(path).expect("is answered")
     }
@@ -61,7 +62,7 @@ impl Vmm {
         Ok(Self { frontend, socket, offered })
     }
 
-    /// Connects when the server has noticed that the former VMM is gone.
+    /// Connects once the server has noticed that the former VMM is gone.
     pub fn connect_again(path: &Path) -> Self {
         let mut found = None;
         wait_until("a place", || {
@@ -107,7 +108,7 @@ impl Vmm {
         }
     }
 
-    /// An area for requests under way, for queues of the usual size.
+    /// Gets an area for in-flight requests, for queues of the usual size.
     pub fn inflight(&mut self, queues: u16) -> (VhostUserInflight, File) {
         let wanted = VhostUserInflight::new(0, 0, queues, SIZE);
         self.frontend.get_inflight_fd(&wanted).expect("an area")
@@ -126,7 +127,7 @@ impl Vmm {
         u64::from_le_bytes(self.config()[..8].try_into().expect("eight"))
     }
 
-    /// As if the process were killed.
+    /// Disconnects as if the process were killed.
     pub fn kill(self) {
         drop(self);
     }

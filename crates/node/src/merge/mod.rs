@@ -1,21 +1,24 @@
-//! Many sets as one run of keys, in a single pass over their bytes.
+//! Merges many sets into one sequence of keys, in a single pass over their bytes.
 //!
-//! A leaf of random writes has a large first set and a dozen small ones over it. So the small ones are merged among themselves by a
-//! [`Queue`], and what they say is laid over the first ([`Overlay`](crate::extents::Overlay)), whose keys then cost one
-//! comparison each. No list of keys stands in between: with several nodes read in turns, lists would drive each other out of
-//! the processor's cache.
+//! A leaf of random writes has a large first set and a dozen small ones over it. So a [`Queue`]
+//! merges the small ones among themselves, and the result overlays the first set
+//! ([`Overlay`](crate::extents::Overlay)), whose keys then cost one comparison each. There are no
+//! intermediate lists of keys: with several nodes read in turns, the lists would evict each other
+//! from the processor's cache.
 //!
-//! A key that is cut, or covered by newer ones, is one for whoever has to keep to a number of keys in a turn as well: see [`Keys`].
+//! A key that is cut, or covered by newer ones, also counts against the limit of keys per turn: see
+//! [`Keys`].
 
 use alloc::vec::Vec;
 
 use bcached_format::key_list::KeyIter;
 use bcached_format::{Key, Position};
 
-/// Keys in order, taken in turns.
+/// An ordered source of keys that is consumed in turns of limited length.
 pub(crate) trait Keys {
-    /// The next key. `left` goes down by one for each that is taken out of a set, and for each cut; when it is at zero
-    /// there may be none although this is not the end, and all is kept for the next turn. `None` with some `left` is the end.
+    /// Returns the next key. `left` decreases by one for each key taken out of a set, and for each
+    /// cut. When it is zero, `None` does not mean the end, and the state is kept for the next turn.
+    /// `None` with some `left` is the end.
     fn next(&mut self, left: &mut usize) -> Option<Key>;
 }
 
@@ -25,7 +28,7 @@ pub(crate) struct SetKeys<'a> {
 }
 
 impl<'a> SetKeys<'a> {
-    /// What is left of the keys of a checked set.
+    /// Creates a source of the remaining keys of a checked set.
     pub(crate) const fn new(iter: KeyIter<'a>) -> Self {
         Self { iter }
     }
@@ -45,9 +48,9 @@ impl Keys for SetKeys<'_> {
     }
 }
 
-/// Several sets, and at which key each of them is.
+/// Several sets, and the current key of each.
 ///
-/// The keys of each are in order, extents by their starts, children by their positions.
+/// The keys of each set are in order: extents by their starts, children by their positions.
 struct Sets<S, const EXTENTS: bool> {
     /// The newest first.
     sets: Vec<Set<S>>,
@@ -56,22 +59,23 @@ struct Sets<S, const EXTENTS: bool> {
 
 struct Set<S> {
     keys: S,
-    /// What is left of the key that the set is at, if the queue knows a place of it.
+    /// What is left of the set's current key. Valid if the queue has a position for the set.
     key: Key,
     /// The key after it, if it was taken already.
     behind: Option<Key>,
 }
 
 impl<S: Keys, const EXTENTS: bool> Sets<S, EXTENTS> {
-    /// `sets` are given oldest first.
+    /// `sets` are ordered oldest first.
     fn new(sets: impl DoubleEndedIterator<Item = S>) -> Self {
         let sets: Vec<Set<S>> =
             sets.rev().map(|keys| Set { keys, key: Key::default(), behind: None }).collect();
         Self { queue: Queue::new(sets.len()), sets }
     }
 
-    /// The set that is at the first key, and that key; the newest of those at one place. Keys that are due are taken before;
-    /// `None` as of [`Keys::next`].
+    /// Returns the set whose current key comes first, and that key. Of several sets at one position
+    /// it is the newest. Takes the keys that are due before. `None` has the meaning given in
+    /// [`Keys::next`].
     #[inline]
     fn first(&mut self, left: &mut usize) -> Option<(usize, Key)> {
         loop {
@@ -84,7 +88,7 @@ impl<S: Keys, const EXTENTS: bool> Sets<S, EXTENTS> {
         }
     }
 
-    /// Goes on to the next key of the set with this index.
+    /// Advances the set with this index to its next key.
     #[inline]
     fn advance(&mut self, index: usize, left: &mut usize) {
         let set = &mut self.sets[index];
@@ -92,21 +96,21 @@ impl<S: Keys, const EXTENTS: bool> Sets<S, EXTENTS> {
             Some(key) => self.stand_at(index, key),
             None if *left == 0 => self.queue.make_due(index),
             None => {
-                // So that a turn in which many sets end is no longer than others.
+                // Counted, so that a turn in which many sets end is no longer than others.
                 *left -= 1;
                 self.queue.end(index);
             }
         }
     }
 
-    /// The set is at `key` now.
+    /// Makes `key` the current key of the set.
     #[inline]
     fn stand_at(&mut self, index: usize, key: Key) {
         self.sets[index].key = key;
         self.queue.put(index, if EXTENTS { key.start_position() } else { key.position() });
     }
 
-    /// The set, which went on already, is at `key` again, a part of the one before.
+    /// Moves a set that has already advanced back to `key`, a part of the key before.
     fn go_back(&mut self, index: usize, key: Key) {
         if self.queue.is_known(index) {
             let set = &mut self.sets[index];
@@ -117,16 +121,17 @@ impl<S: Keys, const EXTENTS: bool> Sets<S, EXTENTS> {
     }
 }
 
-/// What the sets of a leaf together say: of each sector what the newest set says that has a key there (format 7.1). Each key comes
-/// in as few parts as newer ones leave of it.
+/// The merged content of the sets of a leaf: each sector has what the newest set with a key there
+/// says (format 7.1). Each key is cut into as few parts as the newer ones allow.
 pub(crate) struct Newest<S> {
     sets: Sets<S, true>,
-    /// The key that comes next, if nothing newer begins inside it, and its set, which has gone on.
+    /// The next key to return, unless something newer begins inside it, and its set, which has
+    /// already advanced.
     held: Option<(usize, Key)>,
 }
 
 impl<S: Keys> Newest<S> {
-    /// `sets` are given oldest first; the keys of each are in order and free of overlap.
+    /// `sets` are ordered oldest first; the keys of each are in order and free of overlap.
     pub(crate) fn new(sets: impl DoubleEndedIterator<Item = S>) -> Self {
         Self { sets: Sets::new(sets), held: None }
     }
@@ -137,7 +142,7 @@ impl<S: Keys> Keys for Newest<S> {
     fn next(&mut self, left: &mut usize) -> Option<Key> {
         loop {
             let Some((index, key)) = self.sets.first(left) else {
-                // Only at the end is it known that nothing newer begins inside the last one.
+                // Only at the end is it certain that nothing newer begins inside the last key.
                 return if *left > 0 { self.held.take().map(|(_, key)| key) } else { None };
             };
             let Some((holder, held)) = self.held else {
@@ -150,7 +155,7 @@ impl<S: Keys> Keys for Newest<S> {
                 self.sets.advance(index, left);
                 return Some(held);
             }
-            // The two overlap, and are of two sets.
+            // The two overlap, and come from different sets.
             *left = left.saturating_sub(1);
             if index > holder {
                 match key.cut(held.end, u64::MAX) {
@@ -169,11 +174,11 @@ impl<S: Keys> Keys for Newest<S> {
     }
 }
 
-/// The keys of interior sets in position order, newer before older where they stand at one position.
+/// The keys of interior sets in position order; at equal positions the newer key comes first.
 pub(crate) struct Interleave<S>(Sets<S, false>);
 
 impl<S: Keys> Interleave<S> {
-    /// `sets` are given oldest first.
+    /// `sets` are ordered oldest first.
     pub(crate) fn new(sets: impl DoubleEndedIterator<Item = S>) -> Self {
         Self(Sets::new(sets))
     }
@@ -187,14 +192,17 @@ impl<S: Keys> Keys for Interleave<S> {
     }
 }
 
-/// Which of several sets is at the first key: a tournament, in which a set that goes on meets one other at each of a logarithmic number
-/// of levels. What is compared is one number, so that no branch depends on who wins.
+/// A tournament tree that finds the set whose current key comes first. A set that advances is
+/// compared with one other at each of a logarithmic number of levels. A comparison is between
+/// single numbers, so that no branch depends on the outcome.
 ///
 /// ```text
-///   bit 127: ended    bit 126: at a key, else one is due    bits 16-98: its place    bits 0-15: index of the set
+///   bit 127: ended        bit 126: at a key, else one is due
+///   bits 16-98: position  bits 0-15: index of the set
 /// ```
 struct Queue {
-    /// `[1]` is the winner of all, `[i]` that of `[2 i]` and `[2 i + 1]`; the last half are the sets.
+    /// `[1]` is the overall winner, `[i]` the winner of `[2 i]` and `[2 i + 1]`; the last half are
+    /// the sets.
     winners: Vec<u128>,
 }
 
@@ -206,18 +214,18 @@ const INDEX_MASK: u128 = (1 << OFFSET_SHIFT) - 1;
 
 const _: () = assert!(Position::MAX.offset < 1 << 63 && Position::MAX.inode.0 < 1 << 20);
 
-/// What a [`Queue`] has in front.
+/// The front of a [`Queue`].
 enum First {
     /// All sets have ended.
     None,
-    /// A set whose next key has to be taken.
+    /// This set's next key must be taken.
     Due(usize),
-    /// The set that is at the first key.
+    /// This set has the first key.
     Known(usize),
 }
 
 impl Queue {
-    /// So many sets, a key of each of which is due.
+    /// Creates a queue of `sets` sets, of each of which a key is due.
     fn new(sets: usize) -> Self {
         assert!(sets as u128 <= INDEX_MASK, "a node has fewer sets than sectors");
         let mut queue = Self { winners: alloc::vec![ENDED; 2 * sets.max(1)] };

@@ -1,4 +1,5 @@
-//! The merge of many sets against the definition: set by set, key by key, and against a table of sectors.
+//! Tests the merge of many sets against its definition, set by set and key by key, and against a
+//! table of sectors.
 
 use super::*;
 use crate::extents::Overlay;
@@ -16,7 +17,7 @@ impl Keys for vec::IntoIter<Key> {
     }
 }
 
-/// All of `keys`, taken in turns of `turn`.
+/// Takes all of `keys`, in turns of `turn`.
 fn in_turns(mut keys: impl Keys, turn: usize) -> Vec<Key> {
     let mut list = Vec::new();
     loop {
@@ -35,12 +36,13 @@ fn in_turns(mut keys: impl Keys, turn: usize) -> Vec<Key> {
     }
 }
 
-/// All of `keys`.
+/// Takes all of `keys`.
 pub(crate) fn all(keys: impl Keys) -> Vec<Key> {
     in_turns(keys, usize::MAX)
 }
 
-/// One set over another, by the definition: each older key without what the newer ones cover.
+/// Overlays one set over another by the definition: each older key without what the newer ones
+/// cover.
 fn pairwise(older: &[Key], newer: &[Key]) -> Vec<Key> {
     let mut list = newer.to_vec();
     for old in older {
@@ -56,14 +58,15 @@ fn pairwise(older: &[Key], newer: &[Key]) -> Vec<Key> {
     list
 }
 
-/// Keys of one set: gaps and lengths, and whether a key is a hole.
+/// The keys of one set: gaps, lengths, and whether a key is a hole.
 fn set() -> impl Strategy<Value = Vec<(u64, u16, bool)>> {
     let gap = prop_oneof![4 => 0..4_u64, 2 => 0..40_u64, 1 => 100..400_u64];
     let size = prop_oneof![4 => 1..9_u16, 1 => 1..200_u16];
     prop::collection::vec((gap, size, prop::bool::weighted(0.2)), 0..30)
 }
 
-/// The keys of some sets in two volumes, oldest first; each sector of data is told from those of other sets.
+/// The keys of some sets in two volumes, oldest first. Each set's data sectors are distinct from
+/// those of the others.
 fn keys_of(sets: &[Vec<(u64, u16, bool)>]) -> Vec<Vec<Key>> {
     let keys_of_set = |(number, set): (usize, &Vec<(u64, u16, bool)>)| {
         let mut end = 0;
@@ -125,7 +128,7 @@ proptest! {
             set.sort_unstable();
             keys.push(set.iter().enumerate().map(|(index, end)| key(*end, number, index)).collect());
         }
-        // A stable sort of all keys, the newest set's first.
+        // The expected order is a stable sort of all keys, the newest set's first.
         let mut wanted: Vec<Key> = keys.iter().rev().flatten().copied().collect();
         wanted.sort_by_key(Key::position);
         prop_assert_eq!(in_turns(Interleave::new(keys.into_iter().map(Vec::into_iter)), turn), wanted);

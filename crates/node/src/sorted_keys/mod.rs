@@ -1,17 +1,19 @@
-//! Keys in position order, held so that a lookup is two binary searches and a change moves little memory.
+//! Keys in position order, stored so that a lookup is two binary searches and a change moves little
+//! memory.
 //!
-//! A node holds up to some ten thousand keys. One flat vector would move hundreds of KiB for an insert at its
-//! front; a tree of small nodes would spend more on its own structure than on keys. So the keys stand in chunks of
-//! up to [`CHUNK_KEYS`], and the last position of each chunk stands in a vector of its own, which the first search
-//! runs over without touching a chunk.
+//! A node holds up to some ten thousand keys. One flat vector would move hundreds of KiB for an
+//! insert at its front; a tree of small nodes would spend more on its own structure than on keys.
+//! So the keys are in chunks of up to [`CHUNK_KEYS`], and the last position of each chunk is in a
+//! separate vector, which the first search scans without touching a chunk.
 //!
-//! The structure knows nothing of extents: it keeps order, and that is all. Keys at equal positions keep the order
-//! in which they were placed (an interior node has the newer one first until the older one is known to be dead).
+//! The structure knows nothing of extents and only keeps the order. Keys at equal positions keep
+//! the order in which they were placed (an interior node has the newer one first until the older
+//! one is known to be dead).
 //!
 //! Invariants:
-//! * `bounds[i]` is the position of the last key of `chunks[i]`; no chunk is empty;
-//! * a chunk holds at most [`CHUNK_KEYS`] keys, and two neighbours together hold more than [`JOIN_KEYS`], which
-//!   bounds the memory a key can cost.
+//! * `bounds[i]` is the position of the last key of `chunks[i]`; no chunk is empty.
+//! * A chunk holds at most [`CHUNK_KEYS`] keys, and two neighbours together hold more than
+//!   [`JOIN_KEYS`], which bounds the memory per key.
 
 mod splice;
 
@@ -22,18 +24,20 @@ use bcached_format::{Key, Position};
 
 /// Most keys in a chunk: 2.5 KiB of keys, of which an insert moves half on average.
 const CHUNK_KEYS: usize = 64;
-/// Neighbouring chunks with no more keys than this become one.
+/// Neighbouring chunks with at most this many keys are joined.
 const JOIN_KEYS: usize = 56;
-/// Keys put into each chunk when all are known from the start; the rest is room for the first inserts.
+/// Keys put into each chunk when all are known from the start; the rest is room for the first
+/// inserts.
 const FILL_KEYS: usize = 60;
-/// Most keys that one splice can add: what is left of an old key on either side, and the new key between.
+/// Most keys that one splice can add: the rest of an old key on either side, and the new key
+/// between.
 pub(crate) const SPLICE_KEYS: usize = 3;
-/// Room of a chunk: a splice may overfill it for the moment before it is split.
+/// Allocation of a chunk: a splice may overfill it until it is split.
 const CHUNK_CAPACITY: usize = CHUNK_KEYS + SPLICE_KEYS;
 
-/// Memory of a chunk.
+/// Memory of a chunk, in bytes.
 pub(crate) const CHUNK_BYTES: usize = CHUNK_CAPACITY * size_of::<Key>();
-/// Memory of what is kept outside of each chunk.
+/// Memory per chunk outside of the chunk, in bytes.
 const OUTER_BYTES: usize = size_of::<Vec<Key>>() + size_of::<Position>();
 /// Room added to the outer vectors beside half of what they have.
 const OUTER_STEP: usize = 4;
@@ -41,23 +45,26 @@ const OUTER_STEP: usize = 4;
 const _: () =
     assert!(JOIN_KEYS < FILL_KEYS && FILL_KEYS <= CHUNK_KEYS, "freshly filled chunks must not join");
 
-/// The most memory that `count` keys can take in a [`SortedKeys`], in bytes.
+/// Returns the most memory that `count` keys can take in a [`SortedKeys`], in bytes.
 pub(crate) const fn memory_bytes_max(count: usize) -> usize {
-    // Two neighbours hold more than `JOIN_KEYS`, so at most one chunk in excess of two per `JOIN_KEYS` keys.
+    // Two neighbours hold more than `JOIN_KEYS` keys, so there are at most two chunks per
+    // `JOIN_KEYS` keys, plus one.
     chunks_bytes(2 * count.div_ceil(JOIN_KEYS) + 1)
 }
 
-/// The most memory that `count` keys take when they have just been put in order, in bytes.
+/// Returns the most memory that `count` keys take right after [`SortedKeys::from_sorted`], in
+/// bytes.
 pub(crate) const fn memory_bytes_filled(count: usize) -> usize {
     chunks_bytes(count.div_ceil(FILL_KEYS))
 }
 
-/// The most memory that so many chunks take, in bytes.
+/// Returns the most memory that `chunks` chunks take, in bytes.
 const fn chunks_bytes(chunks: usize) -> usize {
     chunks * CHUNK_BYTES + outer_room(chunks) * OUTER_BYTES
 }
 
-/// Room in the two outer vectors for `chunks`, when they have grown one by one: half as much again at each step.
+/// Room in the two outer vectors for `chunks` chunks, when they have grown one by one: by half at
+/// each step.
 const fn outer_room(chunks: usize) -> usize {
     let mut room = 0;
     while room < chunks {
@@ -75,7 +82,8 @@ pub(crate) struct SortedKeys {
     words: usize,
 }
 
-/// A place among the keys of one node: in front of a key, or behind the last. After any change it is no more than a guess.
+/// A place among the keys of one node: in front of a key, or behind the last. After any change it
+/// is only a guess.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     chunk: usize,
@@ -83,14 +91,15 @@ pub struct Place {
 }
 
 impl Clone for SortedKeys {
-    /// The same keys in chunks with room: the clone of a vector has none, and would outgrow a chunk's allocation.
+    /// Copies the keys into chunks with spare room. The clone of a vector has none, and would
+    /// outgrow a chunk's allocation.
     fn clone(&self) -> Self {
         Self::from_sorted(self.iter().copied())
     }
 }
 
 impl SortedKeys {
-    /// The keys of `sorted`, which must be in position order.
+    /// Builds the structure from `sorted`, which must be in position order.
     pub(crate) fn from_sorted(sorted: impl IntoIterator<Item = Key>) -> Self {
         let mut keys = Self::default();
         for key in sorted {
@@ -99,7 +108,7 @@ impl SortedKeys {
         keys
     }
 
-    /// Adds a key behind all others.
+    /// Appends a key behind all others.
     #[inline]
     pub(crate) fn push(&mut self, key: Key) {
         let position = key.position();
@@ -120,13 +129,13 @@ impl SortedKeys {
         self.bounds.push(position);
     }
 
-    /// The last key.
+    /// Returns the last key.
     #[inline]
     pub(crate) fn last(&self) -> Option<&Key> {
         self.chunks.last()?.last()
     }
 
-    /// Puts `key`, which takes as many words, in the place of the last one.
+    /// Replaces the last key by `key`, which has as many words.
     pub(crate) fn replace_last(&mut self, key: Key) {
         let last = self.chunks.last_mut().and_then(|chunk| chunk.last_mut()).expect("there is a last key");
         assert!(last.position() <= key.position() && last.words() == key.words(), "the last key grows");
@@ -134,7 +143,8 @@ impl SortedKeys {
         *self.bounds.last_mut().expect("each chunk has a bound") = key.position();
     }
 
-    /// Room for one more chunk. The outer vectors grow by a rule of their own, so that it can be told beforehand.
+    /// Makes room for one more chunk. The outer vectors grow by an explicit rule, so that their
+    /// growth is predictable.
     fn grow_outer(&mut self) {
         let room = outer_room(self.chunks.len() + 1);
         if self.chunks.len() == self.chunks.capacity() {
@@ -166,7 +176,8 @@ impl SortedKeys {
             + self.bounds.capacity() * size_of::<Position>()
     }
 
-    /// The most that so many splices can add to what is held, in bytes: a chunk each, and longer outer vectors.
+    /// The most that `splices` splices can add to the memory held, in bytes: a chunk each, and
+    /// longer outer vectors.
     pub(crate) fn growth_bytes_max(&self, splices: usize) -> usize {
         let chunks = self.chunks.len() + splices;
         // Outer vectors grow only when they are full.
@@ -179,26 +190,27 @@ impl SortedKeys {
             + longer(self.bounds.capacity()) * size_of::<Position>()
     }
 
-    /// No less than [`SortedKeys::growth_bytes_max`], and told at once.
+    /// An upper bound of [`SortedKeys::growth_bytes_max`] that is cheaper to compute.
     pub(crate) fn growth_bytes_bound(&self, splices: usize) -> usize {
         let chunks = self.chunks.len() + splices;
         splices * CHUNK_BYTES + (chunks + chunks / 2 + OUTER_STEP) * OUTER_BYTES
     }
 
-    /// In front of the first key whose position is greater than `position`.
+    /// Returns the place in front of the first key whose position is greater than `position`.
     pub(crate) fn after(&self, position: Position) -> Place {
         let chunk = count_upto(&self.bounds, position, |bound| *bound);
         let index = self.chunks.get(chunk).map_or(0, |keys| count_upto(keys, position, Key::position));
         Place { chunk, index }
     }
 
-    /// The same for who guesses it.
+    /// As [`after`](Self::after), with a guess at the result.
     #[inline]
     pub(crate) fn after_near(&self, guess: Place, position: Position) -> Place {
         if self.is_after(guess, position) { guess } else { self.after(position) }
     }
 
-    /// `place` is in front of a key whose position is greater than `position`, and it is the first.
+    /// Returns whether `place` is in front of the first key whose position is greater than
+    /// `position`.
     #[inline]
     fn is_after(&self, place: Place, position: Position) -> bool {
         let chunk = self.chunks.get(place.chunk).map_or(&[][..], Vec::as_slice);
@@ -211,7 +223,7 @@ impl SortedKeys {
             && chunk.get(place.index).is_some_and(|behind| behind.position() > position)
     }
 
-    /// In front of the first key whose position is `position` or greater.
+    /// Returns the place in front of the first key whose position is `position` or greater.
     pub(crate) fn at(&self, position: Position) -> Place {
         let chunk = self.bounds.partition_point(|bound| *bound < position);
         let index =
@@ -219,18 +231,18 @@ impl SortedKeys {
         Place { chunk, index }
     }
 
-    /// The key behind `place`.
+    /// Returns the key behind `place`.
     #[inline]
     pub(crate) fn get(&self, place: Place) -> Option<&Key> {
         self.chunks.get(place.chunk)?.get(place.index)
     }
 
-    /// How many keys stand in front of `place`.
+    /// Returns how many keys are in front of `place`.
     pub(crate) fn keys_before(&self, place: Place) -> usize {
         self.chunks[..place.chunk].iter().map(Vec::len).sum::<usize>() + place.index
     }
 
-    /// One key towards the front; `None` at the front.
+    /// Moves one key towards the front; `None` at the front.
     #[inline]
     pub(crate) fn before(&self, place: Place) -> Option<Place> {
         if place.index > 0 {
@@ -240,7 +252,7 @@ impl SortedKeys {
         Some(Place { chunk, index: self.chunks[chunk].len() - 1 })
     }
 
-    /// One key towards the end. There must be a key behind `place`.
+    /// Moves one key towards the end. There must be a key behind `place`.
     #[inline]
     pub(crate) fn next(&self, place: Place) -> Place {
         if place.index + 1 < self.chunks[place.chunk].len() {
@@ -249,7 +261,7 @@ impl SortedKeys {
         Place { chunk: place.chunk + 1, index: 0 }
     }
 
-    /// All keys behind `place`, in order.
+    /// Returns all keys behind `place`, in order.
     #[inline]
     pub(crate) fn iter_from(&self, place: Place) -> impl Iterator<Item = &Key> + Clone {
         let (first, rest) = match self.chunks.get(place.chunk..) {
@@ -259,7 +271,8 @@ impl SortedKeys {
         first.iter().chain(rest.iter().flatten())
     }
 
-    /// The first `count` keys behind `place` at most, in order, in the runs in which they stand.
+    /// Returns at most the first `count` keys behind `place`, in order, in the runs in which they
+    /// lie in memory.
     #[inline]
     pub(crate) fn runs_from(&self, place: Place, count: usize) -> impl Iterator<Item = &[Key]> {
         let (mut skip, mut left) = (place.index, count);
@@ -273,12 +286,12 @@ impl SortedKeys {
         runs.take_while(|run| !run.is_empty())
     }
 
-    /// All keys, in order, in the runs in which they stand.
+    /// Returns all keys, in order, in the runs in which they lie in memory.
     pub(crate) fn runs(&self) -> impl Iterator<Item = &[Key]> {
         self.chunks.iter().map(Vec::as_slice)
     }
 
-    /// All keys, in order.
+    /// Returns all keys, in order.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &Key> + Clone {
         self.chunks.iter().flatten()
     }
@@ -287,7 +300,7 @@ impl SortedKeys {
         *self = Self::default();
     }
 
-    /// Keeps the keys that `keep` says yes to.
+    /// Keeps the keys for which `keep` returns true.
     pub(crate) fn retain(&mut self, keep: &mut dyn FnMut(&Key) -> bool) {
         let before = self.len;
         for chunk in &mut self.chunks {
@@ -300,7 +313,7 @@ impl SortedKeys {
     }
 }
 
-/// How many of `list`, which is in order, stand at `position` or before it.
+/// Counts the elements of the ordered `list` at `position` or before it.
 #[inline]
 fn count_upto<T>(list: &[T], position: Position, of: impl Fn(&T) -> Position) -> usize {
     let [body @ .., last] = list else { return 0 };
@@ -308,7 +321,8 @@ fn count_upto<T>(list: &[T], position: Position, of: impl Fn(&T) -> Position) ->
     if !is_here(body.first()) || !is_here(body.last()) {
         return list.partition_point(|one| of(one) <= position);
     }
-    // Nearly always all are of one volume, but for the last child of all: then offsets alone are compared.
+    // Fast path: nearly always all are of one volume, except for the very last child. Then
+    // comparing offsets is enough.
     let count = body.partition_point(|one| of(one).offset <= position.offset);
     if count < body.len() { count } else { count + usize::from(of(last) <= position) }
 }

@@ -1,4 +1,5 @@
-//! The one way in which sorted keys change: some keys go, a few others take their place.
+//! The only way in which sorted keys change: some keys are removed and a few others take their
+//! place.
 
 use alloc::vec::Vec;
 
@@ -6,8 +7,8 @@ use super::{CHUNK_CAPACITY, CHUNK_KEYS, JOIN_KEYS, Place, SPLICE_KEYS, SortedKey
 use bcached_format::Key;
 
 impl SortedKeys {
-    /// Replaces the `removed` keys behind `place` with `new`, at most [`SPLICE_KEYS`] of them. The caller answers
-    /// for the order.
+    /// Replaces the `removed` keys behind `place` by `new`, at most [`SPLICE_KEYS`] of them. The
+    /// caller is responsible for the order.
     ///
     /// Costs the move of half a chunk, plus a step for each removed key.
     pub(crate) fn splice(&mut self, place: Place, removed: usize, new: &[Key]) {
@@ -32,7 +33,8 @@ impl SortedKeys {
         self.settle(chunk);
     }
 
-    /// Puts `new` in the place of one key, or between two, if no other chunk has to do with that: most changes are such. False: it has.
+    /// Replaces one key by `new`, or inserts it between two, if that affects no other chunk: the
+    /// common case. Returns false if it does.
     fn splice_one(&mut self, place: Place, removed: usize, new: &Key) -> bool {
         let Some(chunk) = self.chunks.get_mut(place.chunk) else { return false };
         match removed {
@@ -46,15 +48,16 @@ impl SortedKeys {
         }
         self.len += 1;
         self.words += new.words();
-        // What grows is not joined with its neighbours.
+        // A chunk that grows needs no joining with its neighbours.
         if place.index + 1 == self.chunks[place.chunk].len() {
             self.rebound(place.chunk);
         }
         true
     }
 
-    /// `place` as a place inside a chunk: the end of all keys is the end of the last chunk. When there is no chunk
-    /// there is no such place, unless keys are to be put there.
+    /// Converts `place` to a place inside a chunk: the end of all keys is the end of the last
+    /// chunk. Without any chunk there is no such place, unless keys are to be added; then a chunk
+    /// is created.
     fn inside(&mut self, place: Place, nothing_new: bool) -> Option<Place> {
         if self.chunks.is_empty() {
             if nothing_new {
@@ -71,13 +74,13 @@ impl SortedKeys {
         Some(Place { chunk, index: self.chunks[chunk].len() })
     }
 
-    /// Takes the keys of a chunk that are about to go out of the sums.
+    /// Subtracts keys of a chunk, which are about to be removed, from the totals.
     fn forget(&mut self, chunk: usize, start: usize, end: usize) {
         self.len -= end - start;
         self.words -= self.chunks[chunk][start..end].iter().map(Key::words).sum::<usize>();
     }
 
-    /// Removes `count` keys from the front of `chunk` on.
+    /// Removes `count` keys from the front of `chunk` and the chunks behind it.
     fn remove_front(&mut self, chunk: usize, count: usize) {
         let mut left = count;
         let mut emptied = chunk;
@@ -96,7 +99,8 @@ impl SortedKeys {
         self.bounds.drain(chunk..emptied);
     }
 
-    /// Restores the invariants around `chunk`, whose keys, or whose successor's first keys, have changed.
+    /// Restores the invariants around `chunk`, after its keys or the first keys of its successor
+    /// have changed.
     fn settle(&mut self, chunk: usize) {
         let len = self.chunks[chunk].len();
         if len > CHUNK_KEYS {
@@ -113,7 +117,8 @@ impl SortedKeys {
         } else {
             self.rebound(chunk);
         }
-        // A chunk may be overfull although the one behind it lost keys: then that is two further now.
+        // A chunk may be overfull although the one behind it lost keys: that one is now two chunks
+        // further.
         for left in (chunk.saturating_sub(1)..=chunk + 2).rev() {
             self.join(left);
         }
@@ -124,7 +129,7 @@ impl SortedKeys {
         self.bounds[chunk] = last.position();
     }
 
-    /// Makes one chunk of `left` and its successor if they are small.
+    /// Joins `left` and its successor into one chunk if they are small.
     fn join(&mut self, left: usize) {
         let Some([first, second]) = self.chunks.get_mut(left..left + 2) else { return };
         if first.len() + second.len() > JOIN_KEYS {

@@ -1,4 +1,4 @@
-//! Sorted keys against a plain vector.
+//! Tests sorted keys against a plain vector.
 
 use super::*;
 use bcached_format::{Inode, Pointers};
@@ -26,7 +26,8 @@ fn check_invariants(keys: &SortedKeys) {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// From this index (scaled to the length) remove so many, and put so many in their place.
+    /// From this index (scaled to the length), remove this many keys and put this many in their
+    /// place.
     Splice(usize, usize, usize),
     Retain(u64),
 }
@@ -40,7 +41,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The place in front of the key with this index.
+/// Returns the place in front of the key with this index.
 fn place(keys: &SortedKeys, index: usize) -> Place {
     let mut left = index;
     for (chunk, list) in keys.chunks.iter().enumerate() {
@@ -53,7 +54,8 @@ fn place(keys: &SortedKeys, index: usize) -> Place {
     Place { chunk: keys.chunks.len(), index: 0 }
 }
 
-/// Keys of several volumes, and one at the end of all: however many are of one, a place is where a look at each of them says.
+/// With keys of several volumes and perhaps one at the end of all, `after` agrees with a linear
+/// scan, however many keys each volume has.
 #[test]
 fn a_place_is_found_among_keys_of_any_volumes() {
     let of = |inode: u32, offset: u64| Key { inode: Inode(inode), ..key(offset) };
@@ -94,8 +96,8 @@ fn keys_can_be_appended_one_by_one() {
     assert_eq!(keys.iter().map(|key| key.end).collect::<Vec<_>>(), (0..300).collect::<Vec<_>>());
 }
 
-/// One key of a full chunk and half of the next are replaced by three: the chunk is divided, and what is left of the
-/// next, now two further, must be joined with the small one behind it.
+/// Three keys replace one key of a full chunk and half of the next. The full chunk is divided, and
+/// the rest of the next, now two chunks further, must be joined with the small one behind it.
 #[test]
 fn a_splice_can_divide_a_chunk_and_shrink_the_next_but_one() {
     let sizes = |keys: &SortedKeys| keys.chunks.iter().map(Vec::len).collect::<Vec<_>>();
@@ -146,7 +148,8 @@ proptest! {
             let from = model.partition_point(|key| key.end <= probe);
             let after = keys.after(position);
             prop_assert_eq!(keys.get(after), model.get(from));
-            // Whatever is guessed: a place beside it, one that is none any more, or the right one.
+            // Any guess works: a place beside the right one, one that no longer exists, or the
+            // right one.
             let Place { chunk, index } = after;
             let beside = [(chunk, index + 1), (chunk + 1, 0), (chunk, CHUNK_KEYS), (0, 0), (keys.chunks.len(), 0)];
             let before = keys.before(after).map(|before| (before.chunk, before.index));

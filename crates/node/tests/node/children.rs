@@ -1,4 +1,5 @@
-//! Interior nodes: children, freeing keys, and the order in which a reader learns who lives.
+//! Interior nodes: children, freeing keys, and the order in which a reader learns which children
+//! are alive.
 
 use bcached_format::{Gen, Inode, Key, KeyError, Pointer, Pointers, Position};
 use bcached_node::{Node, NodeFault};
@@ -40,7 +41,7 @@ fn a_split_child_is_replaced_by_two_and_freed_by_the_reader() {
     write(&mut image, &mut node);
 
     let mut read = Node::read(own, 1, &GEOMETRY, &image.bytes).expect("we wrote it");
-    // Until generations are known, old and new child stand side by side, the new one first.
+    // Until generations are known, the old and the new child exist side by side, the new one first.
     assert_eq!(read.children().collect::<Vec<_>>(), [&left, &right, &a, &b]);
     let error = read.check_children(Position::ZERO).expect_err("two at one position");
     assert_eq!(error.fault, NodeFault::TwoChildren { position: a.position() });
@@ -73,8 +74,8 @@ fn freeing_keys_stand_first_in_their_set() {
     let (a, b, c) = (child(40, 1000), child(41, 2000), last_child(42));
     node.replace_children(&[], &[a, b, c]);
     write(&mut image, &mut node);
-    // Merging two neighbours, and then the result with the third, before anything is written: the key of the first
-    // result never reaches the disk.
+    // Two neighbours are merged, and then the result with the third, before anything is written.
+    // The key of the first result never reaches the disk.
     let both = child(43, 2000);
     node.replace_children(&[a, b], &[both]);
     let all = last_child(44);
@@ -87,12 +88,12 @@ fn freeing_keys_stand_first_in_their_set() {
     let read = Node::read(own, 1, &GEOMETRY, &image.bytes).expect("we wrote it");
     let freed: Vec<u64> = read.freed().map(|pointer| pointer.sector() / 1024).collect();
     assert_eq!(freed, [40, 41, 43, 42]);
-    // The bumped generation of each, and sizes as the children had them.
+    // Each has the next generation, and the size that the child had.
     assert!(keys[..4].iter().all(|key| key.size == SECTORS && pointer_of(key).generation() == Gen(2)));
 }
 
-/// GC makes one of two neighbours, again and again: the parent grows by no more than was said, and whoever reads it
-/// learns that each of the old ones is dead, although no living child ends where the left ones did.
+/// GC repeatedly merges two neighbours. The parent grows by no more than announced, and its readers
+/// learn that each old child is dead, although no living child ends where the left ones did.
 #[test]
 fn two_neighbours_are_replaced_by_one_and_both_are_freed() {
     let own = root(SECTORS);

@@ -1,4 +1,5 @@
-//! Damaged and hostile bytes: an error that says what and where, never a panic, never a wrong answer.
+//! Damaged and hostile bytes produce an error that says what is wrong and where, never a panic or a
+//! wrong answer.
 
 use bcached_format::bset::{BSET_HEADER_BYTES, seal_in_place};
 use bcached_format::{Inode, Key, Position};
@@ -21,7 +22,7 @@ fn leaf() -> Image {
     Image::of_sets(&node_key(), &[set(0, 20_480), set(5, 22_528), set(12, 24_576)])
 }
 
-/// A node of three sets of children and freeing keys.
+/// An interior node of three sets of children and freeing keys.
 fn interior() -> Image {
     let own_key = node_key();
     let mut image = Image::new(&own_key);
@@ -37,7 +38,7 @@ fn interior() -> Image {
     image
 }
 
-/// Reads the node and, if it is accepted, does with it what an engine would.
+/// Reads the node and, if it is accepted, uses it as an engine would.
 fn use_node(level: u8, bytes: &[u8]) -> Result<Node, NodeError> {
     let mut node = Node::read(node_key(), level, &GEOMETRY, bytes)?;
     if level == 0 {
@@ -58,7 +59,7 @@ fn use_node(level: u8, bytes: &[u8]) -> Result<Node, NodeError> {
     Ok(node)
 }
 
-/// Bytes of the first three sets: what their sums cover.
+/// Byte ranges of the first three sets that their checksums cover.
 fn summed(image: &Image) -> Vec<std::ops::Range<usize>> {
     let log = bcached_format::NodeLog::parse(&image.bytes, 512, place(&node_key())).expect("sound");
     let range = |block: u32, length| (block as usize * 512)..(block as usize * 512 + length);
@@ -75,7 +76,7 @@ proptest! {
         image.bytes[offset] ^= 1_u8 << bit;
         let header = offset % 512;
         match use_node(level, &image.bytes) {
-            // A changed sequence number ends the log there; only a set behind it gives that away.
+            // A changed sequence number ends the log there; only a set behind it reveals that.
             Ok(node) => prop_assert!((16..24).contains(&header) && node.written_blocks() > 0, "byte {offset}"),
             Err(error) => prop_assert_eq!(error.level, level),
         }
@@ -94,7 +95,8 @@ proptest! {
         let _ = use_node(level, &image.bytes);
     }
 
-    /// Keys that make no sense under a sum that does: what a broken program would write.
+    /// Invalid keys under a valid checksum, as a broken program would write them, never cause a
+    /// panic.
     #[test]
     fn sealed_nonsense_is_judged_without_a_panic(
         level in 0_u8..2,
@@ -115,7 +117,7 @@ proptest! {
     }
 }
 
-/// A word of a key: a plausible header, offset or pointer, or anything.
+/// A word of a key: a plausible header, offset or pointer, or any value.
 fn word() -> impl Strategy<Value = u64> {
     let header = (0..3_u64, 0..2_u64, 0..64_u64, 0..3_u64).prop_map(|(pointers, dirty, size, inode)| {
         1 << 63 | pointers << 60 | dirty << 36 | size << 20 | inode

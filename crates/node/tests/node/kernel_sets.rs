@@ -1,4 +1,5 @@
-//! Sets as kernels write them: overlapping each other, with keys trimmed to nothing and placeholders of misses.
+//! Sets as the kernel writes them: overlapping each other, with keys trimmed to nothing and
+//! placeholders of cache misses.
 
 use bcached_format::bset::{self, BsetPlace};
 use bcached_format::{BsetError, Inode, Key, KeyError, Pointer, Pointers, Position};
@@ -10,7 +11,7 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Format document, 20.3: the node in bucket 36 of a real kernel's cache, its sums included.
+/// Format document, 20.3: the node in bucket 36 of a real kernel's cache, including its checksums.
 #[test]
 fn the_node_of_the_format_document() {
     let own = root(512);
@@ -31,7 +32,8 @@ fn the_node_of_the_format_document() {
     second.extend(0xbc_1801_u64.to_le_bytes());
     bytes[512..512 + second.len()].copy_from_slice(&second);
     let node = Node::read(own, 0, &GEOMETRY, &bytes).expect("a kernel wrote it");
-    // The kernel left [24,40) and [40,816) apart; they are one extent all the same. Keys of size zero say nothing.
+    // The kernel left [24,40) and [40,816) separate; they are one extent all the same. Keys of size
+    // zero mean nothing.
     let wanted = [extent(0, 16, 24, 48128, false), extent(0, 24, 816, 48136, true)];
     assert_eq!(node.keys().copied().collect::<Vec<_>>(), wanted);
     assert_eq!((node.written_blocks(), node.total_blocks(), node.seq()), (2, 512, SEQ));
@@ -40,7 +42,7 @@ fn the_node_of_the_format_document() {
     assert_eq!(node.check_extents(Position::ZERO), Ok(()));
 }
 
-/// The empty first set of that node is what we write for a new root as well, to the byte.
+/// For a new root we write the same empty first set as that node has, byte for byte.
 #[test]
 fn a_new_root_is_an_empty_set() {
     let mut node = Node::create(root(512), 0, SEQ, &GEOMETRY);
@@ -113,7 +115,7 @@ fn keys_trimmed_to_nothing_may_stand_anywhere() {
 
 #[test]
 fn old_sets_without_a_seed_are_read() {
-    // Version 0: the sum starts from all ones, whatever the node's place.
+    // Version 0: the checksum starts from all ones, wherever the node is.
     let own = root(512);
     let mut bytes = Image::of_sets(&own, &[vec![extent(0, 0, 8, 50_000, true)]]).bytes;
     bytes[24] = 0;
@@ -131,7 +133,7 @@ fn fault_of(own: Key, level: u8, sets: &[Vec<Key>]) -> NodeFault {
 
 #[test]
 fn overlapping_keys_of_one_set_are_refused() {
-    // A kernel does not look, and what it then serves depends on its search.
+    // The kernel does not check this, and what it then serves depends on its search.
     let first = vec![extent(0, 100, 108, 50_000, true)];
     let sets = [first, vec![extent(0, 0, 9, 50_000, true), extent(0, 8, 16, 60_000, true)]];
     let NodeFault::Key { block: 1, error } = fault_of(root(512), 0, &sets) else { panic!("another fault") };
@@ -190,7 +192,7 @@ fn a_lost_set_is_noticed_by_the_one_behind_it() {
 
 #[test]
 fn more_pieces_than_two_nodes_can_hold_are_refused() {
-    // Each key of one pointer cuts a piece of two pointers off: three words on disk make seven.
+    // Each key of one pointer cuts off a piece with two pointers: three words on disk become seven.
     let pointers = [49_152, 53_248].map(|sector| extent(0, 0, 8, sector, true).pointers.as_slice()[0]);
     let pointers = Pointers::from_slice(&pointers).expect("two");
     let mirrored = Key { pointers, ..extent(0, 0, 1000, 49_152, true) };

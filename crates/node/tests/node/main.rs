@@ -1,5 +1,5 @@
-//! The node as its users see it: against a model that knows each sector, against sets as kernels write them, and
-//! against damaged bytes.
+//! Tests of the node's public interface: against a model that knows each sector, against sets as
+//! the kernel writes them, and against damaged bytes.
 
 mod children;
 mod damage;

@@ -1,7 +1,8 @@
-//! A leaf against a model that knows of each sector where its data is.
+//! Tests a leaf against a model that knows where each sector's data is.
 //!
-//! Random inserts, replacements, holes, writes, re-reads and splits; after each the leaf must say what the model
-//! says, and the parts of keys it told as removed must be exactly what the model lost.
+//! The steps are random inserts, replacements, holes, writes, re-reads and splits. After each step
+//! the leaf must agree with the model, and the parts of keys that it reported as removed must be
+//! exactly what the model lost.
 
 use std::collections::BTreeMap;
 
@@ -38,9 +39,9 @@ enum Step {
     Write,
     /// Write, then read the bytes back.
     Read,
-    /// Move the living keys to fresh nodes, and go on with the left one.
+    /// Move the living keys to fresh nodes, and continue with the left one.
     Split,
-    /// The same, and these keys come meanwhile.
+    /// As `Split`, while these keys arrive.
     SplitBeside(Vec<Key>),
     Query(u32, u64, u64),
 }
@@ -53,7 +54,7 @@ enum New {
     Hole,
 }
 
-/// A key whose data lies at one of few places, so that neighbours often amount to one key.
+/// A key whose data is in one of a few buckets, so that neighbours often merge.
 fn key() -> impl Strategy<Value = Key> {
     let range = (0..2_u32, 0..VOLUME_SECTORS, 1..60_u64, 20..24_u64);
     (range, any::<bool>(), 0..4_u8).prop_map(|((inode, start, length, bucket), dirty, kind)| {
@@ -198,7 +199,8 @@ impl Pair {
         self.sectors.retain(|(inode, sector), _| Position::new(Inode(*inode), *sector) < position);
     }
 
-    /// Moves the living keys to fresh nodes while `keys` come, as many of them as surely find room there.
+    /// Moves the living keys to fresh nodes while `keys` arrive, as many of them as are certain to
+    /// fit there.
     fn split_beside(&mut self, keys: &[Key]) {
         let parts: Vec<Key> = keys.iter().filter_map(|key| self.part(key)).collect();
         let late: Vec<Key> = parts.into_iter().take(self.node.late_keys_max()).collect();

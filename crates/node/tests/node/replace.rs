@@ -1,4 +1,4 @@
-//! Compare-and-replace: what is still as expected, piece by piece, and nothing else.
+//! Compare-and-replace matches exactly the pieces that are still as expected.
 
 use bcached_format::{Inode, Key};
 use bcached_node::Node;
@@ -26,7 +26,7 @@ fn leaf() -> (Node, Key) {
     (node, expected)
 }
 
-/// What the leaf says as `expected` does, up to its end.
+/// The ranges, up to the end of `expected`, in which the leaf still agrees with it.
 fn matching(node: &Node, expected: &Key) -> Vec<(u64, u64)> {
     node.matching(expected, expected.end).collect()
 }
@@ -56,7 +56,8 @@ fn what_differs_in_anything_does_not_match() {
     }
 }
 
-/// A part of an extent is asked for, in the middle of a key that says more; and no more than the caller wants.
+/// The expected extent may lie in the middle of a longer key; the result is limited to what the
+/// caller asks for.
 #[test]
 fn a_piece_inside_a_longer_key_matches() {
     let (node, expected) = leaf();

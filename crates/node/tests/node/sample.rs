@@ -33,12 +33,12 @@ pub fn own(bucket: u64, sectors: u16, position: Position) -> Key {
     Key { inode: position.inode, size: sectors, dirty: false, end: position.offset, pointers }
 }
 
-/// A root of `sectors` in bucket 36.
+/// The key of a root of `sectors` in bucket 36.
 pub fn root(sectors: u16) -> Key {
     own(36, sectors, Position::MAX)
 }
 
-/// All keys of the node that `is_live` says yes to, as a fresh one starts with them.
+/// Gathers all keys of the node for which `is_live` returns true, as for a fresh node.
 pub fn live_keys(node: &Node, is_live: &mut dyn FnMut(&Key) -> bool) -> Living {
     let (mut living, mut after) = (Living::default(), Some(Position::ZERO));
     while let Some(from) = after {
@@ -48,7 +48,7 @@ pub fn live_keys(node: &Node, is_live: &mut dyn FnMut(&Key) -> bool) -> Living {
     living
 }
 
-/// The keys of each node that `living` is dealt out to.
+/// The keys of each node to which `living` is distributed.
 pub fn deal(living: &Living, blocks: u32, geometry: &Geometry) -> Vec<Vec<Key>> {
     match living.divide(blocks, geometry) {
         Division::One => vec![living.keys().to_vec()],
@@ -60,12 +60,12 @@ pub fn deal(living: &Living, blocks: u32, geometry: &Geometry) -> Vec<Vec<Key>> 
     }
 }
 
-/// Memory for a set.
+/// Allocates memory for a set.
 pub fn zeroed(bytes: usize) -> Vec<u8> {
     vec![0; bytes]
 }
 
-/// A node with these keys, and its first set.
+/// Builds a node with these keys; returns it with its first set.
 pub fn build(own: Key, seq: u64, keys: &[Key]) -> (Node, SetWrite<Vec<u8>>) {
     let mut node = NodeBuilder::new(own, 0, seq, &GEOMETRY, keys.iter().map(Key::words).sum(), zeroed);
     keys.chunks(7).for_each(|keys| node.push(keys));
@@ -76,7 +76,7 @@ pub fn place(own: &Key) -> BsetPlace {
     BsetPlace { magic: GEOMETRY.magic, node: own.pointers.as_slice()[0] }
 }
 
-/// What the bucket of a node holds: junk at first, then sets.
+/// The contents of a node's bucket: junk at first, then sets.
 pub struct Image {
     pub bytes: Vec<u8>,
     end_block: usize,
@@ -98,7 +98,7 @@ impl Image {
         image
     }
 
-    /// Writes what is pending in `node`.
+    /// Writes the pending keys of `node`.
     pub fn write(&mut self, node: &mut Node) {
         if let Some(set) = node.seal_pending(zeroed) {
             self.append(&set);

@@ -1,4 +1,4 @@
-//! Full nodes, and nodes that are too empty: keys are dealt out to fresh nodes, and none is lost.
+//! Full nodes, and nodes that are too empty: keys are distributed to fresh nodes, and none is lost.
 
 use bcached_format::{Geometry, Inode, Key, Position};
 use bcached_node::{Living, Node, belong_together};
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::sample::{GEOMETRY, Image, SEQ, build, deal, extent, live_keys, own, root, zeroed};
 
-/// Keys of three words that do not merge.
+/// Keys of three words each that do not merge.
 fn keys(count: u64) -> Vec<Key> {
     (0..count).map(|index| extent(0, index * 16, index * 16 + 8, 20_480 + index % 1000, true)).collect()
 }
@@ -17,10 +17,10 @@ fn living(count: u64) -> Living {
 
 #[test]
 fn four_fifths_of_the_blocks_are_one_node() {
-    // 10 blocks of 512 bytes: 8 of them hold 4096 - 32 bytes of keys, which are 169 keys of three words.
+    // Of 10 blocks of 512 bytes, 8 hold 4096 - 32 bytes of keys, which are 169 keys of three words.
     assert_eq!(deal(&living(169), 10, &GEOMETRY), [keys(169)]);
     let parts = deal(&living(170), 10, &GEOMETRY);
-    // Three fifths of 510 words are 306: 102 keys lie behind, and the one after is the last on the left.
+    // Three fifths of 510 words are 306: the left node gets 102 keys, and the one after.
     assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [103, 67], "nine blocks are too many");
     assert_eq!(parts.concat(), keys(170));
 }
@@ -32,7 +32,8 @@ fn a_node_of_one_block_is_not_divided_for_ever() {
     assert_eq!(deal(&living(160), 1, &geometry).len(), 2);
 }
 
-/// What comes of a division, in words, for each number of keys that a node of so many blocks can hold.
+/// The words of each side of a division, if there is one, for each number of keys that a node of
+/// `blocks` blocks can hold.
 fn divisions(blocks: u32) -> impl Iterator<Item = (u64, Option<[usize; 2]>)> {
     let most = (u64::from(blocks) * 512 - 32) / 24;
     (2..=most).map(move |count| match deal(&living(count), blocks, &GEOMETRY).as_slice() {
@@ -43,14 +44,15 @@ fn divisions(blocks: u32) -> impl Iterator<Item = (u64, Option<[usize; 2]>)> {
 
 #[test]
 fn two_thirds_of_what_is_not_divided_belong_together() {
-    // Of 10 blocks 8 are not divided: two thirds of 4096 bytes, less a header, are 337 words.
+    // Of 10 blocks, 8 are not divided: two thirds of 4096 bytes, less a header, are 337 words.
     assert!(belong_together(337, 10, &GEOMETRY) && !belong_together(338, 10, &GEOMETRY));
     // One block: two thirds of four fifths of 512 bytes.
     assert!(belong_together(30, 1, &GEOMETRY) && !belong_together(31, 1, &GEOMETRY));
     assert!(belong_together(0, 1, &GEOMETRY), "two empty nodes are one");
 }
 
-/// Neither undoes the other: a quarter of what a node takes undivided must come or go in between.
+/// Dividing and merging do not undo each other: a quarter of what an undivided node takes must be
+/// added or removed in between.
 #[test]
 fn what_was_divided_does_not_belong_together_nor_the_other_way_round() {
     for blocks in [1, 2, 3, 5, 8, 64] {
@@ -80,7 +82,8 @@ fn a_fresh_node_takes_inserts_behind_its_first_set() {
     assert_eq!(Node::read(node_key, 0, &GEOMETRY, &image.bytes).expect("sound").len(), 99);
 }
 
-/// What cutting may cost is kept free: the last key that fits may fall into the middle of the largest one.
+/// Room for cutting is kept free: the last key that fits may fall into the middle of the largest
+/// one.
 #[test]
 fn a_full_leaf_says_so_in_time() {
     let mut node = Node::create(own(36, 8, Position::MAX), 0, SEQ, &GEOMETRY);
@@ -106,7 +109,7 @@ fn dead_keys_are_left_behind_and_neighbours_merge() {
     for key in [extent(0, 0, 8, 50_000, true), dead, extent(0, 16, 24, 50_016, true)] {
         node.insert(&key, &mut |_| ());
     }
-    // The dead key is overwritten by what fits between the others: three keys are one.
+    // A key that fits between the others overwrites the dead one: three keys become one.
     node.insert(&extent(0, 8, 16, 50_008, true), &mut |_| ());
     assert_eq!(live_keys(&node, &mut |_| true).keys(), [extent(0, 0, 24, 50_000, true)]);
     node.insert(&dead, &mut |_| ());
@@ -115,7 +118,8 @@ fn dead_keys_are_left_behind_and_neighbours_merge() {
     assert_eq!(live_keys(&node, is_live).keys(), wanted);
 }
 
-/// One long extent, cut into as many pieces as a full node of holes can cut it: more words than one node can hold.
+/// One long extent is cut into as many pieces as a full node of holes can cut it: more words than
+/// one node can hold.
 #[test]
 fn a_node_in_pieces_fits_into_two() {
     let own = own(36, 24, Position::MAX);

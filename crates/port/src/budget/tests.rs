@@ -1,4 +1,4 @@
-//! Who is given memory, who waits, and for whom.
+//! Which clients get memory, which wait, and behind which.
 
 use super::*;
 use std::sync::mpsc::{self, Receiver};
@@ -11,7 +11,7 @@ fn clients<const N: usize>(pool: &Arc<Pool>, bytes_max: u64) -> [Arc<Budget>; N]
     [(); N].map(|()| Arc::new(Budget::new(bytes_max, Arc::clone(pool))))
 }
 
-/// All that it is given without waiting, in requests of so many bytes.
+/// Takes all that is given without waiting, in requests of this many bytes.
 fn fill(client: &Arc<Budget>, bytes: u64) -> Vec<Permit> {
     std::iter::from_fn(|| client.try_acquire(bytes)).collect()
 }
@@ -20,7 +20,7 @@ fn total(permits: &[Permit]) -> u64 {
     permits.iter().map(|permit| permit.bytes).sum()
 }
 
-/// Asks on a thread of its own; returns when it waits.
+/// Asks on its own thread; returns when it waits.
 fn wait_for(client: &Arc<Budget>, bytes: u64) -> Receiver<Permit> {
     let (sender, arrived) = mpsc::channel();
     let waiting = client.pool.lock().arriving;
@@ -54,8 +54,8 @@ fn a_small_one_waits_behind_a_large_one() {
     assert_empty(&pool);
 }
 
-/// What comes back is kept for the first in line, though others would fit: one that came later, and one that holds some and came
-/// before.
+/// Returned bytes are kept for the first in line although others would fit: a later waiter, and an
+/// earlier one that holds some.
 #[test]
 fn nobody_passes_the_first_who_holds_none() {
     let pool = Arc::new(Pool::new(10 * MIB));
@@ -73,8 +73,8 @@ fn nobody_passes_the_first_who_holds_none() {
     assert_empty(&pool);
 }
 
-/// Eight connections that read no replies had all there was for clients that hold little, a MiB each, and each was
-/// still called little.
+/// Regression: eight connections that read no replies held all there was for clients that hold
+/// little, a MiB each, and each still counted as one.
 #[test]
 fn who_keeps_all_it_gets_leaves_something_for_who_comes() {
     for bytes in [4096, 64 << 10, MIB] {
@@ -91,7 +91,7 @@ fn who_keeps_all_it_gets_leaves_something_for_who_comes() {
     }
 }
 
-/// Two requests of the largest size are all there is, and small ones go on.
+/// Two requests of the largest size take everything, and small ones still proceed.
 #[test]
 fn a_small_request_passes_those_who_hold_everything() {
     let pool = Arc::new(Pool::new(64 * MIB));
@@ -110,7 +110,7 @@ fn a_small_request_passes_those_who_hold_everything() {
     assert_empty(&pool);
 }
 
-/// It waits for common bytes, and its next best is its own share.
+/// It waits for common bytes, and can proceed with its own share.
 #[test]
 fn who_waits_goes_on_with_its_own_share() {
     let pool = Arc::new(Pool::new(32 * MIB));
@@ -155,7 +155,8 @@ fn shares_are_bounded_too() {
     assert_empty(&pool);
 }
 
-/// Who holds something is told how long another has waited; who waits because of what it holds itself does not count.
+/// A client that holds some is told how long another has waited; a client that waits because of
+/// what it holds itself does not count.
 #[test]
 fn who_holds_some_learns_that_others_wait() {
     let pool = Arc::new(Pool::new(8 * MIB));

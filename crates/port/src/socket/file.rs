@@ -1,5 +1,6 @@
-//! The file of a socket that has just been bound, held by what it is and not by its name: in a folder to which others write, what lies under the
-//! name may be something else a moment later, as a link to a file of ours.
+//! The file of a socket that has just been bound, referred to by descriptor and not by name. In a
+//! folder that others can write to, the name may refer to something else a moment later, such as a
+//! link to a file of ours.
 
 use super::Identity;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat};
@@ -7,14 +8,14 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 
-/// Such a file.
+/// A socket's file.
 pub struct SocketFile(OwnedFd);
 
 impl SocketFile {
-    /// What lies at `path`, if that is a socket.
+    /// Opens the file at `path`, if it is a socket.
     ///
     /// # Errors
-    /// It is none, or the system refuses.
+    /// It is not a socket, or the system refuses.
     pub fn just_bound(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = Self(rustix::fs::open(path, flags, Mode::empty())?);
@@ -28,7 +29,7 @@ impl SocketFile {
         Ok(rustix::fs::fstat(&self.0)?)
     }
 
-    /// Device and inode.
+    /// Returns its device and inode.
     ///
     /// # Errors
     /// The system refuses.
@@ -36,7 +37,7 @@ impl SocketFile {
         self.stat().map(|stat| (stat.st_dev, stat.st_ino))
     }
 
-    /// Its group.
+    /// Returns its group.
     ///
     /// # Errors
     /// The system refuses.
@@ -44,7 +45,7 @@ impl SocketFile {
         self.stat().map(|stat| stat.st_gid)
     }
 
-    /// Its group is this one from now on.
+    /// Sets its group.
     ///
     /// # Errors
     /// The system refuses.
@@ -53,7 +54,7 @@ impl SocketFile {
         Ok(rustix::fs::chownat(&self.0, "", None, group, AtFlags::EMPTY_PATH)?)
     }
 
-    /// Its mode is `mode` from now on: the umask has its say when a socket is bound.
+    /// Sets its mode, since the umask applies when a socket is bound.
     ///
     /// # Errors
     /// The system refuses, or has no `/proc`.
@@ -61,7 +62,7 @@ impl SocketFile {
         if Mode::from_raw_mode(self.stat()?.st_mode & 0o777) == mode {
             return Ok(());
         }
-        // Of what a descriptor with O_PATH is for there is no fchmod before Linux 6.6.
+        // Before Linux 6.6 there is no fchmod for descriptors opened with O_PATH.
         Ok(rustix::fs::chmod(format!("/proc/self/fd/{}", self.0.as_raw_fd()), mode)?)
     }
 }
@@ -76,7 +77,8 @@ mod tests {
         std::fs::symlink_metadata(path).expect("it is there").mode() & 0o777
     }
 
-    /// A link that somebody had put in the place of the socket was followed, to a file of ours that others were let into.
+    /// Regression: a link put in place of the socket was followed, and others gained access to a
+    /// file of ours.
     #[test]
     fn what_has_taken_the_place_of_a_socket_keeps_its_mode() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -91,7 +93,7 @@ mod tests {
         let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP;
         file.set_mode(mode).expect("there is a /proc");
         let group_of = |path: &Path| std::fs::symlink_metadata(path).expect("it is there").gid();
-        // Who is not root has none but its own to give.
+        // Without root, the only group to give is its own.
         let (own, is_root) = (group_of(&secret), rustix::process::geteuid().is_root());
         let group = if is_root { own + 1 } else { own };
         file.set_group(group).expect("it may be");

@@ -1,8 +1,9 @@
-//! Sockets that the process before has listened on, for who listens at the same place in this one: clients that come between the two wait
-//! in the kernel, and are not turned away.
+//! Keeps the listening sockets of the previous process for the code that listens at the same place
+//! in this one. Clients that connect in between wait in the kernel and are not refused.
 //!
-//! Until [`settle`] has said that this process goes on, the other one may: whatever ends here meanwhile leaves it the files of its sockets, of
-//! the group that they had.
+//! Until [`settle`] is called, which means that this process continues, the previous process may
+//! continue instead. So a socket that is closed here before then leaves the previous process its
+//! file, with the group that it had.
 
 use super::{At, Identity, OwnFile, Passed};
 use std::net::SocketAddr;
@@ -11,35 +12,35 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What is said by a TCP socket.
+/// The protocol that a TCP socket serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
     /// NBD.
     Nbd,
-    /// Numbers for Prometheus.
+    /// Metrics for Prometheus.
     Metrics,
 }
 
-/// A process has its sockets as the system sees it; they are found again by where they are.
+/// Process-wide, because the system sees sockets per process; they are found again by address.
 static SOCKETS: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
 struct Kept {
-    /// `None`: where it is says what it is for.
+    /// `None`: its address implies its purpose.
     purpose: Option<Purpose>,
     socket: Passed,
-    /// Of a unix socket: its file, if that was there.
+    /// For a unix socket: its file, if that existed.
     file: Option<Identity>,
 }
 
-/// Nothing that was kept may be wanted back.
+/// No kept socket may be needed back by the previous process.
 static ARE_SETTLED: AtomicBool = AtomicBool::new(true);
 
-/// Keeps a TCP socket for whoever listens where it is.
+/// Keeps a TCP socket for the code that will listen at its address.
 pub fn keep_tcp(purpose: Purpose, socket: Passed) {
     keep(Kept { purpose: Some(purpose), socket, file: None });
 }
 
-/// Keeps a unix socket for whoever listens where it is, with what its file was.
+/// Keeps a unix socket for the code that will listen at its path, with the identity of its file.
 pub fn keep_unix(socket: Passed, file: Option<Identity>) {
     keep(Kept { purpose: None, socket, file });
 }
@@ -49,14 +50,14 @@ fn keep(kept: Kept) {
     sockets().push(kept);
 }
 
-/// That at this path, and its file.
+/// Returns the socket kept for this path, and its file's identity.
 #[must_use]
 pub fn take_unix(path: &Path) -> Option<(OwnedFd, Option<Identity>)> {
     let kept = take(|_, at| matches!(at, At::Unix(there) if there == path))?;
     Some((kept.socket.into(), kept.file))
 }
 
-/// That at this address; with port 0 any for the same purpose.
+/// Returns the socket kept for this address; with port 0, any for the same purpose.
 #[must_use]
 pub fn take_tcp(address: SocketAddr, purpose: Purpose) -> Option<OwnedFd> {
     let is_it = |there: &SocketAddr| match address.port() {
@@ -67,7 +68,8 @@ pub fn take_tcp(address: SocketAddr, purpose: Purpose) -> Option<OwnedFd> {
     Some(kept.socket.into())
 }
 
-/// Whoever was to listen does: nobody listens at the other places any more.
+/// Closes the sockets that were not taken: everything that was to listen does so, and the other
+/// places are abandoned.
 pub fn settle() {
     ARE_SETTLED.store(true, Ordering::Relaxed);
     for Kept { socket, file, .. } in std::mem::take(&mut *sockets()) {
@@ -77,7 +79,7 @@ pub fn settle() {
     }
 }
 
-/// This process has the sockets for itself.
+/// Returns true if this process alone has the sockets.
 pub(super) fn are_settled() -> bool {
     ARE_SETTLED.load(Ordering::Relaxed)
 }
@@ -92,7 +94,7 @@ fn sockets() -> MutexGuard<'static, Vec<Kept>> {
     SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A process has its sockets: of the tests in it one at a time has to do with them.
+/// Serialises the tests that use these process-wide sockets.
 #[cfg(test)]
 pub(super) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());

@@ -1,8 +1,9 @@
-//! Unix sockets that are listened on, for front ends.
+//! Listening unix sockets for front ends.
 //!
-//! They have mode 0660 from the first instant and, on request, a group. A socket file at the path is
-//! replaced only if nobody answers on it, anything else there is left alone; two servers that start at once are kept
-//! apart by a lock on the directory, which leaves nothing behind. The file is removed at the end if it is still ours.
+//! They have mode 0660 from the first instant and, on request, a group. A socket file at the path
+//! is replaced only if no server answers on it; anything else there is left alone. A lock on the
+//! directory, which leaves nothing behind, serialises two servers that start at once. The file is
+//! removed at the end if it is still ours.
 
 mod file;
 pub mod inherited;
@@ -30,19 +31,19 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// Somebody listens there.
+    /// Another server listens there.
     #[error("{} is in use by another server", .0.display())]
     InUse(PathBuf),
     /// The path holds something that is not a socket.
     #[error("{} exists and is not a socket; move it away, or name another place", .0.display())]
     NotSocket(PathBuf),
-    /// No socket can have this path.
+    /// The path is too long for a socket.
     #[error("{} is too long for a socket: {} bytes, of which a path may have {PATH_MAX}", .0.display(), .0.as_os_str().len())]
     TooLong(PathBuf),
-    /// Nothing is there to put the socket in.
+    /// The directory for the socket does not exist.
     #[error("the directory {} of the socket does not exist; make it first", .0.display())]
     NoDirectory(PathBuf),
-    /// It may not have the group that was asked for.
+    /// It may not have the requested group.
     #[error("{} may not be given its group: that is for root (CAP_CHOWN), and for who is in the group", .0.display())]
     Group(PathBuf),
     /// The system refused.
@@ -57,13 +58,13 @@ pub enum SocketError {
     },
 }
 
-/// A socket that is listened on; accepting from it does not block. Dropped, it takes its file with it.
+/// A listening socket; accepting from it does not block. Its file is removed when it is dropped.
 pub struct Listening {
     fd: OwnedFd,
     file: OwnFile,
 }
 
-/// Bytes of a socket's path: `sun_path` without the zero behind it, see unix(7).
+/// Bytes in a socket's path: `sun_path` without the terminating zero, see unix(7).
 pub const PATH_MAX: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -73,7 +74,8 @@ const SOCKET_MODE: Mode = Mode::from_raw_mode(0o660);
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
 impl Listening {
-    /// Listens at `path`, for this user and `group` (the process' own if `None`; of a socket from the process before whichever it has).
+    /// Listens at `path`, for this user and `group`. With `None`, the group is the process's own; a
+    /// socket from the previous process keeps its group.
     ///
     /// # Errors
     /// [`SocketError`]; nothing is left behind then.
@@ -85,11 +87,11 @@ impl Listening {
         }
         let address = SocketAddrUnix::new(path).map_err(failed("use the path"))?;
         if let Some((fd, identity)) = inherited::take_unix(path) {
-            // If anything fails from here on, who passed it on goes on there.
+            // If anything fails from here on, the previous process continues to listen there.
             let listening = Self { fd, file: OwnFile::inherited(path, identity) };
             match listening.file.file() {
                 Some(file) => give(&file, group, path)?,
-                // Clients that have come are served.
+                // Clients that have already connected are served.
                 None => {
                     tracing::warn!(event = "socket-gone", path = %path.display(), "nobody finds the socket any more: somebody has removed its file, or put something else there");
                 }
@@ -102,7 +104,8 @@ impl Listening {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(failed("make a socket"))?;
-        // The file that bind makes takes its mode from the socket, less the umask: it is never open to more than this.
+        // The file that bind creates takes its mode from the socket, less the umask, so it is never
+        // more open than this.
         rustix::fs::fchmod(&fd, SOCKET_MODE).map_err(failed("set the socket's mode"))?;
         rustix::net::bind(&fd, &address).map_err(|error| match error {
             Errno::ADDRINUSE => SocketError::InUse(path.to_owned()),
@@ -111,19 +114,20 @@ impl Listening {
         let file = SocketFile::just_bound(path).map_err(refused("look at its file"))?;
         let listening = Self { fd, file: OwnFile::bound(path, &file) };
         give(&file, group, path)?;
-        // After the group, so that no other group has it for an instant; and against the umask.
+        // After the group, so that no other group has access for an instant; and to undo the umask.
         file.set_mode(SOCKET_MODE).map_err(refused("set the file's mode"))?;
         rustix::net::listen(&listening.fd, BACKLOG).map_err(failed("listen"))?;
         Ok(listening)
     }
 
-    /// Where it is.
+    /// Returns its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// For another process, which listens there from now on, and how that knows its file, which stays.
+    /// Returns the socket for another process, which listens there from now on, and how that
+    /// process identifies its file. The file stays.
     #[must_use]
     pub fn leave(mut self) -> (OwnedFd, Whose) {
         let whose = self.file.leave();
@@ -137,7 +141,8 @@ impl AsFd for Listening {
     }
 }
 
-/// The other side of a connection sends nothing any more, or this side was told to end. Does not wait.
+/// Returns true if the peer of a connection sends nothing any more, or this side was shut down.
+/// Does not block.
 #[must_use]
 pub fn has_hung_up(connection: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(connection, PollFlags::RDHUP)];
@@ -145,7 +150,7 @@ pub fn has_hung_up(connection: BorrowedFd<'_>) -> bool {
     poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// The socket at `path` is of this group from now on.
+/// Sets the group of the socket at `path`.
 fn give(file: &SocketFile, group: Option<u32>, path: &Path) -> Result<(), SocketError> {
     let Some(group) = group else { return Ok(()) };
     file.set_group(group).map_err(|source| match source.kind() {
@@ -154,7 +159,7 @@ fn give(file: &SocketFile, group: Option<u32>, path: &Path) -> Result<(), Socket
     })
 }
 
-/// Keeps other servers from looking and replacing in the same directory meanwhile.
+/// Keeps other servers from checking and replacing sockets in the same directory meanwhile.
 fn lock_directory(path: &Path) -> Result<OwnedFd, SocketError> {
     let failed = |error: Errno| SocketError::System {
         path: path.to_owned(),
@@ -180,7 +185,7 @@ fn lock_directory(path: &Path) -> Result<OwnedFd, SocketError> {
     }
 }
 
-/// Removes a socket file on which nobody answers.
+/// Removes a socket file on which no server answers.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
     let system = |step, source| SocketError::System { path: path.to_owned(), step, source };
     match fs::symlink_metadata(path) {
@@ -189,7 +194,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(system("look at what is there", error)),
     }
-    // Non-blocking: a server with a full backlog is a server, and must not hold us up.
+    // Non-blocking: a server with a full backlog is a server, and must not delay us.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(|error| system("make a socket", error.into()))?;
@@ -225,25 +230,26 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// That of this process, and another one that it may give: who is not root has none but its own.
+    /// Returns the group of this process, and another one that it may assign; without root there is
+    /// only its own.
     fn groups() -> (u32, u32) {
         let own = rustix::process::getegid().as_raw();
         (own, own + u32::from(rustix::process::geteuid().is_root()))
     }
 
-    /// Keeps it as the process before passes it on, which may want it back.
+    /// Keeps it as the previous process passes it on, which may need it back.
     fn pass_on(before: &Listening) {
         let identity = before.file.file().and_then(|file| file.identity().ok());
         inherited::keep_unix(Passed::new(before.as_fd().try_clone_to_owned().unwrap()).unwrap(), identity);
     }
 
-    /// The same when that does not go on.
+    /// The same if the previous process does not continue.
     fn leave(before: Listening) {
         let (fd, Whose::Ours(identity)) = before.leave() else { unreachable!("it was bound here") };
         inherited::keep_unix(Passed::new(fd).unwrap(), identity);
     }
 
-    /// It was taken for the one that was passed on, and was deleted with it.
+    /// Regression: another file was taken for the one that was passed on, and was deleted with it.
     #[test]
     fn what_lies_in_the_place_of_a_socket_that_is_passed_on_stays() {
         let _turn = inherited::turn();
@@ -270,7 +276,7 @@ mod tests {
         let path = directory.path().join("nbd.sock");
         let (own, other) = groups();
         let mut listening = unix(&path).unwrap();
-        // Of the last nothing is said: whoever gave it that one may have his reasons.
+        // The last case requests no group: the existing one may have been set on purpose.
         for (said, wanted) in [(None, own), (Some(other), other), (None, other)] {
             inherited::settle();
             leave(listening);
@@ -279,7 +285,7 @@ mod tests {
         }
     }
 
-    /// Whoever could not take over took the socket away from the one that goes on.
+    /// Regression: a process that failed to take over removed the socket of the one that continues.
     #[test]
     fn who_may_not_give_the_group_leaves_the_file_to_the_process_before() {
         let _turn = inherited::turn();
@@ -287,7 +293,7 @@ mod tests {
         let path = directory.path().join("nbd.sock");
         let before = unix(&path).unwrap();
         pass_on(&before);
-        // Root's only in this thread, which ends with the test.
+        // Root's capability is dropped in this thread only, which ends with the test.
         let mut own = rustix::thread::capabilities(None).unwrap();
         own.effective.remove(CapabilitySet::CHOWN);
         rustix::thread::set_capabilities(None, own).unwrap();
@@ -296,7 +302,7 @@ mod tests {
         UnixStream::connect(&path).expect("the one before is there");
     }
 
-    /// One of several sockets could not be had, and the others went with it.
+    /// Regression: one of several sockets was unavailable, and the others were removed with it.
     #[test]
     fn who_cannot_go_on_leaves_the_files_as_they_were() {
         let _turn = inherited::turn();

@@ -1,4 +1,4 @@
-//! The file of a socket that somebody listens on, which goes with him.
+//! The file of a listening socket, which is removed with its listener.
 
 use super::{SocketFile, inherited};
 use std::fs;
@@ -7,32 +7,33 @@ use std::path::{Path, PathBuf};
 /// Device and inode of a socket's file.
 pub type Identity = (u64, u64);
 
-/// The file of a socket. Dropped, it goes, unless somebody else's has taken its place, it is [left](Self::leave), or the process before may still
-/// want it back.
+/// The file of a socket. Removed when dropped, unless another file has taken its place, it is
+/// [left](Self::leave), or the previous process may still need it back.
 pub struct OwnFile {
     path: PathBuf,
     whose: Whose,
-    /// The group that it had when the process before has passed it on; `None`: it was bound here.
+    /// The group it had when the previous process passed it on; `None`: it was bound here.
     former_group: Option<u32>,
 }
 
 /// Who has bound a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whose {
-    /// This process, or one before it. `None`: its file is no more, whatever lies in its place.
+    /// This process, or one before it. `None`: its file no longer exists, whatever is in its place.
     Ours(Option<Identity>),
-    /// The file stays, whatever becomes of the socket.
+    /// Another program: the file stays, whatever happens to the socket.
     SomebodyElses,
 }
 
 impl OwnFile {
-    /// The one that has just been bound at `path`.
+    /// Creates the value for the file that has just been bound at `path`.
     #[must_use]
     pub fn bound(path: &Path, file: &SocketFile) -> Self {
         Self { path: path.to_owned(), whose: Whose::Ours(file.identity().ok()), former_group: None }
     }
 
-    /// That of a socket which another process of ours has bound at `path`, if it still lies there.
+    /// Creates the value for a socket that another process of ours has bound at `path`, if its file
+    /// is still there.
     #[must_use]
     pub fn inherited(path: &Path, identity: Option<Identity>) -> Self {
         let mut own = Self { path: path.to_owned(), whose: Whose::Ours(identity), former_group: None };
@@ -42,38 +43,39 @@ impl OwnFile {
         own
     }
 
-    /// Somebody else has bound it, and it stays.
+    /// Creates the value for a file that another program has bound, and that stays.
     #[must_use]
     pub const fn somebody_elses(path: PathBuf) -> Self {
         Self { path, whose: Whose::SomebodyElses, former_group: None }
     }
 
-    /// Whether somebody else has bound it.
+    /// Returns whether another program has bound it.
     #[must_use]
     pub const fn is_somebody_elses(&self) -> bool {
         matches!(self.whose, Whose::SomebodyElses)
     }
 
-    /// Where it is.
+    /// Returns its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// It stays, for who listens there next: as it was, if that is the process before.
+    /// Leaves the file for the next listener there; unchanged, if that is the previous process.
     pub fn leave(&mut self) -> Whose {
         self.file().map(|file| self.give_back(&file));
         std::mem::replace(&mut self.whose, Whose::SomebodyElses)
     }
 
-    /// It has the group again that it had, if the process before may want it back. False: that is settled.
+    /// Restores the group that it had, if the previous process may need it back. Returns false if
+    /// that is settled.
     fn give_back(&self, file: &SocketFile) -> bool {
         let Some(group) = self.former_group.filter(|_| !inherited::are_settled()) else { return false };
         let _as_it_was = file.set_group(group);
         true
     }
 
-    /// What lies there, if that is still ours.
+    /// Returns the file, if it is still ours.
     #[must_use]
     pub fn file(&self) -> Option<SocketFile> {
         let Whose::Ours(Some(identity)) = self.whose else { return None };

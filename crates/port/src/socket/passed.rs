@@ -1,4 +1,5 @@
-//! Sockets that somebody else has bound, who keeps them: a service manager that passes them to who is to answer there.
+//! Listening sockets that another program has bound and keeps: a service manager that passes them
+//! to the process that is to answer there (socket activation).
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_acceptconn, socket_type};
@@ -9,7 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// A stream socket that is listened on. Accepting from it does not block. Dropped, it leaves its file where it is.
+/// A listening stream socket. Accepting from it does not block. Its file is left in place when it
+/// is dropped.
 #[derive(Debug)]
 pub struct Passed {
     fd: OwnedFd,
@@ -19,13 +21,13 @@ pub struct Passed {
 /// Where a socket is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum At {
-    /// A unix socket; of one without a file its name, behind an `@`.
+    /// A unix socket; for one without a file, its name behind an `@`.
     Unix(PathBuf),
     /// A TCP address.
     Tcp(SocketAddr),
 }
 
-/// Why nobody can come by a descriptor.
+/// Why no client can connect through a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum NotListening {
@@ -35,7 +37,7 @@ pub enum NotListening {
     /// A datagram socket, or one that is connected.
     #[error("it is not a stream socket that is listened on")]
     NotStream,
-    /// Of a family that nobody here knows.
+    /// An unknown address family.
     #[error("it is neither a unix nor a TCP socket")]
     Family,
     /// The system refused.
@@ -44,6 +46,8 @@ pub enum NotListening {
 }
 
 impl Passed {
+    /// Checks that `fd` is a listening stream socket, and makes it non-blocking.
+    ///
     /// # Errors
     /// [`NotListening`]; the descriptor is closed then.
     pub fn new(fd: OwnedFd) -> Result<Self, NotListening> {
@@ -64,7 +68,7 @@ impl Passed {
         Ok(Self { fd, at })
     }
 
-    /// Where it is.
+    /// Returns its address.
     #[must_use]
     pub const fn at(&self) -> &At {
         &self.at

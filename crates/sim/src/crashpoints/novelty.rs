@@ -1,15 +1,16 @@
-//! Which points are unlike those before: what the set is in the middle of, and what has just been asked of which device.
-//! Most points of a run are alike, data on its way, and what comes seldom would be crashed seldom if every n-th were taken.
+//! Selects crash points that are unlike those before, by what the set is in the middle of, and by
+//! which operation has just been made on which device. Most points of a run are alike, with data in
+//! flight. If every n-th point were taken, rare situations would rarely be crashed.
 
 use crate::digest::mix;
 use crate::disk::OpKind;
 use crate::driver::OpView;
 use std::collections::BTreeMap;
 
-/// What points have in common that are alike.
+/// What similar points have in common.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Situation {
-    /// Crashes before.
+    /// Number of crashes before.
     level: usize,
     /// See [`bcached_engine::Phases::inside`].
     phases: u32,
@@ -19,21 +20,22 @@ pub struct Situation {
     completed: bool,
 }
 
-/// Where an operation is.
+/// The target of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Place {
     Backing,
-    /// Where the cache has its superblock and its journal, or a flush of it.
+    /// The start of the cache device, with its superblock and its journal; also its flushes.
     CacheFront,
     Cache,
 }
 
 impl Situation {
-    /// That of a point which `view` has made, after `level` crashes, in the middle of `phases`, with a cache of so many sectors.
+    /// Returns the situation of a point that `view` has made, after `level` crashes, in the middle
+    /// of `phases`, with a cache of `cache_sectors` sectors.
     pub const fn of(view: &OpView, level: usize, phases: u32, cache_sectors: u64) -> Self {
         let &OpView { disk, kind, ref sectors, fua, completed, .. } = view;
         let place = match disk.0 {
-            // The journal is the first 128th or a little more of a device.
+            // The journal takes the first 128th or a little more of the device.
             0 if sectors.start < cache_sectors / 64 => Place::CacheFront,
             0 => Place::Cache,
             _ => Place::Backing,
@@ -42,13 +44,15 @@ impl Situation {
     }
 }
 
-/// How often each situation has been judged.
+/// Number of points judged in each situation.
 #[derive(Default, Debug)]
 pub struct Novelty(BTreeMap<Situation, u64>);
 
 impl Novelty {
-    /// Whether a point, told by `number`, is to be judged: all of those that are alike at first, half of them when `few` have
-    /// been (0: none), a third when twice as many have; so of ten thousand times as many a hundred times as many are.
+    /// Returns whether a point, identified by `number`, is to be judged. If `few` is 0, none is.
+    /// Otherwise all points of a situation are picked at first, half of them once `few` have been
+    /// judged, and a third once twice as many have. So for ten thousand times as many points, a
+    /// hundred times as many are picked.
     pub fn picks(&mut self, few: u64, number: u64, situation: Situation) -> bool {
         if few == 0 {
             return false;

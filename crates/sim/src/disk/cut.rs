@@ -1,4 +1,5 @@
-//! What is left of a device when the power is cut, or when the process that used it dies.
+//! Determines what is left of a device when the power is cut, or when the process that used it
+//! dies.
 
 use super::store::PAGE_SECTORS;
 use super::{Device, Store};
@@ -13,15 +14,15 @@ use std::str::FromStr;
 pub enum Survivors {
     /// None.
     Nothing,
-    /// All, in their order.
+    /// All, in order.
     Everything,
-    /// Some, some of them torn, as this seed says.
+    /// Some of them, and some of those torn, as this seed determines.
     Seeded(u64),
 }
 
 impl Survivors {
-    /// Whether the unit `unit` (an address) of write `number` survives. Of a seeded subset three writes in eight
-    /// survive whole, three not at all, and two unit by unit.
+    /// Returns whether the unit `unit` (an address) of write `number` survives. In a seeded subset,
+    /// three writes in eight survive entirely, three not at all, and two unit by unit.
     fn keeps(self, device: u64, number: u64, unit: u64) -> bool {
         match self {
             Self::Nothing => false,
@@ -34,7 +35,7 @@ impl Survivors {
         }
     }
 
-    /// In which place of the order of landing a write in flight comes.
+    /// Returns the sort key of a write in flight in the order of landing.
     fn turn(self, device: u64, number: u64) -> u64 {
         match self {
             Self::Nothing | Self::Everything => number,
@@ -68,7 +69,8 @@ impl FromStr for Survivors {
 }
 
 impl Device {
-    /// Cuts the power: `survivors` of what is not durable reach the medium, the rest is gone. `device` is its number.
+    /// Cuts the power: of all that is not durable, `survivors` reach the medium and the rest is
+    /// lost. `device` is its number.
     pub fn cut_power(&mut self, device: u64, survivors: Survivors) {
         self.land_rest(device, survivors, |_, _| true);
         let unit = self.model.torn_sectors;
@@ -83,8 +85,8 @@ impl Device {
         self.stalled_until = 0;
     }
 
-    /// The device is pulled from its host, and loses its power too unless all survives. The sectors that read otherwise than
-    /// they did.
+    /// Pulls the device from its host. It also loses power unless everything survives. Returns the
+    /// sectors whose content has changed.
     pub fn lose_host(&mut self, device: u64, survivors: Survivors) -> BTreeSet<u64> {
         let mut volatile: BTreeSet<u64> = BTreeSet::new();
         for (page, versions) in &self.volatile {
@@ -104,18 +106,21 @@ impl Device {
         volatile
     }
 
-    /// The process died: what is in flight lands as `survivors` says, everything else stays as it is.
+    /// Ends the process: operations in flight land as `survivors` determines; everything else stays
+    /// as it is.
     pub fn kill_process(&mut self, device: u64, survivors: Survivors) {
         let unit = self.model.torn_sectors;
         self.land_rest(device, survivors, |number, sector| survivors.keeps(device, number, sector / unit));
         if !self.model.volatile_cache {
-            // What landed without a completion is on the medium all the same: there is nothing else to be in.
+            // Without a volatile cache, whatever landed is on the medium even without a completion:
+            // there is no other place.
             self.volatile.clear();
             self.medium = self.view.clone();
         }
     }
 
-    /// Lands the sectors in flight of which `keep(write, sector)` approves, and forgets that they were in flight.
+    /// Lands the sectors in flight that `keep(write, sector)` accepts, and forgets all operations
+    /// in flight.
     fn land_rest(&mut self, device: u64, survivors: Survivors, keep: impl Fn(u64, u64) -> bool) {
         let mut rest: Vec<_> = std::mem::take(&mut self.in_flight).into_iter().collect();
         rest.sort_by_key(|(number, _)| survivors.turn(device, *number));

@@ -1,13 +1,14 @@
-//! What a device will do wrong, and when: rules that a workload or scenario sets beforehand.
+//! Rules that determine which faults a device has and when; a workload or scenario sets them
+//! beforehand.
 
 use std::ops::Range;
 
-/// Kinds of operation a rule can name.
+/// Kinds of operation that a rule can name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum OpKind {
     /// A read.
     Read,
-    /// A write, with FUA or without; in a rule a zeroing, too.
+    /// A write, with or without FUA; in a rule it also matches a zeroing.
     Write,
     /// A flush.
     Flush,
@@ -31,43 +32,43 @@ pub enum Landed {
 /// What goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// The operation fails; of a write this much has landed, a flush drops what it covered.
+    /// The operation fails. Of a write, this much has landed; a flush drops what it covered.
     Fail(Landed),
-    /// It ends this many nanoseconds late.
+    /// It completes this many nanoseconds late.
     Late(u64),
-    /// It never ends.
+    /// It never completes.
     Never,
     /// It fails as unreachable, with nothing landed.
     Unreachable,
-    /// A read fails, and what it asked for cannot be read any more until it is written. Other operations fail with nothing
-    /// landed.
+    /// A read fails, and its sectors stay unreadable until they are written. Other operations fail
+    /// with nothing landed.
     Decayed,
 }
 
 /// A fault for some operations.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// Which kind.
+    /// The kind of operation.
     pub on: OpKind,
-    /// Only those that touch these sectors of the device (a flush touches all).
+    /// Only operations that touch these sectors of the device (a flush touches all).
     pub sectors: Range<u64>,
-    /// Lets this many pass first.
+    /// Lets this many operations pass first.
     pub skip: u32,
     /// Then strikes this many.
     pub count: u32,
-    /// What they suffer.
+    /// The fault that they get.
     pub fault: Fault,
 }
 
 impl Rule {
-    /// For the next `count` operations of this kind, wherever they are.
+    /// Creates a rule for the next `count` operations of this kind, wherever they are.
     #[must_use]
     pub const fn next(on: OpKind, count: u32, fault: Fault) -> Self {
         Self { on, sectors: 0..u64::MAX, skip: 0, count, fault }
     }
 }
 
-/// The rules of one device, the first that matches decides.
+/// The rules of one device; the first that matches decides.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     rules: Vec<Rule>,
@@ -75,29 +76,30 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Adds a rule behind the others.
+    /// Adds a rule after the others.
     pub fn add(&mut self, rule: Rule) {
         self.rules.push(rule);
     }
 
-    /// How many operations have failed, or never end: all that have suffered a fault but the late ones.
+    /// Returns how many operations have failed or will never complete: every struck operation
+    /// except the late ones.
     #[must_use]
     pub const fn failures(&self) -> u64 {
         self.failures
     }
 
-    /// Whether something is still to fail, or to be never answered.
+    /// Returns whether a rule will still make an operation fail or never complete.
     #[must_use]
     pub fn has_rules(&self) -> bool {
         self.rules.iter().any(|rule| rule.count > 0 && !matches!(rule.fault, Fault::Late(_)))
     }
 
-    /// Operations fail for another reason than a rule.
+    /// Counts a failure that has another cause than a rule.
     pub const fn note_failure(&mut self) {
         self.failures += 1;
     }
 
-    /// What the operation of this kind on `range` suffers.
+    /// Returns the fault that an operation of this kind on `range` gets.
     pub fn strike(&mut self, kind: OpKind, range: &Range<u64>) -> Option<Fault> {
         let everywhere = matches!(kind, OpKind::Flush);
         for rule in &mut self.rules {

@@ -1,33 +1,35 @@
-//! Sparse content of a device, in pages of 4096 bytes. Cloning is cheap (a few hundred reference counts), because each
-//! crash point clones whole devices.
+//! Stores the content of a device sparsely, in pages of 4096 bytes. A clone costs only a few
+//! hundred reference counts, because each crash point clones whole devices.
 
 use crate::stamp;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Sectors in a page.
+/// Sectors per page.
 pub const PAGE_SECTORS: u64 = 8;
-/// Bytes in a sector.
+/// Bytes per sector.
 const SECTOR: usize = stamp::SECTOR;
 const PAGE: usize = 4096;
-/// Pages in a chunk: 64 keeps a clone of a 64 MiB device at 256 counts and a first change of a chunk at 64.
+/// Pages per chunk: with 64, a clone of a 64 MiB device takes 256 reference counts, and the first
+/// change of a chunk takes 64.
 const CHUNK_PAGES: usize = 64;
 const CHUNK_SECTORS: u64 = PAGE_SECTORS * CHUNK_PAGES as u64;
 
-/// What stands where nothing was ever written.
+/// The content of sectors that were never written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Background {
     /// Zeroes, as on a new device.
     Zero {
-        /// Sector of the device where the volume's sector 0 stands; 0 for a device without a volume.
+        /// Sector of the device at which sector 0 of the volume lies; 0 for a device without a
+        /// volume.
         data_start: u64,
     },
-    /// The volume's first content: stamps of write 0, so that data in the wrong place is told apart from data never
-    /// written. Sectors before `data_start` are zero.
+    /// The volume's initial content: stamps of write 0, so that misplaced data is distinguishable
+    /// from data that was never written. Sectors before `data_start` are zero.
     Stamped {
-        /// Volume whose first content this is.
+        /// The volume that this initial content belongs to.
         volume: u32,
-        /// Sector of the device where the volume's sector 0 stands.
+        /// Sector of the device at which sector 0 of the volume lies.
         data_start: u64,
     },
 }
@@ -39,7 +41,7 @@ struct Chunk {
     pages: [Option<Page>; CHUNK_PAGES],
 }
 
-/// Bytes by sector.
+/// Content by sector.
 #[derive(Clone)]
 pub struct Store {
     chunks: BTreeMap<u64, Rc<Chunk>>,
@@ -48,13 +50,13 @@ pub struct Store {
 }
 
 impl Store {
-    /// Only the background.
+    /// Creates a store that holds only the background.
     #[must_use]
     pub fn new(background: Background) -> Self {
         Self { chunks: BTreeMap::new(), background, zeroes: Rc::new([0; PAGE]) }
     }
 
-    /// Copies what stands from `sector` on into `into` (whole sectors).
+    /// Copies the content from `sector` on into `into` (whole sectors).
     pub fn read(&self, sector: u64, into: &mut [u8]) {
         for (first, bytes) in pieces(sector, into.len()) {
             let piece = &mut into[bytes];
@@ -68,7 +70,7 @@ impl Store {
         }
     }
 
-    /// Puts `from` (whole sectors) at `sector`.
+    /// Writes `from` (whole sectors) at `sector`.
     pub fn write(&mut self, sector: u64, from: &[u8]) {
         for (first, bytes) in pieces(sector, from.len()) {
             let at = offset_in_page(first);
@@ -77,7 +79,7 @@ impl Store {
         }
     }
 
-    /// Puts zeroes on `sectors` sectors from `sector` on.
+    /// Zeroes `sectors` sectors from `sector` on.
     pub fn zero(&mut self, sector: u64, sectors: u64) {
         let end = sector + sectors;
         let mut first = sector;
@@ -102,13 +104,13 @@ impl Store {
         self.page_mut(sector)[at] ^= 1 << (bit % 8);
     }
 
-    /// Makes the page that holds `sector` equal to `other`'s, sharing it.
+    /// Makes the page that holds `sector` equal to that of `other`, sharing it.
     pub fn copy_page(&mut self, sector: u64, other: &Self) {
         let page = other.page(sector).cloned();
         *self.slot(sector) = page;
     }
 
-    /// A number that equal content of the same history gives again: the hash of all pages written.
+    /// Returns a hash of all pages written. Equal content with the same history has the same hash.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut hash = crate::digest::Digest::new();
@@ -160,7 +162,8 @@ fn page_in_chunk(sector: u64) -> usize {
     usize::try_from(sector / PAGE_SECTORS).expect("devices fit memory") % CHUNK_PAGES
 }
 
-/// Cuts `bytes` bytes from `sector` on at page borders: first sector and place in the buffer of each piece.
+/// Splits `bytes` bytes from `sector` on at page boundaries: the first sector and the buffer range
+/// of each piece.
 fn pieces(sector: u64, bytes: usize) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
     assert!(bytes.is_multiple_of(SECTOR), "content is moved by whole sectors");
     let mut done = 0;

@@ -1,4 +1,4 @@
-//! Each sentence of the fault model that has code, once.
+//! Tests each statement of the fault model that has code.
 
 use super::*;
 use crate::stamp::{self, SECTOR, Value};
@@ -14,7 +14,7 @@ fn content(number: u64, range: &Range<u64>) -> Content {
     Content::Data(bytes.into())
 }
 
-/// Takes and completes a write whose stamp is `number`.
+/// Submits and completes a write whose stamp is `number`.
 fn write(device: &mut Device, number: u64, range: Range<u64>) {
     let taken = device.take(range.clone(), content(number, &range), false);
     device.complete(taken);
@@ -79,7 +79,8 @@ fn without_a_volatile_cache_completed_is_durable() {
     assert_eq!((read(&nothing, 0), read(&nothing, 8)), (Value::Written(1), Value::Written(0)));
 }
 
-/// Over many seeds a subset shows: a later write without an earlier one, and a tear at each unit border but nowhere else.
+/// Over many seeds, subsets keep a later write without an earlier one and tear writes, at unit
+/// boundaries only.
 #[test]
 fn subsets_lose_reorder_and_tear() {
     let mut later_only = 0;
@@ -116,7 +117,8 @@ fn a_failed_flush_drops_and_the_next_one_succeeds() {
     assert_eq!((read(&nothing, 0), read(&nothing, 2)), (Value::Written(0), Value::Written(2)));
 }
 
-/// What is dropped stays so when the write ends; a durable one loses nothing, nor does one that came later.
+/// What a failed flush drops stays lost after the write completes. A durable write and one that was
+/// submitted later lose nothing.
 #[test]
 fn a_failed_flush_drops_some_of_what_was_in_flight() {
     let mut device = device(1);
@@ -137,7 +139,8 @@ fn a_failed_flush_drops_some_of_what_was_in_flight() {
     assert!(dropped.iter().all(|sector| *sector < 32), "{dropped:?}");
 }
 
-/// There what has ended is durable, so nothing of what has landed can be lost.
+/// Without a volatile cache, completed writes are durable, so a failed flush drops nothing that has
+/// landed.
 #[test]
 fn without_a_volatile_cache_a_failed_flush_drops_nothing() {
     let mut device = device(1);

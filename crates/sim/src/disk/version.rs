@@ -1,4 +1,4 @@
-//! One write's part in one page, between landing and the medium.
+//! The part of one write in one page, between landing and reaching the medium.
 
 use super::store::{PAGE_SECTORS, Store};
 use crate::stamp::SECTOR;
@@ -11,15 +11,15 @@ use std::rc::Rc;
 pub enum Content {
     /// These bytes, shared with the engine.
     Payload(Payload),
-    /// These bytes, of our own.
+    /// These bytes, owned by the simulation.
     Data(Rc<[u8]>),
     /// Zeroes.
     Zero,
-    /// Nothing: a discard that the device does not carry out here.
+    /// Nothing: a discard that the device ignores here.
     Keep,
 }
 
-/// A part of a content: `range` in sectors of it.
+/// A part of a content, starting at its sector `first`.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     content: Content,
@@ -33,7 +33,7 @@ impl Content {
 }
 
 impl Part {
-    /// The bytes of the sectors `range` of this part; `None` for zeroes.
+    /// Returns the bytes of the sectors `range` of this part; `None` for zeroes.
     fn sectors(&self, range: Range<u64>) -> Option<&[u8]> {
         let at = |index| usize::try_from(self.first + index).expect("a request fits memory") * SECTOR;
         let bytes = at(range.start)..at(range.end);
@@ -50,15 +50,15 @@ impl Part {
 pub(super) struct Version {
     /// Number of the write on its device.
     pub(super) number: u64,
-    /// First sector within the page that `part` starts at.
+    /// Sector within the page at which `part` starts.
     first: u64,
-    /// Which sectors of the page it still stands for.
+    /// Bit mask of the page's sectors whose content still comes from this version.
     mask: u8,
     part: Part,
 }
 
 impl Version {
-    /// `range` lies within one page.
+    /// Creates the version of one page; `range` must lie within that page.
     pub(super) fn new(number: u64, range: Range<u64>, part: Part) -> Self {
         let first = range.start % PAGE_SECTORS;
         let count = range.end - range.start;
@@ -72,16 +72,16 @@ impl Version {
         self.mask == 0
     }
 
-    /// Whether it stands for this sector of the page.
+    /// Returns whether this version still holds this sector of the page.
     pub(super) const fn stands_for(&self, sector: u64) -> bool {
         self.mask >> sector & 1 == 1
     }
 
-    /// Puts its sectors into `store`.
+    /// Writes its sectors to `store`.
     pub(super) fn apply(&self, store: &mut Store, page: u64) {
         let mut first = 0;
         while first < PAGE_SECTORS {
-            // The next run of sectors that it still stands for.
+            // The next run of sectors that this version still holds.
             first += u64::from((self.mask >> first).trailing_zeros()).min(PAGE_SECTORS - first);
             let count = u64::from((!(u64::from(self.mask) >> first)).trailing_zeros());
             if count == 0 {
@@ -97,7 +97,7 @@ impl Version {
         }
     }
 
-    /// The sectors that it still stands for, in order.
+    /// Returns the sectors that it still holds, in order.
     pub(super) fn sectors(&self, page: u64) -> impl Iterator<Item = u64> + use<> {
         let mask = self.mask;
         (0..PAGE_SECTORS)
@@ -105,12 +105,13 @@ impl Version {
             .map(move |sector| page * PAGE_SECTORS + sector)
     }
 
-    /// Gives up the sectors that `newer` stands for.
+    /// Gives up the sectors that `newer` holds.
     pub(super) const fn give_up(&mut self, newer: &Self) {
         self.mask &= !newer.mask;
     }
 
-    /// Keeps only the sectors of which `keep` approves, asked by sector within the page.
+    /// Keeps only the sectors that `keep` accepts; it is called with the sector's index within the
+    /// page.
     pub(super) fn thin(&mut self, keep: impl Fn(u64) -> bool) {
         for sector in 0..PAGE_SECTORS {
             if !keep(sector) {

@@ -1,11 +1,11 @@
-//! How a world ends.
+//! The two ways in which a world can end.
 
 /// How a world ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Crash {
-    /// The machine loses power: memory, the note and volatile caches are gone.
+    /// The machine loses power: memory, the note and volatile caches are lost.
     PowerCut,
-    /// The process dies; devices and note stay.
+    /// The process dies; devices and note remain.
     ProcessDeath,
 }
 

@@ -1,4 +1,5 @@
-//! Taking an operation: is its form acceptable, which fault strikes it, when does it land and end.
+//! Submits an operation: checks its form, chooses the fault that strikes it, and schedules its
+//! landing and completion.
 
 use super::ways::place_of_memory;
 use super::{Due, Ending, OpView, Way, World};
@@ -7,10 +8,10 @@ use crate::disk::{Content, Fault, Landed, OpKind};
 use bcached_env::{Buffer, DiskId, IoErrorKind, Op, Token};
 use std::ops::Range;
 
-/// One bucket in so many is read slowly, of a cache that has such.
+/// One bucket in this many is read slowly, on a cache device that has slow nodes.
 const SLOW_ONE_IN: u64 = 4;
 
-/// How much longer than a write a flush takes.
+/// How many times longer than a write a flush takes.
 const FLUSH_FACTOR: u64 = 4;
 
 /// An operation that changes the device.
@@ -21,11 +22,11 @@ struct Change {
     kind: OpKind,
 }
 
-/// What a device makes of the form of a request.
+/// The result of checking a request.
 enum Screened {
-    /// It refuses it.
+    /// The device refuses it.
     Refused,
-    /// It takes it, and this is what strikes it.
+    /// The device accepts it, and this fault, if any, strikes it.
     Taken(Option<Fault>),
 }
 
@@ -51,7 +52,8 @@ impl World {
             Op::Flush => self.submit_flush(disk, token),
             Op::Write { sector, payload, fua } => {
                 let range = sector..sector.saturating_add(sectors_in(payload.len()));
-                // What is lent is the device's own from here on, as pages that are on their way to one are.
+                // Copy lent memory now: from here on it belongs to the device, like pages that are
+                // under DMA.
                 let content = Content::Payload(payload.stable().expect("what is written can be read"));
                 self.submit_change(disk, token, Change { range, content, fua, kind: OpKind::Write });
             }
@@ -94,7 +96,8 @@ impl World {
             Some(Fault::Late(_)) | None => {
                 let late = self.delay(fault);
                 let end = self.now + latency + late;
-                // Some devices are late to answer, others to begin: what these give may be of a late moment.
+                // Some devices answer late, others start late: these may return content of a late
+                // moment.
                 let span = if late > 0 && self.rng.one_in(2) { latency + late } else { latency };
                 let sample = self.now + self.rng.below(span + 1);
                 self.schedule(sample, Due::Sample { disk: index, token, sector, buffer, end });
@@ -164,7 +167,7 @@ impl World {
         self.pass(&view);
     }
 
-    /// A write becomes visible at once, or (one in four) in two parts.
+    /// Schedules when a write becomes visible: at once or, one time in four, in two parts.
     fn schedule_landing(&mut self, disk: usize, number: u64, range: &Range<u64>, latency: u64) {
         let whole = self.now + self.rng.below(latency);
         if self.rng.one_in(4) {
@@ -176,7 +179,7 @@ impl World {
         self.schedule(whole, Due::Land { disk, number, end: range.end });
     }
 
-    /// Looks at the form of a request, and at the rules of the device.
+    /// Checks the form of a request, and applies the fault rules of the device.
     fn screen(&mut self, view: &OpView, buffer: Option<&Buffer>) -> Screened {
         let device = &mut self.devices[view.disk.0 as usize];
         let sectors = view.sectors.end - view.sectors.start;
@@ -200,7 +203,8 @@ impl World {
         self.schedule(end, Due::Done { disk, token, ending: Ending::Refused(kind, buffer), view });
     }
 
-    /// By how much a fault delays an operation; who waits for anything may have to wait so much longer.
+    /// Returns by how much a fault delays an operation, and extends the deadline of every wait by
+    /// the same time.
     const fn delay(&mut self, fault: Option<Fault>) -> u64 {
         let Some(Fault::Late(late)) = fault else { return 0 };
         self.late += late;
@@ -208,8 +212,8 @@ impl World {
         late
     }
 
-    /// How much longer than other reads this one takes. The nodes that take so long are always the same ones: requests that want
-    /// others are served meanwhile, and the walk waits for each.
+    /// Returns how much longer than other reads this one takes. It is always the same nodes that
+    /// are slow: requests that need others are served meanwhile, and the walk waits for each.
     fn node_read(&self, view: &OpView) -> u64 {
         let Range { start, end } = view.sectors;
         let is_slow = |(sectors, _): &(u64, u64)| {
@@ -221,7 +225,8 @@ impl World {
         slow.map_or(0, |(_, more)| more)
     }
 
-    /// From a quarter of the device's middle latency to four times of it; one in 64 takes ten times as long.
+    /// Draws a latency from a quarter of the device's nominal latency to four times it; one in 64
+    /// takes ten times as long.
     pub(super) fn latency(&mut self, disk: DiskId, factor: u64) -> u64 {
         let middle = self.devices[disk.0 as usize].model.latency_ns * factor;
         let latency = middle / 4 + self.rng.below(middle * 15 / 4 + 1) + 1;
@@ -230,6 +235,6 @@ impl World {
 }
 
 const fn sectors_in(bytes: usize) -> u64 {
-    // A rest of a sector makes the length wrong for every device, which is what it should be.
+    // An incomplete sector makes the length invalid for every device, as intended.
     if bytes.is_multiple_of(crate::stamp::SECTOR) { (bytes / crate::stamp::SECTOR) as u64 } else { u64::MAX }
 }

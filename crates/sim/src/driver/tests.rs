@@ -1,4 +1,5 @@
-//! The driver alone: order, durability and the end of the world, through the engine's own executor.
+//! Tests of the driver alone, through the engine's own executor: order, durability and the end of
+//! the world.
 
 use super::*;
 use crate::disk::{Background, Fault, Model, Rule};
@@ -22,7 +23,7 @@ fn bytes(value: u8, sectors: usize) -> bcached_env::Payload {
     Buffer::copied_from(&vec![value; sectors * 512]).freeze()
 }
 
-/// Writes 20 sectors at once, flushes, sleeps, reads one back.
+/// Writes 20 sectors at once, flushes, sleeps, and reads one back.
 fn busy(executor: &mut Executor) -> Option<u8> {
     let env = executor.env();
     executor.block_on(async move {
@@ -184,7 +185,7 @@ fn an_unaligned_request_is_remembered() {
     assert!(world.borrow().refused().unwrap().contains("disk 1"));
 }
 
-/// A timer far away must not delay the answer to an operation that ends before it.
+/// A timer that is far away does not delay the completion of an operation that ends before it.
 #[test]
 fn an_answer_comes_when_it_comes_and_not_with_the_next_timer() {
     let world = world(1);
@@ -199,7 +200,8 @@ fn an_answer_comes_when_it_comes_and_not_with_the_next_timer() {
     assert!(answered.unwrap() < 1_000_000_000, "{answered:?}");
 }
 
-/// Whoever works for long lets others run, so an answer that has come is told, and does not lie there until he has done.
+/// A task with long CPU work lets others run, so a completion is delivered before that work is
+/// done.
 #[test]
 fn an_answer_does_not_wait_for_one_who_works_for_long() {
     let mut executor = executor(&world(1), 1);
@@ -219,7 +221,7 @@ fn an_answer_does_not_wait_for_one_who_works_for_long() {
     assert!(answered.unwrap() < 1_200_000, "{answered:?}");
 }
 
-/// However many work for long, an answer that has come waits for one breath of one of them.
+/// However many tasks have long CPU work, a completion waits for one breath of one of them.
 #[test]
 fn an_answer_waits_for_one_of_many_who_work_for_long() {
     const WORKERS: u64 = 16;
@@ -246,11 +248,12 @@ fn an_answer_waits_for_one_of_many_who_work_for_long() {
         env.now().0 - begun
     });
     assert!(answered.unwrap() < WRITES * 1_200_000, "{answered:?}");
-    // And they do not wait for those who have nothing to do.
+    // And the workers do not wait for tasks that have nothing to do.
     assert!(breaths.get() >= WRITES, "{breaths:?}");
 }
 
-/// The same whole buckets of the cache take their time at every read, others and parts of them none.
+/// The same whole buckets of the cache are slow at every read; other buckets and parts of buckets
+/// never are.
 #[test]
 fn some_nodes_are_read_slowly() {
     const MORE: u64 = 1_000_000_000;
@@ -280,8 +283,9 @@ fn some_nodes_are_read_slowly() {
     assert_eq!(found, slow());
 }
 
-/// What was asked for and not answered fails, as does all that is asked of what was opened before, until the process ends. What
-/// had been flushed is there on the other way, and of the rest what survives.
+/// Unanswered requests of a pulled device fail, and so do all requests through the old handle until
+/// the process ends. Through the new handle, flushed data is there, and of the rest whatever
+/// survives.
 #[test]
 fn a_pulled_device_is_back_on_another_way_only() {
     for (survivors, kept) in [(Survivors::Nothing, 0), (Survivors::Everything, 2)] {

@@ -1,8 +1,10 @@
-//! What happened in a world: a running hash of everything, and on request a line for each operation.
+//! Records what happens in a world: a running hash of everything and, on request, a line for each
+//! operation.
 //!
-//! Two runs are equal if their hashes are; the lines tell where two runs part. A line is `TIME > DEVICE OPERATION SECTORS [fua]
-//! SUM [point N]` when an operation is asked for, `TIME < DEVICE OPERATION SECTORS RESULT SUM [point N]` when it has ended,
-//! and `TIME = ..` for what is no operation: `docs/testing.md` has it at length.
+//! Two runs are equal if their hashes are; the lines show where two runs diverge. A line is `TIME >
+//! DEVICE OPERATION SECTORS [fua] SUM [point N]` when an operation is submitted, `TIME < DEVICE
+//! OPERATION SECTORS RESULT SUM [point N]` when it has completed, and `TIME = ..` for other events.
+//! `docs/testing.md` describes the format in full.
 
 use super::{Crash, OpView};
 use crate::digest::Digest;
@@ -11,15 +13,15 @@ use bcached_env::Completion;
 use std::cell::RefCell;
 use std::fmt;
 
-/// Told each line.
+/// Called with each line.
 type Teller = Box<dyn FnMut(&str)>;
 
 thread_local! {
     static TELLER: RefCell<Option<Teller>> = const { RefCell::new(None) };
 }
 
-/// Runs `run`, and tells `tell` each line of every world of this thread meanwhile: a crash is judged in a world of its own, which
-/// nobody outside gets hold of.
+/// Runs `run`, and meanwhile calls `tell` with each line of every world of this thread. The worlds
+/// in which crashes are judged are not reachable from outside, hence this global.
 pub fn telling<T>(tell: impl FnMut(&str) + 'static, run: impl FnOnce() -> T) -> T {
     TELLER.set(Some(Box::new(tell)));
     let result = run();
@@ -27,7 +29,7 @@ pub fn telling<T>(tell: impl FnMut(&str) + 'static, run: impl FnOnce() -> T) -> 
     result
 }
 
-/// Tells a line of what happens between two worlds.
+/// Emits a line about something that happens between two worlds.
 pub(crate) fn tell(text: impl FnOnce() -> String) {
     TELLER.with_borrow_mut(|teller| {
         if let Some(teller) = teller {
@@ -41,7 +43,7 @@ pub(crate) fn tell(text: impl FnOnce() -> String) {
 pub struct Trace {
     digest: Digest,
     lines: Option<Vec<String>>,
-    /// No more lines are told.
+    /// Whether no more lines are emitted.
     is_over: bool,
 }
 
@@ -51,19 +53,20 @@ impl Trace {
         self.lines.get_or_insert_default();
     }
 
-    /// The lines kept.
+    /// Returns the lines kept.
     #[must_use]
     pub fn lines(&self) -> &[String] {
         self.lines.as_deref().unwrap_or_default()
     }
 
-    /// The hash of all events so far.
+    /// Returns the hash of all events so far.
     #[must_use]
     pub const fn digest(&self) -> u64 {
         self.digest.value()
     }
 
-    /// The world has ended: what the process does with the rest of its turn reaches no device.
+    /// Ends the trace with the world: what the process does in the rest of its turn reaches no
+    /// device.
     pub(super) const fn end(&mut self) {
         self.is_over = true;
     }
@@ -88,7 +91,7 @@ impl Trace {
         let mut sum = Digest::new();
         sum.word(u64::from(completion.result.is_ok()));
         match (completion.result, &completion.buffer) {
-            // What is lent cannot be looked at.
+            // Lent memory cannot be read here.
             (Ok(()), Some(buffer)) if buffer.lent().is_some() => sum.word(2),
             (Ok(()), Some(buffer)) => sum.bytes(buffer.as_slice()),
             (Ok(()), None) => {}
@@ -105,7 +108,7 @@ impl Trace {
         self.note(now, || format!("{crash} cut, {survivors} survives"));
     }
 
-    /// Takes in an event of the clients.
+    /// Records an event of the clients.
     pub fn note(&mut self, now: u64, text: impl Fn() -> String) {
         let text = text();
         self.digest.word(now);
@@ -137,7 +140,7 @@ impl Trace {
     }
 }
 
-/// The end of an operation's line: which point it is, if it is one.
+/// The end of an operation's line: its point number, if it is a point.
 struct Point(Option<u64>);
 
 impl fmt::Display for Point {

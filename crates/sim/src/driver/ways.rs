@@ -1,18 +1,18 @@
-//! What a process has opened leads to a device: until that is pulled, and then to nothing for ever.
-//! When the device is back, it is at the end of another way.
+//! Maps what a process has opened to devices. When a device is pulled, its mapping (a [`Way`])
+//! leads nowhere permanently; when the device is back, a new mapping leads to it.
 
 use super::{Due, Ending, World};
 use crate::disk::{Device, Landed, Survivors};
 use bcached_env::{Buffer, Completion, DiskId, IoErrorKind, Op, Token};
 use std::collections::BTreeSet;
 
-/// The first number of memory that is used as a device.
+/// The first [`DiskId`] of memory that is used as a device.
 const MEMORY: u32 = 1 << 16;
 
-/// How long such memory takes for an operation.
+/// How long such memory takes for an operation, in nanoseconds.
 const MEMORY_NS: u64 = 1000;
 
-/// Which memory a number leads to, if any.
+/// Returns the index of the memory that a [`DiskId`] leads to, if any.
 pub(super) const fn place_of_memory(disk: DiskId) -> Option<usize> {
     if disk.0 < MEMORY { None } else { Some((disk.0 - MEMORY) as usize) }
 }
@@ -21,19 +21,19 @@ pub(super) const fn place_of_memory(disk: DiskId) -> Option<usize> {
 #[derive(Clone, Copy)]
 pub(super) struct Way {
     pub(super) device: usize,
-    /// The device was pulled. All that is asked on this way fails from then on.
+    /// The device was pulled: every request through this way fails from then on.
     pub(super) is_gone: bool,
 }
 
 impl Way {
-    /// Those of a process that has just begun: each number is that of its device.
+    /// Returns the ways of a process that has just started: each number is that of its device.
     pub(super) fn to_each(devices: &[Device]) -> Vec<Self> {
         (0..devices.len()).map(|device| Self { device, is_gone: false }).collect()
     }
 }
 
 impl Due {
-    /// Whose doing it is, if it is any device's.
+    /// Returns the device that this event belongs to, if any.
     const fn device(&self) -> Option<usize> {
         match self {
             Self::Land { disk, .. } | Self::Sample { disk, .. } | Self::Done { disk, .. } => Some(*disk),
@@ -41,12 +41,12 @@ impl Due {
         }
     }
 
-    /// An operation whose device was pulled ends.
+    /// Creates the completion of an operation whose device was pulled.
     const fn gone(token: Token, buffer: Option<Buffer>) -> Self {
         Self::Told(Completion { token, result: Err(IoErrorKind::Gone), buffer })
     }
 
-    /// What becomes of it when the device is pulled.
+    /// Returns what becomes of this event when its device is pulled.
     fn without_device(self) -> Option<Self> {
         match self {
             Self::Land { .. } => None,
@@ -69,10 +69,11 @@ impl World {
         self.ways[disk.0 as usize]
     }
 
-    /// Pulls a device. What it was asked and has not answered was done, in part, or not, as `survivors` says, and fails;
-    /// all that is asked of what was opened fails from now on. With its power goes what is not durable, but for
-    /// `survivors`; if that is everything the device has kept its power, and all is there and no more durable than before.
-    /// Which sectors of the device read otherwise than they did.
+    /// Pulls a device. Unanswered operations fail; each was carried out entirely, in part or not at
+    /// all, as `survivors` determines. All requests to handles opened before fail from now on. With
+    /// its power the device loses what is not durable, except for `survivors`. If everything
+    /// survives, the device has kept its power: all content is there and no more durable than
+    /// before. Returns the sectors of the device whose content has changed.
     pub fn pull(&mut self, device: usize, survivors: Survivors) -> BTreeSet<u64> {
         self.ways.iter_mut().filter(|way| way.device == device).for_each(|way| way.is_gone = true);
         self.flushing.remove(&device);
@@ -87,13 +88,13 @@ impl World {
         self.devices[device].lose_host(device as u64, survivors)
     }
 
-    /// Whether a device can be reached by what was opened last.
+    /// Returns whether a device is reachable through the handle that was opened last.
     #[must_use]
     pub fn is_there(&self, device: usize) -> bool {
         self.ways.iter().any(|way| way.device == device && !way.is_gone)
     }
 
-    /// Opens a device that was pulled anew.
+    /// Opens a device again that was pulled.
     pub fn reopen(&mut self, device: usize) -> DiskId {
         debug_assert!(!self.is_there(device), "it was not pulled");
         self.ways.push(Way { device, is_gone: false });
@@ -101,22 +102,22 @@ impl World {
         DiskId(u32::try_from(self.ways.len() - 1).expect("few ways"))
     }
 
-    /// Memory that the process uses as a device, until it removes that or dies. It never fails,
-    /// nothing of it is a point, and nobody sees it from outside.
+    /// Adds memory that the process uses as a device until it removes the memory or dies. It never
+    /// fails, its operations are not points, and it is invisible from outside.
     pub fn add_memory(&mut self, memory: Device) -> DiskId {
         let disk = DiskId(MEMORY + u32::try_from(self.memories.len()).expect("few devices"));
         self.memories.push(Some(memory));
         disk
     }
 
-    /// Nobody uses it any more.
+    /// Removes memory that is no longer in use.
     pub fn remove_memory(&mut self, disk: DiskId) {
         if let Some(place) = place_of_memory(disk) {
             self.memories[place] = None;
         }
     }
 
-    /// What a process asks of such a device happens at once.
+    /// Carries out an operation on such memory at once.
     pub(super) fn submit_to_memory(&mut self, place: usize, token: Token, op: Op) {
         let memory = self.memories[place].as_mut().expect("nobody asks anything of memory that is no more");
         let (result, buffer) = match op {
@@ -136,7 +137,7 @@ impl World {
         self.schedule(self.now + MEMORY_NS, Due::Told(Completion { token, result, buffer }));
     }
 
-    /// Fails what is asked of a device that was pulled.
+    /// Fails an operation on a device that was pulled.
     pub(super) fn fail_gone(&mut self, device: usize, token: Token, op: Op) {
         let buffer = match op {
             Op::Read { buffer, .. } => Some(buffer),
@@ -147,7 +148,7 @@ impl World {
         self.schedule(end, Due::gone(token, buffer));
     }
 
-    /// Puts off what a stalled device would do now, and fails what a vanished one had begun.
+    /// Postpones an event of a stalled device, and fails what a vanished device had begun.
     pub(super) fn delayed(&mut self, due: Due) -> Option<Due> {
         let Some(disk) = due.device() else { return Some(due) };
         let resume = self.devices[disk].stalled_until;

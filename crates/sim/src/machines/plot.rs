@@ -1,9 +1,10 @@
-//! The picture: dirty data of each volume over time, below it how many of its reads hit, and what happened when.
+//! Plots the samples as SVG: the dirty data of each volume over time, the share of its reads that
+//! hit below it, and the events.
 
 use super::{COUNT, LOADS, Sample};
 use std::fmt::Write as _;
 
-/// Sizes in the picture's units.
+/// Sizes in units of the SVG.
 const WIDTH: u64 = 1000;
 const PANEL: u64 = 260;
 const MARGIN: u64 = 60;
@@ -14,17 +15,17 @@ const COLOURS: [&str; COUNT] = [
     "#ff7f0e",
 ];
 
-/// A panel of the picture.
+/// A panel of the plot.
 struct Panel<'a> {
     title: &'a str,
-    /// Where it begins, from above.
+    /// Its upper edge, from the top.
     top: u64,
-    /// What stands at its upper end.
+    /// The value at its upper edge.
     most: u64,
     unit: &'a str,
 }
 
-/// The picture of `samples`.
+/// Returns the plot of `samples`.
 #[must_use]
 pub fn svg(samples: &[Sample]) -> String {
     let height = 2 * PANEL + 3 * MARGIN;

@@ -1,4 +1,5 @@
-//! The engine, unchanged, on modelled devices: a cache set of one volume, made, opened, put under load, killed and opened again.
+//! A test bed: the unmodified engine on modelled devices. It makes a cache set with one volume,
+//! opens it, puts it under load, crashes it and opens it again.
 
 use super::hdd;
 use super::load::{Done, Load, Run};
@@ -21,39 +22,41 @@ use std::time::Duration;
 pub const CACHE: usize = 0;
 /// The backing device.
 pub const BACKING: usize = 1;
-/// Where a volume's data begins on its backing device, in sectors.
+/// Start of a volume's data on its backing device, in sectors.
 pub const DATA_START: u64 = 16;
-/// Records of the note: as many as writes may be answered before the journal has them.
+/// Number of records of the note: the number of writes that may be acknowledged before the journal
+/// has them.
 const NOTE_RECORDS: usize = 1 << 16;
-/// Sectors of a block, of the set and of requests.
+/// Block size of the set and of requests, in sectors.
 const BLOCK_SECTORS: u16 = 8;
-/// Buckets that a small cache has at least.
+/// Minimum number of buckets of a small cache.
 const BUCKETS_MIN: u64 = 2048;
 /// Smallest and largest bucket, in sectors.
 const BUCKET_MIN: u64 = 32;
 const BUCKET_MAX: u64 = 1024;
-/// Feeds what the engine draws.
+/// Seed of the engine's random numbers.
 const SEED: u64 = 1;
 
-/// What a set is made on and opened with. Sizes in sectors.
+/// The devices that a set is made on and the options that it is opened with. Sizes are in sectors.
 #[derive(Clone)]
 pub struct Setting {
     /// The cache device.
     pub cache: ssd::Model,
     /// Its size.
     pub cache_sectors: u64,
-    /// A bucket.
+    /// Size of a bucket.
     pub bucket_sectors: u16,
-    /// The disk behind.
+    /// The backing disk.
     pub backing: hdd::Model,
-    /// How much of it the volume takes, from its beginning.
+    /// Size of the volume, from the start of the disk.
     pub volume_sectors: u64,
     /// The engine's options.
     pub options: Options,
 }
 
 impl Setting {
-    /// A write-back cache on `cache` in buckets of 512 KiB, or smaller ones if there would be few, in front of a 7k8. Nothing is bypassed: a load says what is cached.
+    /// A write-back cache on `cache` in front of a 7k8. Buckets have 512 KiB, or less if there
+    /// would be few of them. Nothing is bypassed: the load decides what is cached.
     #[must_use]
     pub fn new(cache: ssd::Model, cache_sectors: u64, volume_sectors: u64) -> Self {
         let mut options = Options::default();
@@ -62,7 +65,7 @@ impl Setting {
         options.congested_write_threshold = Duration::ZERO;
         let backing = hdd::Model::d7k8();
         let fitting = (cache_sectors / BUCKETS_MIN).clamp(BUCKET_MIN, BUCKET_MAX);
-        // The power of two that is not above it.
+        // The largest power of two that is not above it.
         let bucket_sectors = u16::try_from(1 << fitting.ilog2()).expect("at most the greatest");
         Self { cache, cache_sectors, bucket_sectors, backing, volume_sectors, options }
     }
@@ -98,7 +101,7 @@ impl Setting {
 
 /// A running set and its world.
 pub struct Bed {
-    /// Devices and clock.
+    /// The devices and the clock.
     pub world: Rc<RefCell<World>>,
     /// The set.
     pub set: CacheSet,
@@ -124,7 +127,7 @@ fn open(world: &Rc<RefCell<World>>, note: &Rc<RefCell<NoteState>>, options: Opti
 }
 
 impl Bed {
-    /// A set made and opened, its volume attached.
+    /// Makes a set, opens it and attaches its volume.
     ///
     /// # Panics
     /// If the sizes cannot be run.
@@ -136,13 +139,15 @@ impl Bed {
         Self { world, set, volume, executor, note, options: setting.options.clone() }
     }
 
-    /// The power is cut, and the set opened again. Virtual nanoseconds until the volume is served.
+    /// Cuts the power and opens the set again. Also returns the virtual nanoseconds until the
+    /// volume is served.
     #[must_use]
     pub fn crash_and_reopen(self) -> (Self, u64) {
         self.crash_and_reopen_after(|_| {})
     }
 
-    /// The same, as if a kernel had used the set last: none of its entries of the journal says that bcached keeps a reserve.
+    /// Does the same as if a kernel had used the set last: no journal entry carries the mark of
+    /// bcached's reserve.
     #[must_use]
     pub fn crash_and_reopen_of_a_kernel(self) -> (Self, u64) {
         self.crash_and_reopen_after(forget_the_reserve)
@@ -160,31 +165,31 @@ impl Bed {
         (Self { world, set, volume, executor, note, options }, taken)
     }
 
-    /// The executor's world.
+    /// Returns the executor's environment.
     #[must_use]
     pub fn env(&self) -> Env {
         self.executor.env()
     }
 
-    /// Virtual nanoseconds since the beginning.
+    /// Returns virtual nanoseconds since the beginning.
     #[must_use]
     pub fn now(&self) -> u64 {
         self.world.borrow().now()
     }
 
-    /// What a device has moved.
+    /// Returns the I/O counters of a device.
     #[must_use]
     pub fn traffic(&self, device: usize) -> Traffic {
         self.world.borrow().devices[device].traffic
     }
 
-    /// What has been allocated at most since the set was opened, in bytes.
+    /// Returns the peak heap usage since the set was opened, in bytes.
     #[must_use]
     pub fn heap(&self) -> u64 {
         self.world.borrow().heap.bytes() as u64
     }
 
-    /// What the set says of itself.
+    /// Returns the status of the set.
     #[must_use]
     pub fn status(&self) -> Status {
         self.set.status()
@@ -193,7 +198,7 @@ impl Bed {
     /// Runs until `flow` has ended.
     ///
     /// # Panics
-    /// If everybody waits for somebody else.
+    /// If all tasks wait for each other.
     pub fn block_on<T: 'static>(&mut self, flow: impl Future<Output = T> + 'static) -> T {
         self.executor.block_on(flow).expect("somebody has something to do")
     }
@@ -204,10 +209,10 @@ impl Bed {
         self.block_on(async move { env.sleep(duration).await });
     }
 
-    /// Puts the volume under `load`, until it ends.
+    /// Puts the volume under `load` until it ends.
     ///
     /// # Panics
-    /// If a request is refused, or everybody waits for somebody else.
+    /// If a request is refused, or all tasks wait for each other.
     pub fn run(&mut self, load: &Load) -> Done {
         let run = Run::begin(load, self.env(), &self.set, self.volume);
         let outcome = self.executor.run_until(|| run.has_ended());
@@ -216,7 +221,7 @@ impl Bed {
     }
 }
 
-/// Takes the mark of the reserve out of each entry of the journal of a cache device of so many sectors.
+/// Clears the mark of the reserve in each journal entry of a cache device.
 fn forget_the_reserve(device: &mut Device) {
     let sectors = device.sectors();
     let cache = &mut device.content;
@@ -251,7 +256,7 @@ mod tests {
         Setting::new(ssd::Model::sata_plp(), 1 << 17, 1 << 19)
     }
 
-    /// Data that clients flushed and metadata are there after a crash, byte by byte.
+    /// Data that clients flushed, and metadata, survive a crash byte by byte.
     #[test]
     fn what_was_flushed_is_there_after_a_crash() {
         let mut bed = Bed::new(&small());
@@ -271,17 +276,17 @@ mod tests {
             let buffer = Buffer::zeroed(64 * 512);
             set.serve(volume, Request::Read { sector: 1000, buffer }).await.buffer.unwrap()
         });
-        // The load may have written zeroes over some of it.
+        // The load may have overwritten some of it with zeroes.
         let blocks = read.as_slice().chunks(4096).zip(bytes.chunks(4096));
         let kept = blocks.filter(|(read, written)| read == written).count();
         assert!(kept >= 7, "{kept} of 8 blocks");
     }
 
-    /// A write that is alone takes what the drive takes, and the processor's time beside it.
+    /// A write at queue depth 1 takes the drive's time plus the processor's.
     #[test]
     fn latencies_are_the_drives_and_the_processors() {
         let mut bed = Bed::new(&small());
-        // The first one marks the backing device dirty.
+        // The first write marks the backing device dirty.
         bed.run(&Load::random_writes(1 << 19, 1, Until::Requests(1)));
         let cpu_before = bed.world.borrow().cpu_ns();
         let mut done = bed.run(&Load::random_writes(1 << 19, 1, Until::Requests(1000)));

@@ -1,7 +1,7 @@
-//! The figures that are promised in virtual time, beside their bounds: `sim bench-model`.
+//! The benchmarks in virtual time with their promised bounds: `sim bench-model`.
 //!
-//! A figure that misses its bound is printed as missed; nothing here is tuned until it fits. What each of them is about, and
-//! why one is missed, is in `docs/performance.md`.
+//! A figure that misses its bound is reported as missed; nothing here is tuned until it fits.
+//! `docs/performance.md` describes each benchmark, and explains missed bounds.
 
 mod cliff;
 mod soak;
@@ -12,17 +12,17 @@ mod writeback;
 
 use super::hdd;
 
-/// How large the devices are, and how long it goes.
+/// The size of the devices and the length of the runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scale {
-    /// What the bounds are about.
+    /// The size that the bounds apply to.
     Full,
-    /// The same in small, in seconds: that it runs, and nothing more.
+    /// A small version that takes seconds: it shows only that the benchmark runs.
     Quick,
 }
 
 impl Scale {
-    /// The one of the two that applies.
+    /// Returns the value that applies to this scale.
     const fn of(self, full: u64, quick: u64) -> u64 {
         match self {
             Self::Full => full,
@@ -34,15 +34,15 @@ impl Scale {
 /// One line of the table.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
-    /// Of the benchmark.
+    /// Name of the benchmark.
     pub id: &'static str,
-    /// What was measured, in words.
+    /// Description of the measured quantity.
     pub quantity: String,
-    /// The figure.
+    /// The measured figure.
     pub measured: String,
-    /// What it is meant to be.
+    /// The bound.
     pub bound: String,
-    /// Whether it is; `None` if the line only tells more.
+    /// Whether the bound is met; `None` for a line that is only informative.
     pub is_met: Option<bool>,
 }
 
@@ -65,7 +65,7 @@ impl Row {
         Self::of(id, quantity.into(), &figure, ">=", measured >= bound)
     }
 
-    /// A figure that nothing is asked of.
+    /// A figure without a bound.
     fn tells(id: &'static str, quantity: impl Into<String>, measured: f64, unit: &str) -> Self {
         let quantity = quantity.into();
         Self { id, quantity, measured: shown(measured, unit), bound: String::new(), is_met: None }
@@ -76,7 +76,7 @@ impl Row {
         Self { id, quantity, measured: shown(figure.measured, figure.unit), bound, is_met: Some(is_met) }
     }
 
-    /// `met`, `missed`, or nothing.
+    /// Returns `met`, `MISSED`, or an empty string.
     #[must_use]
     pub const fn verdict(&self) -> &'static str {
         match self.is_met {
@@ -93,7 +93,7 @@ struct Figure<'a> {
     unit: &'a str,
 }
 
-/// A figure with as many places as say something.
+/// Formats a figure with its significant decimal places.
 fn shown(figure: f64, unit: &str) -> String {
     let places = match figure.abs() {
         100.0.. => 0,
@@ -104,14 +104,14 @@ fn shown(figure: f64, unit: &str) -> String {
     format!("{figure:.places$} {unit}").trim_end().to_owned()
 }
 
-/// One benchmark: its name, what it is about, and the run.
+/// One benchmark: its name, what it measures, and the function that runs it.
 #[derive(Clone, Copy)]
 pub struct Bench {
-    /// By which it is called.
+    /// The name to call it by.
     pub id: &'static str,
-    /// In a few words.
+    /// A short description.
     pub about: &'static str,
-    /// It takes minutes: only who asks for it gets it.
+    /// Whether it takes minutes, so that it runs only on request.
     pub is_long: bool,
     /// Runs it.
     pub run: fn(Scale) -> Vec<Row>,
@@ -121,7 +121,7 @@ const fn bench(id: &'static str, about: &'static str, run: fn(Scale) -> Vec<Row>
     Bench { id, about, is_long: false, run }
 }
 
-/// All of them.
+/// All benchmarks.
 pub const BENCHES: [Bench; 8] = [
     bench("B12", "bytes written to the cache device for each of a user", traffic::run),
     bench("B9", "write-back of dirty data at random places", writeback::run),
@@ -133,9 +133,9 @@ pub const BENCHES: [Bench; 8] = [
     Bench { is_long: true, ..bench("B10x8", "the same, eight times as large", start::run_huge) },
 ];
 
-/// The least time in which `blocks` blocks of 4 KiB at random places of `region` sectors get to the platter of `model` in one
-/// sweep, in seconds: on each touched track a seek from the last one, k of k + 1 parts of a turn for its k blocks, and
-/// their transfer.
+/// Returns the least time, in seconds, in which one sweep brings `blocks` blocks of 4 KiB at random
+/// places of `region` sectors to the platter of `model`. Each touched track costs a seek from the
+/// last one, k of k + 1 parts of a revolution for its k blocks, and their transfer.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
 fn sweep_seconds(model: &hdd::Model, blocks: u64, region: u64) -> f64 {
     let tracks = region as f64 / model.track_sectors as f64;
@@ -162,7 +162,8 @@ mod tests {
         assert_eq!(Row::at_least("B1", "x", 596.0, 5.0, "s").bound, ">= 5.00 s");
     }
 
-    /// 1 GiB and 4 GiB in 100 GB, 1 GiB in 1 TB.
+    /// The estimate agrees with figures calculated separately for 1, 4 and 64 GiB in 100 GB or 1
+    /// TB.
     #[test]
     fn the_bound_of_a_sweep_is_the_one_that_was_calculated() {
         let model = hdd::Model::d7k8();
@@ -172,7 +173,7 @@ mod tests {
         }
     }
 
-    /// No figure here: those of devices so small say nothing.
+    /// Checks only that each benchmark runs: the figures of devices so small mean nothing.
     #[test]
     fn each_benchmark_runs_in_small() {
         for bench in BENCHES {

@@ -1,4 +1,5 @@
-//! Each drive alone gives the figures that its real counterpart is known by, within a tenth.
+//! Calibration tests: each modelled drive alone gives the known figures of its real counterpart,
+//! within a tenth.
 
 use super::gauge::{Gauged, closed_loop, fsynced, random, sequential};
 use super::hdd::{self, Hdd};
@@ -8,10 +9,10 @@ use super::ssd::{self, Ssd};
 
 /// Sectors of 4 KiB.
 const PAGE: u64 = 8;
-/// Where random commands to a solid state drive go: 100 GiB.
+/// Range of random commands to a solid-state drive, in sectors: 100 GiB.
 const REGION: u64 = 200 << 21;
 
-/// That `figure` is `wanted` within a tenth.
+/// Asserts that `figure` is `wanted` within a tenth.
 fn assert_near(what: &str, figure: f64, wanted: f64) {
     println!("{what}: {figure:.1}, wanted {wanted}");
     assert!((figure / wanted - 1.0).abs() <= 0.1, "{what}: {figure}, wanted {wanted}");
@@ -44,7 +45,7 @@ fn a_7k8_streams() {
     }
 }
 
-/// A write and a flush, in the cache: 12 to 14.5 ms.
+/// A write and a flush, with the write cache on, take 12 to 14.5 ms.
 #[test]
 fn a_7k8_makes_a_write_durable() {
     let model = hdd::Model::d7k8();
@@ -80,8 +81,9 @@ fn a_barracuda_reads_at_random() {
     assert!((82.0..=94.0).contains(&deep), "{deep} IOPS");
 }
 
-/// Of a drive, all in one place: read latency in µs, reads a second at 32 (or, for NVMe, at 256), write latency in µs, lasting
-/// writes a second at random places, writes made durable a second.
+/// Known figures of a drive, over a small region: read latency in µs, reads per second at depth 32
+/// (256 for NVMe), write latency in µs, sustained random writes per second, and durable writes per
+/// second.
 struct Known {
     read_us: f64,
     deep: Option<(u64, f64)>,

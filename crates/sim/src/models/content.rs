@@ -1,27 +1,29 @@
-//! What a device holds, exact to the byte: pages of 4 KiB, of which those that are all zeroes take no memory.
+//! The contents of a modelled device, exact to the byte: a sparse map of 4 KiB pages in which pages
+//! of zeroes take no memory.
 //!
-//! That is all it takes to hold a full cache of 64 GiB: clients of a benchmark write zeroes, the engine does not look at data,
-//! and its metadata is small. Nothing depends on who wrote a page: what was written is what is read.
+//! This is enough to hold a full cache of 64 GiB: the clients of a benchmark write zeroes, the
+//! engine does not look at data, and its metadata is small. Every write, whatever its source, is
+//! stored and read back exactly.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-/// Bytes of a page.
+/// Bytes in a page.
 const PAGE: usize = 4096;
-/// Sectors of a page.
+/// Sectors in a page.
 const PAGE_SECTORS: u64 = 8;
 const SECTOR: usize = 512;
 
-/// Bytes by page.
+/// Non-zero pages by page number.
 #[derive(Default)]
 pub struct Content {
     pages: BTreeMap<u64, Box<[u8; PAGE]>>,
 }
 
 impl Content {
-    /// Copies what stands from `sector` on into `into` (whole sectors).
+    /// Copies the contents from `sector` on into `into` (whole sectors).
     pub fn read(&self, sector: u64, into: &mut [u8]) {
         into.fill(0);
         for (page, at, bytes) in pieces(sector, into.len()) {
@@ -32,7 +34,7 @@ impl Content {
         }
     }
 
-    /// Puts `from` (whole sectors) at `sector`.
+    /// Stores `from` (whole sectors) at `sector`.
     pub fn write(&mut self, sector: u64, from: &[u8]) {
         for (page, at, bytes) in pieces(sector, from.len()) {
             let piece = &from[bytes];
@@ -45,7 +47,7 @@ impl Content {
         }
     }
 
-    /// Puts zeroes on `sectors` sectors from `sector` on.
+    /// Zeroes `sectors` sectors from `sector` on.
     pub fn zero(&mut self, sector: u64, sectors: u64) {
         let (first, end) = (sector / PAGE_SECTORS, (sector + sectors).div_ceil(PAGE_SECTORS));
         let held: Vec<u64> = self.pages.range(first..end).map(|(page, _)| *page).collect();
@@ -57,15 +59,16 @@ impl Content {
         }
     }
 
-    /// Puts what takes memory at its place in `image`, a file that reads as zeroes: somebody else is to see it.
+    /// Writes all stored pages to their places in `image`, a file that reads as zeroes, so that
+    /// another program can examine it.
     ///
     /// # Errors
-    /// What the file says.
+    /// Returns the first error of a write to the file.
     pub fn write_to(&self, image: &File) -> io::Result<()> {
         self.pages.iter().try_for_each(|(page, bytes)| image.write_all_at(&bytes[..], page * PAGE as u64))
     }
 
-    /// Pages that take memory.
+    /// Returns the number of pages that take memory.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.pages.len()
@@ -87,7 +90,8 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks_exact(SECTOR).all(|sector| sector.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// A run of bytes from `sector` on, cut at pages: the page, where in it, and which of the bytes.
+/// Splits a run of `bytes` bytes from `sector` on at page boundaries. Each piece is the page, the
+/// offset in the page, and the range of the run's bytes.
 fn pieces(sector: u64, bytes: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let first = usize::try_from(sector % PAGE_SECTORS).expect("below eight") * SECTOR;
     let mut done = 0;

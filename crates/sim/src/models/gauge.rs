@@ -1,21 +1,22 @@
-//! A device alone under a closed loop: so many commands in flight, and the next one when one has ended.
+//! Measures a device alone under a closed loop: a fixed number of commands in flight, each replaced
+//! as soon as it completes.
 
 use super::latencies::Latencies;
 use super::mechanism::{Command, Kind, Mechanism};
 use bcached_env::rng::Rng;
 use std::collections::BTreeMap;
 
-/// What a device did.
+/// The result of a measurement.
 #[derive(Debug)]
 pub struct Gauged {
-    /// Virtual nanoseconds from the first command to the end of the last.
+    /// Virtual nanoseconds from the first submission to the last completion.
     pub nanoseconds: u64,
-    /// How long each command took.
+    /// Latency of each command.
     pub latencies: Latencies,
 }
 
 impl Gauged {
-    /// Commands a second.
+    /// Returns commands per second.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     pub fn iops(&self) -> f64 {
@@ -23,7 +24,8 @@ impl Gauged {
     }
 }
 
-/// Puts `count` commands to `device`, from virtual time `start` on, `depth` at a time; `draw` makes the n-th, as what and where.
+/// Submits `count` commands to `device` from virtual time `start` on, with `depth` in flight.
+/// `draw` returns the kind, first sector and length of the n-th command.
 ///
 /// # Panics
 /// If the device never answers.
@@ -55,18 +57,19 @@ pub fn closed_loop(
     Gauged { nanoseconds: now - start, latencies }
 }
 
-/// Commands of `sectors` sectors at random places below `region` sectors, aligned to their length.
+/// Draws commands of `sectors` sectors at random places below `region` sectors, aligned to their
+/// length.
 pub fn random(kind: Kind, region: u64, sectors: u64, seed: u64) -> impl FnMut(u64) -> (Kind, u64, u64) {
     let mut rng = Rng::new(seed);
     move |_| (kind, rng.below(region / sectors) * sectors, sectors)
 }
 
-/// Commands of `sectors` sectors, one after the other from sector 0 on.
+/// Draws commands of `sectors` sectors, one after the other from sector 0 on.
 pub fn sequential(kind: Kind, sectors: u64) -> impl FnMut(u64) -> (Kind, u64, u64) {
     move |number| (kind, number * sectors, sectors)
 }
 
-/// Writes at random places below `region` sectors, a flush after each.
+/// Draws writes at random places below `region` sectors, each followed by a flush.
 pub fn fsynced(region: u64, sectors: u64, seed: u64) -> impl FnMut(u64) -> (Kind, u64, u64) {
     let mut write = random(Kind::Write, region, sectors, seed);
     move |number| if number % 2 == 0 { write(number) } else { (Kind::Flush, 0, 0) }

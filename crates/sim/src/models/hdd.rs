@@ -1,18 +1,22 @@
-//! A hard disk: one head over turning tracks, a queue from which it takes what it comes to first, and a cache of writes.
+//! A model of a hard disk: one head over rotating tracks, a command queue that is reordered by
+//! positioning time, and a volatile write cache.
 //!
-//! The angle of the platter is the time modulo a turn, so positioning costs what it would: seek, then the wait for the sector.
-//! All tracks are of one length (the rate is that of the middle), and going on to the next one costs nothing, as if it were
-//! skewed by just that.
+//! The angle of the platter is the time modulo one revolution, so that an access costs what it
+//! would on a real disk: the seek, then the wait for the sector. All tracks have the same length
+//! (the rate is that of the middle). Moving to the next track during a transfer costs nothing, as
+//! if the tracks were skewed by exactly that amount.
 //!
-//! *Order.* Of the oldest [`Model::queue`] commands, and of the cached writes near the head, the one is next that the head
-//! comes to first, unless a command is older than [`Model::age_limit_ns`]. Cached writes count when nobody else wants the
-//! head, when a flush waits for them, or when the cache is half full.
+//! *Order.* The candidates are the oldest [`Model::queue`] commands, and cached writes near the
+//! head. The one that the head reaches first is next, unless a command is older than
+//! [`Model::age_limit_ns`]. Cached writes are candidates only if no command waits for the head, if
+//! a flush waits for them, or if the cache is half full.
 //!
-//! *Cache.* A write without FUA ends when it is in the cache, a flush when all is on the platter that was there when it came.
-//! A read that goes on where the last one ended finds the data read ahead.
+//! *Cache.* A write without FUA completes when it is in the cache. A flush completes when
+//! everything that was cached at its submission is on the platter. A read that continues where the
+//! last one ended finds its data read ahead.
 //!
-//! Not modelled: zones of different rates, defects, vibration, reads of what is still in the cache of writes (they go to the
-//! platter).
+//! Not modelled: zones of different rates, defects, vibration, and reads that hit the write cache
+//! (they go to the platter).
 
 mod cached;
 
@@ -21,40 +25,42 @@ use cached::Cached;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// What a drive is.
+/// The parameters of a drive.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// Capacity in sectors.
     pub sectors: u64,
-    /// A turn, in nanoseconds.
+    /// Time of one revolution, in nanoseconds.
     pub turn_ns: u64,
-    /// Sectors of a track.
+    /// Sectors on a track.
     pub track_sectors: u64,
     /// The shortest seek, in nanoseconds.
     pub seek_min_ns: u64,
-    /// The mean of seeks between random places, in nanoseconds.
+    /// The mean seek between random places, in nanoseconds.
     pub seek_mean_ns: u64,
-    /// What a command takes besides that meets an idle drive, in nanoseconds; others are prepared while the head is busy.
+    /// Overhead of a command that finds the drive idle, in nanoseconds; other commands are prepared
+    /// while the head is busy.
     pub command_ns: u64,
-    /// What each access to the platter takes besides, in nanoseconds.
+    /// Overhead of each access to the platter, in nanoseconds.
     pub think_ns: u64,
-    /// Commands that can be put in order.
+    /// Number of commands that the drive can reorder.
     pub queue: usize,
-    /// A command that has waited for longer is next.
+    /// A command that has waited longer than this is served next, in nanoseconds.
     pub age_limit_ns: u64,
-    /// The cache of writes, in bytes; 0: there is none.
+    /// Size of the write cache in bytes; 0 if the drive has none.
     pub cache_bytes: u64,
-    /// Time of a cached write on the way to the drive, in nanoseconds, beside its bytes.
+    /// Time to transfer a cached write to the drive in nanoseconds, besides the time for its bytes.
     pub cached_ns: u64,
 }
 
-/// Bytes a microsecond on the way to the drive.
+/// Link speed, in bytes per microsecond.
 const LINK_BYTES_US: u64 = 550;
-/// Cached writes, on each side of the head, among which the next one is looked for.
+/// Number of cached writes on each side of the head that are candidates for the next one.
 const NEAR: usize = 16;
 
 impl Model {
-    /// A drive of 7200 turns a minute: 205 MB/s, seeks of 8.0 ms, 32 commands in order, a cache of 64 MB.
+    /// A drive of 7200 rpm: 205 MB/s, seeks of 8.0 ms, a queue of 32 commands, a write cache of 64
+    /// MB.
     #[must_use]
     pub const fn d7k8() -> Self {
         Self {
@@ -72,7 +78,7 @@ impl Model {
         }
     }
 
-    /// A drive of 5400 turns a minute that thinks long about each command.
+    /// A drive of 5400 rpm with a long overhead for each command.
     #[must_use]
     pub const fn barracuda() -> Self {
         Self {
@@ -81,13 +87,13 @@ impl Model {
             seek_min_ns: 1_000_000,
             seek_mean_ns: 6_000_000,
             think_ns: 5_700_000,
-            // As slow as it is, half a second would leave nothing to put in order.
+            // The drive is so slow that half a second would leave nothing to reorder.
             age_limit_ns: 2_000_000_000,
             ..Self::d7k8()
         }
     }
 
-    /// The same drive with its cache of writes switched off.
+    /// The same drive with its write cache switched off.
     #[must_use]
     pub const fn write_through(self) -> Self {
         Self { cache_bytes: 0, ..self }
@@ -97,7 +103,8 @@ impl Model {
         sector / self.track_sectors
     }
 
-    /// What it takes to go from one track to another, in nanoseconds: the square root of the way.
+    /// Returns the seek time between two tracks in nanoseconds, which grows with the square root of
+    /// the distance.
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     fn seek_ns(&self, from: u64, to: u64) -> u64 {
         let way = from.abs_diff(to);
@@ -105,7 +112,8 @@ impl Model {
             return 0;
         }
         let share = way as f64 / self.track(self.sectors).max(1) as f64;
-        // The mean of the square root of the way between random places is 8/15 of that over the whole.
+        // The mean of the square root of the distance between two random places is 8/15 of that of
+        // the full stroke.
         let full = (self.seek_mean_ns - self.seek_min_ns) as f64 * 15.0 / 8.0;
         self.seek_min_ns + (full * share.sqrt()) as u64
     }
@@ -114,7 +122,8 @@ impl Model {
         sectors * self.turn_ns / self.track_sectors
     }
 
-    /// From `now` until the head, on track `from`, is at the beginning of `sector`, in nanoseconds.
+    /// Returns the time from `now` until the head, on track `from`, is at the beginning of
+    /// `sector`, in nanoseconds.
     fn position_ns(&self, now: u64, from: u64, sector: u64) -> u64 {
         let ready = self.think_ns + self.seek_ns(from, self.track(sector));
         let angle = (now + ready) % self.turn_ns;
@@ -123,44 +132,44 @@ impl Model {
     }
 }
 
-/// What the head is on.
+/// What the head is working on.
 enum Job {
     /// A command of the queue.
     Command(Command),
-    /// What the cache has given up.
+    /// A write from the cache.
     Destage { epoch: u64 },
 }
 
-/// Where the head was when it had last done something.
+/// Where the head was when it last finished something.
 #[derive(Clone, Copy)]
 struct Last {
-    /// Behind this sector.
+    /// The sector behind the last one accessed.
     end: u64,
-    /// At this time.
+    /// The time at which that access ended.
     at: u64,
-    /// It was reading.
+    /// Whether it was a read.
     is_read: bool,
 }
 
-/// A drive at work.
+/// A drive and its state.
 pub struct Hdd {
     model: Model,
     last: Last,
     job: Option<(u64, Job)>,
-    /// Commands for the head, the oldest first, and since when.
+    /// Commands that wait for the head, oldest first, each with its time of submission.
     queue: VecDeque<(u64, Command)>,
     cached: Cached,
     /// Writes that wait for room in the cache.
     blocked: VecDeque<Command>,
-    /// Flushes, and up to which epoch of the cache they go.
+    /// Pending flushes, each with the last epoch of the cache that it covers.
     flushes: Vec<(u64, u64)>,
-    /// What ends without the head: time, number.
+    /// Completions that do not need the head: time, number.
     ending: BinaryHeap<Reverse<(u64, u64)>>,
     link_free_at: u64,
 }
 
 impl Hdd {
-    /// A drive with nothing to do, its head at the first sector.
+    /// Creates an idle drive with its head at the first sector.
     #[must_use]
     pub fn new(model: Model) -> Self {
         Self {
@@ -180,7 +189,7 @@ impl Hdd {
         self.ending.push(Reverse((time, number)));
     }
 
-    /// Puts a write into the cache, if there is room.
+    /// Puts a write into the cache if there is room.
     fn cache_write(&mut self, now: u64, command: Command) -> bool {
         let room = self.model.cache_bytes / SECTOR_BYTES;
         if !self.blocked.is_empty() || self.cached.sectors() + command.sectors > room {
@@ -197,7 +206,7 @@ impl Hdd {
         self.end_at(self.link_free_at + self.model.cached_ns, command.number);
     }
 
-    /// Lets writes into the cache that have waited for room.
+    /// Admits blocked writes into the cache while there is room.
     fn unblock(&mut self, now: u64) {
         let room = self.model.cache_bytes / SECTOR_BYTES;
         while let Some(command) = self.blocked.front()
@@ -209,7 +218,8 @@ impl Hdd {
         }
     }
 
-    /// How long it takes from `now` to be at the beginning of `sector`; going on where the head is takes nothing.
+    /// Returns the time from `now` until the head is at the beginning of `sector`, in nanoseconds.
+    /// It is zero if the head is already there.
     fn cost_ns(&self, now: u64, sector: u64) -> u64 {
         if sector == self.last.end && now == self.last.at {
             return 0;
@@ -218,7 +228,8 @@ impl Hdd {
         idle + self.model.position_ns(now + idle, self.model.track(self.last.end), sector)
     }
 
-    /// When the data of a read has come that begins at `now`: what was read ahead is there.
+    /// Returns when a read that begins at `now` has all of its data. Data that was read ahead is
+    /// available at once.
     fn read_end(&self, now: u64, command: Command) -> u64 {
         let transfer = self.model.transfer_ns(command.sectors);
         if self.last.is_read && command.sector == self.last.end {
@@ -227,7 +238,7 @@ impl Hdd {
         now + self.cost_ns(now, command.sector) + transfer
     }
 
-    /// The command that is next, by place in the queue, and what it costs.
+    /// Returns the cost of the next command and its place in the queue.
     fn next_command(&self, now: u64) -> Option<(u64, usize)> {
         let (since, _) = self.queue.front()?;
         if now - since > self.model.age_limit_ns {
@@ -237,13 +248,13 @@ impl Hdd {
         candidates.map(|(index, (_, command))| (self.read_end(now, *command) - now, index)).min()
     }
 
-    /// Whether cached writes count beside commands.
+    /// Returns whether cached writes compete with commands for the head.
     fn wants_destage(&self) -> bool {
         let room = self.model.cache_bytes / SECTOR_BYTES;
         self.queue.is_empty() || !self.flushes.is_empty() || self.cached.sectors() > room / 2
     }
 
-    /// The cached write that is next, and what it costs.
+    /// Returns the cost of the next cached write and its sector.
     fn next_cached(&self, now: u64) -> Option<(u64, u64)> {
         if !self.wants_destage() {
             return None;
@@ -256,7 +267,7 @@ impl Hdd {
         .min()
     }
 
-    /// Gives the head something to do at `now`, if there is anything.
+    /// Starts the next job of the head at `now`, if there is one.
     fn begin(&mut self, now: u64) {
         if self.job.is_some() {
             return;
@@ -281,13 +292,13 @@ impl Hdd {
         }
     }
 
-    /// The head is busy until `end`, and then behind `sector`.
+    /// Makes the head busy until `end`; it is then behind `sector`.
     fn work(&mut self, end: u64, sector: u64, is_read: bool, job: Job) {
         self.last = Last { end: sector, at: end, is_read };
         self.job = Some((end, job));
     }
 
-    /// The head has done what it was on.
+    /// Completes the job of the head.
     fn finish(&mut self, now: u64, job: Job) {
         match job {
             Job::Command(command) => self.end_at(now, command.number),

@@ -1,5 +1,6 @@
-//! What is allocated in this process, to the byte: what a life of the engine holds is what is more than when it began, because the
-//! devices of a model have their contents already.
+//! Measures the memory allocated in this process, to the byte. A life of the engine is charged with
+//! what was allocated beyond the amount at its beginning, because the modelled devices already hold
+//! their contents.
 
 use cap::Cap;
 use std::alloc::System;
@@ -7,7 +8,7 @@ use std::alloc::System;
 #[global_allocator]
 static HEAP: Cap<System> = Cap::new(System, usize::MAX);
 
-/// The most that has been allocated since a moment, in bytes.
+/// Peak of allocated memory since a given moment, in bytes.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Peak {
     before: usize,
@@ -15,19 +16,19 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// From now on.
+    /// Starts measuring now.
     #[must_use]
     pub fn begin() -> Self {
         let before = HEAP.allocated();
         Self { before, most: before }
     }
 
-    /// Looks again.
+    /// Takes a sample.
     pub fn look(&mut self) {
         self.most = self.most.max(HEAP.allocated());
     }
 
-    /// So many bytes more than at the beginning, when it was looked.
+    /// Returns the largest sample above the starting amount, in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         self.most - self.before

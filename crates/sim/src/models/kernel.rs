@@ -1,10 +1,14 @@
-//! How a kernel's bcache writes dirty data back, as far as the devices notice: a model of what 6.1 was seen to do, to compare with.
+//! A model of how the kernel's bcache writes dirty data back, as far as the devices see it. It
+//! reproduces the observed behaviour of 6.1, for comparison.
 //!
-//! - A scan collects up to [`SCAN_KEYS`] dirty keys in address order, and waits first until all of the last one have landed.
-//! - Keys that lie side by side go together, at most [`PASS_KEYS`] of them, and none beyond [`PASS_SECTORS`]: a pass. Each key is
-//!   a read of the cache device and a write of its own to the disk, and writes set out in the order of the keys.
-//! - At most [`IN_FLIGHT`] keys are under way.
-//! - After each pass the rate limiter is charged, and slept by in ticks of 4 ms; when the set is idle there is no limit.
+//! - A scan collects up to [`SCAN_KEYS`] dirty keys in address order. It starts only after all
+//!   writes of the previous scan have completed.
+//! - Adjacent keys are written together as a pass: at most [`PASS_KEYS`] of them, and none beyond
+//!   [`PASS_SECTORS`]. Each key is a read of the cache device and a separate write to the disk.
+//!   Writes are submitted in the order of the keys.
+//! - At most [`IN_FLIGHT`] keys are in flight.
+//! - After each pass the rate limiter is charged, and its delay is slept in ticks of 4 ms. There is
+//!   no limit when the set is idle.
 //! - The disk is never flushed. Keys turn clean in memory, which takes no time here.
 
 use super::mechanism::{Command, Kind, Mechanism};
@@ -12,40 +16,40 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Dirty keys that a scan collects.
 const SCAN_KEYS: usize = 500;
-/// Keys of a pass.
+/// Maximum number of keys in a pass.
 const PASS_KEYS: usize = 5;
-/// A pass of so many sectors takes no further key.
+/// A pass of this many sectors takes no further key.
 const PASS_SECTORS: u64 = 5000;
-/// Keys under way.
+/// Maximum number of keys in flight.
 const IN_FLIGHT: usize = 64;
-/// What sleeps are rounded down to, in nanoseconds.
+/// Sleeps are rounded down to multiples of this, in nanoseconds.
 const TICK_NS: u64 = 4_000_000;
 
-/// A dirty key. Sectors.
+/// A dirty key. All fields are in sectors.
 #[derive(Clone, Copy, Debug)]
 pub struct Dirty {
-    /// Where on the disk.
+    /// Address on the disk.
     pub sector: u64,
-    /// Where on the cache device.
+    /// Address on the cache device.
     pub cached_at: u64,
-    /// Its length.
+    /// Length.
     pub sectors: u64,
 }
 
-/// Keys of one scan on their way. Numbers are places in the scan.
+/// The keys of one scan in flight. Command numbers are indexes into the scan.
 struct Scan<'a> {
     keys: &'a [Dirty],
-    /// Those that may set out next.
+    /// The first key that has not been submitted yet.
     next: usize,
-    /// Read, but a former one is not.
+    /// Keys that have been read while an earlier one has not.
     read: BTreeSet<usize>,
-    /// The next that may be written.
+    /// The next key to be written.
     next_write: usize,
     landed: usize,
 }
 
 impl Scan<'_> {
-    /// How many keys of the next pass go together.
+    /// Returns the number of keys in the next pass.
     fn pass(&self) -> usize {
         let keys = &self.keys[self.next..];
         let (mut count, mut sectors) = (0, 0);
@@ -60,7 +64,7 @@ impl Scan<'_> {
         count
     }
 
-    /// Sends what may set out now to the cache device.
+    /// Submits to the cache device the reads that may start now.
     fn read_on(&mut self, now: u64, limiter: &mut Limiter, cache: &mut dyn Mechanism) {
         while self.next < self.keys.len() && limiter.allowed_at <= now {
             let pass = self.pass();
@@ -84,7 +88,8 @@ impl Scan<'_> {
         }
     }
 
-    /// A key has been read: it and those behind it that waited for it set out for the disk.
+    /// Handles the completed read of a key: submits to the disk the writes of that key and of later
+    /// ones that waited for it.
     fn write_on(&mut self, now: u64, number: u64, disk: &mut dyn Mechanism) {
         self.read.insert(usize::try_from(number).expect("a place in a scan"));
         while self.read.remove(&self.next_write) {
@@ -96,9 +101,9 @@ impl Scan<'_> {
     }
 }
 
-/// The rate limiter. Nanoseconds.
+/// The rate limiter. All times are in nanoseconds.
 struct Limiter {
-    /// Sectors a second; `None`: the set is idle.
+    /// Sectors per second; `None` if the set is idle.
     rate: Option<u64>,
     next: u64,
     allowed_at: u64,
@@ -114,9 +119,10 @@ impl Limiter {
     }
 }
 
-/// Writes `keys` (in address order) back from `cache` to `disk`, from virtual time `start` on, at `rate` sectors a second or, when
-/// idle, as it goes. Virtual nanoseconds until all has landed on the platter: a flush at the end, which the kernel
-/// leaves out, is counted so that what is compared is safe.
+/// Writes `keys` (in address order) back from `cache` to `disk`, from virtual time `start` on, at
+/// `rate` sectors per second, or without a limit when idle. Returns the virtual nanoseconds until
+/// everything is on the platter. The kernel leaves out the flush at the end; it is counted here so
+/// that both sides of the comparison are durable.
 ///
 /// # Panics
 /// If a device never answers.
@@ -155,10 +161,11 @@ fn advance(device: &mut dyn Mechanism, now: u64) -> Vec<u64> {
     ended
 }
 
-/// What devices see of the order: for each command to the disk its first sector, and how many keys were under way.
+/// A disk that records what it sees of the order: for each command its first sector, and the number
+/// of keys in flight.
 #[derive(Default)]
 pub struct Seen {
-    /// In the order of setting out.
+    /// In order of submission.
     pub writes: Vec<(u64, usize)>,
     under_way: BTreeMap<u64, u64>,
 }
@@ -168,7 +175,7 @@ impl Mechanism for Seen {
         if command.kind != Kind::Flush {
             self.writes.push((command.sector, self.under_way.len() + 1));
         }
-        // A millisecond each: slower than any cache device reads.
+        // One millisecond each: slower than any cache device reads.
         self.under_way.insert(now + 1_000_000 + command.number % 1000, command.number);
     }
 

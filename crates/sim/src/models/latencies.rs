@@ -1,4 +1,4 @@
-//! What was measured, kept whole: quantiles are exact, and there is no bucket to be blamed.
+//! Exact latency statistics: every sample is kept, so that quantiles have no bucketing error.
 
 /// Durations in nanoseconds.
 #[derive(Clone, Debug, Default)]
@@ -8,32 +8,33 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    /// Adds one.
+    /// Adds one sample.
     pub fn add(&mut self, nanoseconds: u64) {
         self.all.push(nanoseconds);
         self.is_sorted = false;
     }
 
-    /// Adds all of `other`.
+    /// Adds all samples of `other`.
     pub fn join(&mut self, other: &Self) {
         self.all.extend_from_slice(&other.all);
         self.is_sorted = false;
     }
 
-    /// How many.
+    /// Returns the number of samples.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.all.len() as u64
     }
 
-    /// The arithmetic mean, in nanoseconds; 0 of none.
+    /// Returns the arithmetic mean in nanoseconds, or 0 if there are no samples.
     #[must_use]
     pub fn mean(&self) -> u64 {
         let sum: u128 = self.all.iter().map(|one| u128::from(*one)).sum();
         u64::try_from(sum / (self.all.len() as u128).max(1)).unwrap_or(u64::MAX)
     }
 
-    /// The least one that `permille` of a thousand do not exceed, in nanoseconds; 0 of none.
+    /// Returns the smallest sample that `permille` of a thousand samples do not exceed, in
+    /// nanoseconds; 0 if there are no samples.
     ///
     /// # Panics
     /// If `permille` is above 1000.
@@ -47,7 +48,7 @@ impl Latencies {
         self.all.get(rank - 1).copied().unwrap_or(0)
     }
 
-    /// The longest, in nanoseconds; 0 of none.
+    /// Returns the longest sample in nanoseconds, or 0 if there are no samples.
     #[must_use]
     pub fn longest(&self) -> u64 {
         self.all.iter().copied().max().unwrap_or(0)

@@ -1,4 +1,5 @@
-//! Clients: so many requests in flight, drawn from a seed, each one's time taken from asking to answer in virtual nanoseconds.
+//! Clients of a volume: a fixed number of requests in flight, drawn from a seed. The latency of
+//! each is measured from submission to completion, in virtual nanoseconds.
 
 use super::latencies::Latencies;
 use super::zipf::Zipf;
@@ -8,53 +9,55 @@ use bcached_env::{Buffer, Env, Payload};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// CPU time that a request takes beside the engine's own work, in nanoseconds: taking it from a port and answering it there. What
-/// a prototype of the port took for a request at depth 8 and more.
+/// CPU time of a request besides the engine's own work, in nanoseconds: receiving it from a port
+/// and answering it there. Measured with a prototype of the port, for a request at depth 8 and
+/// more.
 const PORT_NS: u64 = 200;
 
-/// Where requests go.
+/// Where requests go in the region.
 #[derive(Clone, Debug)]
 pub enum Places {
-    /// Anywhere in the region, alike.
+    /// Uniformly random.
     Random,
-    /// One after the other from the beginning of the region, and again.
+    /// Sequential from the beginning of the region, and again from there.
     Sequential,
-    /// One after the other, each so many requests' lengths behind the last: what lies between them is not asked for.
+    /// Sequential with gaps: each this many request lengths after the last, so that the blocks
+    /// between are skipped.
     Strided(u64),
-    /// Anywhere, some blocks much more often than others: the share of the n-th is 1/n to the power of `theta`; where it lies
-    /// has nothing to do with n.
+    /// Zipf-distributed: some blocks are much more frequent than others. The share of the n-th is
+    /// 1/n to the power of `theta`; its place does not depend on n.
     Zipf(Rc<Zipf>),
 }
 
 /// When a load ends.
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
-    /// So many requests have been asked.
+    /// After this many requests.
     Requests(u64),
-    /// It has lasted so long, in virtual nanoseconds.
+    /// After this many virtual nanoseconds.
     Nanoseconds(u64),
 }
 
-/// What clients do.
+/// The parameters of a load.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub depth: u64,
     /// Length of a request, in sectors.
     pub sectors: u64,
-    /// The region, from the beginning of the volume, in sectors.
+    /// Size of the region, from the beginning of the volume, in sectors.
     pub region: u64,
-    /// Where in it.
+    /// Where in the region requests go.
     pub places: Places,
-    /// Reads, in percent.
+    /// Percentage of reads.
     pub read_percent: u64,
-    /// Writes carry FUA.
+    /// Whether writes carry FUA.
     pub fua: bool,
-    /// Each client flushes after so many of its writes; 0: never.
+    /// Each client flushes after this many of its writes; 0: never.
     pub flush_each: u64,
     /// When it ends.
     pub until: Until,
-    /// What it draws from.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
@@ -76,23 +79,23 @@ impl Load {
     }
 }
 
-/// What came of a load.
+/// The result of a load.
 #[derive(Clone, Debug, Default)]
 pub struct Done {
-    /// Virtual nanoseconds from the first request to the last answer.
+    /// Virtual nanoseconds from the first request to the last completion.
     pub nanoseconds: u64,
-    /// Reads and writes answered.
+    /// Number of completed reads and writes.
     pub requests: u64,
-    /// How long reads took.
+    /// Latencies of reads.
     pub reads: Latencies,
-    /// How long writes took, without the flushes behind them.
+    /// Latencies of writes, without the flushes that follow them.
     pub writes: Latencies,
-    /// Reads and writes answered in each whole second of the load.
+    /// Reads and writes completed in each second of the load.
     pub by_second: Vec<u64>,
 }
 
 impl Done {
-    /// Reads and writes a second.
+    /// Returns reads and writes per second.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     pub fn iops(&self) -> f64 {
@@ -108,14 +111,15 @@ struct Clients {
     began: u64,
     payload: Payload,
     drawn: RefCell<(Rng, u64)>,
-    /// What came of it, and how many clients are still at it.
+    /// The result so far, and the number of clients that are still running.
     done: RefCell<(Done, u64)>,
 }
 
 const SECTOR: usize = 512;
 
 impl Clients {
-    /// The next request: whether it reads, and where; `None` if the load has come to its end.
+    /// Draws the next request: whether it is a read, and its sector. Returns `None` if the load has
+    /// ended.
     fn draw(&self) -> Option<(bool, u64)> {
         let Load { region, sectors, read_percent, until, places, .. } = &self.load;
         let mut drawn = self.drawn.borrow_mut();
@@ -149,7 +153,7 @@ impl Clients {
                 Request::Write { sector, payload: self.payload.clone(), fua: self.load.fua }
             };
             self.set.serve(self.volume, request).await.result.expect("no device fails");
-            // What the engine has done last for this request is charged when the task lets others run.
+            // The engine's last work for this request is charged when the task yields.
             self.env.yield_now().await;
             self.count(reads, since);
             writes += u64::from(!reads);
@@ -175,7 +179,7 @@ impl Clients {
     }
 }
 
-/// A load under way.
+/// A running load.
 pub(super) struct Run(Rc<Clients>);
 
 impl Run {

@@ -1,4 +1,4 @@
-//! What a device model takes and answers. No content here: only when.
+//! The interface of a device model. It has no content, only timing.
 
 /// What a command does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -7,20 +7,20 @@ pub enum Kind {
     Read,
     /// Writes.
     Write,
-    /// Writes, and is durable when it has ended.
+    /// Writes, and is durable on completion.
     WriteFua,
-    /// Makes what has been written before durable.
+    /// Makes all writes that completed before durable.
     Flush,
-    /// Gives up content.
+    /// Discards content.
     Discard,
 }
 
 /// One command to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Command {
-    /// Chosen by who asks, and answered with.
+    /// Chosen by the caller, and returned on completion.
     pub number: u64,
-    /// What.
+    /// The kind of command.
     pub kind: Kind,
     /// First sector of 512 bytes; 0 for a flush.
     pub sector: u64,
@@ -29,22 +29,23 @@ pub struct Command {
 }
 
 impl Command {
-    /// Where it ends, in sectors.
+    /// Returns the sector at which it ends.
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.sector + self.sectors
     }
 }
 
-/// A device's inner life, in virtual nanoseconds. Who drives it never goes back in time.
+/// The internal timing of a device, in virtual nanoseconds. The caller never goes back in time.
 pub trait Mechanism {
-    /// Takes a command at `now`.
+    /// Submits a command at `now`.
     fn submit(&mut self, now: u64, command: Command);
 
-    /// When something happens next inside, if nothing more is submitted.
+    /// Returns the time of the next internal event, if nothing more is submitted.
     fn next(&self) -> Option<u64>;
 
-    /// Lets happen what happens up to `time`; numbers of the commands that have ended by it are added to `ended`, in order.
+    /// Processes all events up to `time`, and appends the numbers of the commands that have
+    /// completed by then to `ended`, in order.
     fn advance(&mut self, time: u64, ended: &mut Vec<u64>);
 }
 

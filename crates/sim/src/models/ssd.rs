@@ -1,45 +1,47 @@
-//! A solid state drive: flash that many commands read at once, one link to the host, and a buffer that takes writes and is
-//! drained to the flash, faster where they continue each other.
+//! A model of a solid-state drive: flash that serves many reads in parallel, one link to the host,
+//! and a write buffer that drains to the flash, faster for sequential writes.
 //!
-//! A read waits for a free channel, takes [`Model::read_ns`] there, then the link. A write takes the link, waits for room in the
-//! buffer, and ends [`Model::write_ns`] later. What a drive does inside to make room for random writes is in the rate at
-//! which they are drained. Reads and writes hold each other up on the link alone: stalls of a drive's own housekeeping are not
-//! modelled, so that every tail that is measured is the engine's.
+//! A read waits for a free channel, takes [`Model::read_ns`] there, and then uses the link. A write
+//! uses the link, waits for room in the buffer, and completes [`Model::write_ns`] later. The
+//! drive's internal work to make room for random writes is included in the rate at which they
+//! drain. Reads and writes delay each other only on the link. Stalls from the drive's own
+//! housekeeping are not modelled, so that every measured tail is the engine's.
 
 use super::mechanism::{Command, Kind, Mechanism, SECTOR_BYTES};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-/// What a drive is.
+/// The parameters of a drive.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Reads that are under way in the flash at once.
+    /// Number of reads that the flash serves in parallel.
     pub channels: usize,
     /// Time of a read in the flash, in nanoseconds.
     pub read_ns: u64,
     /// Time of any command on the link, in nanoseconds.
     pub command_ns: u64,
-    /// Bytes that the link moves in a microsecond.
+    /// Link speed, in bytes per microsecond.
     pub link_bytes_us: u64,
-    /// Time from a write's place in the buffer to its answer, in nanoseconds.
+    /// Time from a write's admission to the buffer to its completion, in nanoseconds.
     pub write_ns: u64,
-    /// The buffer, in bytes.
+    /// Size of the buffer, in bytes.
     pub buffer_bytes: u64,
-    /// Time that 4 KiB of a random write take to be drained, in nanoseconds.
+    /// Time to drain 4 KiB of a random write, in nanoseconds.
     pub random_drain_ns: u64,
-    /// The same of a write that continues another.
+    /// The same for a sequential write.
     pub sequential_drain_ns: u64,
-    /// What a flush takes besides, in nanoseconds.
+    /// Overhead of a flush, in nanoseconds.
     pub flush_ns: u64,
-    /// The buffer outlives a loss of power: a flush need not drain it.
+    /// Whether the buffer survives a loss of power: a flush need not drain it.
     pub is_power_safe: bool,
 }
 
-/// Bytes of which the drain rates speak.
+/// Unit of the drain times, in bytes.
 const PAGE_BYTES: u64 = 4096;
-/// Streams of writes that a drive tells apart.
+/// Number of write streams that a drive can tell apart.
 const STREAMS: usize = 64;
-/// A write that begins so many sectors behind the end of a stream still continues it: commands overtake each other a little.
+/// A write that begins up to this many sectors behind the end of a stream still continues it,
+/// because commands overtake each other a little.
 const STREAM_GAP: u64 = 256;
 
 impl Model {
@@ -61,7 +63,7 @@ impl Model {
         }
     }
 
-    /// A SATA drive for consumers: quick to take writes, slow to make them durable.
+    /// A consumer SATA drive: fast to accept writes, slow to make them durable.
     #[must_use]
     pub const fn consumer() -> Self {
         Self {
@@ -100,25 +102,25 @@ impl Model {
     }
 }
 
-/// Where a command is.
+/// The stage of a command.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// Its data is read from the flash, and wants the link.
+    /// Its data has been read from the flash; it needs the link.
     Read,
-    /// It wants the link, with data to write.
+    /// It needs the link to send its data, if any.
     Arrived,
-    /// Its data is on the drive, and wants room in the buffer.
+    /// Its data is on the drive; it needs room in the buffer.
     Taken,
-    /// A flush: from here on everything before it counts.
+    /// A flush that has arrived: it covers everything before it.
     Flushing,
-    /// It has ended.
+    /// It has completed.
     Ended,
 }
 
-/// A drive at work.
+/// A drive and its state.
 pub struct Ssd {
     model: Model,
-    /// What happens when: time, order, command.
+    /// Pending events: time, sequence number, stage, command.
     due: BinaryHeap<Reverse<(u64, u64, Stage, u64)>>,
     next_due: u64,
     commands: BTreeMap<u64, Command>,
@@ -126,14 +128,14 @@ pub struct Ssd {
     waiting: VecDeque<u64>,
     reading: usize,
     link_free_at: u64,
-    /// When all that is in the buffer has been drained.
+    /// When everything in the buffer has drained.
     drained_at: u64,
-    /// Ends of streams of writes, the newest last.
+    /// Ends of write streams, newest last.
     streams: VecDeque<u64>,
 }
 
 impl Ssd {
-    /// A drive with nothing to do.
+    /// An idle drive.
     #[must_use]
     pub fn new(model: Model) -> Self {
         Self {
@@ -163,13 +165,14 @@ impl Ssd {
         }
     }
 
-    /// When the link has moved the data of `command`, which wants it at `now`.
+    /// Returns when the link has moved the data of `command`, which needs it from `now` on.
     fn move_over_link(&mut self, now: u64, command: Command) -> u64 {
         self.link_free_at = self.link_free_at.max(now) + self.model.link_ns(command.sectors);
         self.link_free_at
     }
 
-    /// Whether the write continues a stream; it is one from here on.
+    /// Returns whether the write continues a stream. In either case its end is recorded as the end
+    /// of a stream.
     fn continues(&mut self, command: Command) -> bool {
         let continued = |end: &u64| command.sector >= *end && command.sector - end <= STREAM_GAP;
         let found = self.streams.iter().rposition(continued);
@@ -182,7 +185,7 @@ impl Ssd {
         found.is_some()
     }
 
-    /// When the buffer has room for the data of `command`, which is there at `now`.
+    /// Returns when the buffer has room for the data of `command`, which arrives at `now`.
     fn take(&mut self, now: u64, command: Command) -> u64 {
         let is_sequential = self.continues(command);
         let Model { random_drain_ns, sequential_drain_ns, buffer_bytes, .. } = self.model;
@@ -191,7 +194,7 @@ impl Ssd {
         now.max(self.drained_at.saturating_sub(buffer_bytes / PAGE_BYTES * page_ns))
     }
 
-    /// What a flush that begins now ends by.
+    /// Returns when a flush that begins now completes.
     fn flushed_at(&self, now: u64) -> u64 {
         let drained = if self.model.is_power_safe { now } else { now.max(self.drained_at) };
         drained + self.model.flush_ns

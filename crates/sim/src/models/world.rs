@@ -1,8 +1,9 @@
-//! Modelled devices as the engine's driver, in virtual time: what a device takes, and what the engine's work takes on one
-//! processor, pass on one clock.
+//! All modelled devices as the engine's driver, in virtual time. The time that devices take and the
+//! time that the engine takes on its one processor advance the same clock.
 //!
-//! The [`World`] outlives the process that runs in it, and so do commands in flight at its death: they are carried out. Devices
-//! do nothing wrong here, and lose nothing; that is what [`crate::driver`] is for.
+//! The [`World`] outlives the process that runs in it. Commands in flight at the death of a process
+//! are still carried out. Devices here never fail and never lose anything, unless a benchmark sets
+//! [`Device::failing_writes`]; the driver that injects faults is [`crate::driver`].
 
 use super::content::Content;
 use super::hdd::{self, Hdd};
@@ -14,13 +15,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// CPU time of one turn of the executor, in nanoseconds: as the simulator has it.
+/// CPU time of one turn of the executor, in nanoseconds; the same as in the simulator.
 const TURN_NS: u64 = 200;
-/// CPU time to put an operation to a device and to take its answer, in nanoseconds: what a prototype of executor and driver took
-/// for an operation that does nothing.
+/// CPU time to submit an operation to a device and to handle its completion, in nanoseconds.
+/// Measured with a prototype of executor and driver, for an operation that does nothing.
 const OPERATION_NS: u64 = 350;
 
-/// What a device has moved.
+/// I/O counters of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Reads.
@@ -35,32 +36,32 @@ pub struct Traffic {
     pub flushes: u64,
 }
 
-/// A device: its mechanism and what it holds.
+/// A device: its mechanism and its contents.
 pub struct Device {
     mechanism: Box<dyn Mechanism>,
     info: DiskInfo,
-    /// What it holds; a tool may place things here.
+    /// Contents of the device; tools may write here directly.
     pub content: Content,
-    /// What it has moved.
+    /// I/O counters.
     pub traffic: Traffic,
-    /// So many of the next writes end with an error, and write nothing.
+    /// Number of further writes that fail with an error and write nothing.
     pub failing_writes: u64,
 }
 
 impl Device {
-    /// How large it is, in sectors.
+    /// Returns the size in sectors.
     #[must_use]
     pub const fn sectors(&self) -> u64 {
         self.info.sectors
     }
 
-    /// A solid state drive of `sectors` sectors with blocks of 4 KiB.
+    /// A solid-state drive of `sectors` sectors with blocks of 4 KiB.
     #[must_use]
     pub fn ssd(model: ssd::Model, sectors: u64) -> Self {
         Self::of(Box::new(Ssd::new(model)), sectors, true)
     }
 
-    /// A hard disk, of which the first `sectors` sectors are used.
+    /// A hard disk of which only the first `sectors` sectors are used.
     #[must_use]
     pub fn hdd(model: hdd::Model, sectors: u64) -> Self {
         assert!(sectors <= model.sectors, "a part of the disk");
@@ -84,16 +85,16 @@ impl Device {
     }
 }
 
-/// An operation that a device has, and whose.
+/// An operation in flight, and the process that submitted it.
 struct Flight {
     disk: usize,
-    /// Of which process.
+    /// The process that submitted it.
     life: u64,
     token: Token,
     op: Op,
 }
 
-/// Devices and clock.
+/// All devices and the clock.
 pub struct World {
     /// The devices, by [`DiskId`].
     pub devices: Vec<Device>,
@@ -103,7 +104,7 @@ pub struct World {
     life: u64,
     cpu_ns: u64,
     ended: Vec<u64>,
-    /// What this life has allocated at most, in moments in which it waits.
+    /// Peak heap usage of this life, sampled whenever it waits.
     pub heap: Peak,
 }
 
@@ -123,19 +124,20 @@ impl World {
         }
     }
 
-    /// Virtual nanoseconds since the beginning.
+    /// Returns virtual nanoseconds since the beginning.
     #[must_use]
     pub const fn now(&self) -> u64 {
         self.now
     }
 
-    /// Of these, spent by the processor.
+    /// Returns how many of these nanoseconds the processor was busy.
     #[must_use]
     pub const fn cpu_ns(&self) -> u64 {
         self.cpu_ns
     }
 
-    /// A process has died: nobody hears any more of what it has asked for.
+    /// Begins the life of the next process. Completions of operations that the dead process
+    /// submitted are no longer delivered.
     pub fn next_life(&mut self) {
         self.life += 1;
         self.heap = Peak::begin();
@@ -170,7 +172,7 @@ impl World {
         self.flights.insert(number, Flight { disk, life: self.life, token, op });
     }
 
-    /// An operation has ended: its content is there.
+    /// Completes an operation: applies it to the contents and returns its event.
     fn end(&mut self, number: u64) -> Option<Event> {
         let Flight { disk, life, token, op } = self.flights.remove(&number)?;
         let Device { content, failing_writes, .. } = &mut self.devices[disk];
@@ -196,14 +198,14 @@ impl World {
         self.charge(TURN_NS);
         loop {
             let next = self.devices.iter().filter_map(|device| device.mechanism.next()).min();
-            // What has happened is told before the clock moves on.
+            // Events that have happened are delivered before the clock advances.
             if !events.is_empty() && next.is_none_or(|time| time > self.now) {
                 return;
             }
             let Some(time) = next.filter(|time| until.is_none_or(|until| *time <= until.0)) else {
                 match until {
                     Some(until) => self.now = self.now.max(until.0),
-                    // Nothing is under way, and nobody waits for a time.
+                    // Nothing is in flight, and no task waits for a timer.
                     None => events.push(Event::Halt),
                 }
                 return;
@@ -219,7 +221,7 @@ impl World {
     }
 }
 
-/// What an operation is to a device.
+/// Returns what an operation is to a device: its kind, first sector and length in sectors.
 fn form(op: &Op) -> (Kind, u64, u64) {
     let sectors = |bytes: usize| bytes as u64 / SECTOR_BYTES;
     match op {
@@ -233,12 +235,12 @@ fn form(op: &Op) -> (Kind, u64, u64) {
     }
 }
 
-/// A process's handle on the world.
+/// A process's driver handle to the world.
 #[derive(Clone)]
 pub struct ModelDriver(Rc<RefCell<World>>);
 
 impl ModelDriver {
-    /// A handle on `world`.
+    /// Creates a handle to `world`.
     #[must_use]
     pub const fn new(world: Rc<RefCell<World>>) -> Self {
         Self(world)
@@ -261,7 +263,7 @@ impl Driver for ModelDriver {
     }
 
     fn wall_seconds(&self) -> u32 {
-        // Any fixed date will do; this one is in 2023.
+        // Any fixed date serves; this one is in 2023.
         1_700_000_000 + u32::try_from(self.0.borrow().now / 1_000_000_000).expect("a run lasts days at most")
     }
 

@@ -1,18 +1,18 @@
-//! Numbers of which some come much more often than others.
+//! Random numbers with a Zipf distribution.
 
 use bcached_env::rng::Rng;
 
-/// Draws of 0..count; the n-th most frequent has a share in proportion to 1/n to the power of theta. Which number that is has
-/// nothing to do with n.
+/// Draws from 0..count. The n-th most frequent number has a share in proportion to 1/n to the power
+/// of theta. Which number that is does not depend on n.
 #[derive(Debug)]
 pub struct Zipf {
-    /// The share of the first n, for each n.
+    /// The cumulative share of the first n ranks, for each n.
     sums: Vec<f64>,
     seed: u64,
 }
 
 impl Zipf {
-    /// Of `count` numbers.
+    /// Creates a distribution over `count` numbers.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a share")]
     pub fn new(count: u64, theta: f64, seed: u64) -> Self {
@@ -27,12 +27,13 @@ impl Zipf {
         Self { sums, seed }
     }
 
-    /// A number.
+    /// Draws a number.
     #[expect(clippy::cast_precision_loss, reason = "53 bits are enough")]
     pub fn draw(&self, rng: &mut Rng) -> u64 {
         let share = (rng.next() >> 11) as f64 / (1_u64 << 53) as f64;
         let rank = self.sums.partition_point(|sum| *sum <= share) as u64;
-        // Two ranks may come to one number: a few blocks are a little more frequent, and others are never drawn.
+        // Two ranks may map to the same number: a few blocks are a little more frequent, and others
+        // are never drawn.
         Rng::new(self.seed ^ rank).next() % self.sums.len() as u64
     }
 }

@@ -1,23 +1,26 @@
-//! Volumes that come and go, other than those with devices: whether they are there, and how large.
+//! Volumes without a device of their own (flash-only volumes), which are created and deleted:
+//! whether they exist, and how large they are.
 
 use super::Oracle;
 
-/// Whether a volume is there.
+/// Whether a volume exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Presence {
-    /// It was never made, or has been deleted.
+    /// It was never created, or has been deleted.
     #[default]
     Absent,
-    /// It has been made, and has so many sectors.
+    /// It has been created, and has this many sectors.
     There(u64),
-    /// It was to be made or deleted, and that has not been answered with success: it has so many sectors, or is not there.
+    /// Its creation or deletion was requested and has not succeeded: it has this many sectors or
+    /// does not exist.
     Unknown(u64),
-    /// It was to have another size, and that has not been answered with success: it has that of before or the new one, in sectors.
+    /// A resize was requested and has not succeeded: it has the old size or the new size, in
+    /// sectors.
     Between(u64, u64),
 }
 
 impl Presence {
-    /// Whether that may be found at a start: so many sectors, or no volume.
+    /// Returns whether a start may find this: a volume with this many sectors, or none.
     #[must_use]
     pub fn allows(self, found: Option<u64>) -> bool {
         match self {
@@ -30,13 +33,13 @@ impl Presence {
 }
 
 impl Oracle {
-    /// What is known of it.
+    /// Returns what is known about the volume.
     #[must_use]
     pub fn presence(&self, volume: u32) -> Presence {
         self.presences.get(&volume).copied().unwrap_or_default()
     }
 
-    /// What is known from now on.
+    /// Sets what is known about the volume from now on.
     pub fn is_there(&mut self, volume: u32, presence: Presence) {
         self.presences.insert(volume, presence);
     }

@@ -1,48 +1,55 @@
-//! One sector's history as far as it still matters: which values may be read, and which may be there after a crash.
+//! The history of one sector, as far as it still matters: which values may be read, and which may
+//! be there after a crash.
 //!
-//! A *version* is a value that some operation may have put down. Its effect came at one unknown moment, not before
-//! `start` and, once known, not after `by`: the moment the client was told, or the end of the first read that saw it.
-//! Everything below follows from these two numbers.
+//! A *version* is a value that an operation may have put down. It took effect at one unknown
+//! moment, not before `start`. The latest possible moment, once known, is `by`: when the client was
+//! told, or the end of the first read that saw it. Everything below follows from these two numbers.
 //!
-//! **Order.** Version *d* surely replaced *u* if *d* surely happened and `u.by < d.start`; or if a read that saw *d* began
-//! after `u.by` (then *u* is marked as *before* *d*). *u* is *dead* from then on: reads that begin later may not see it.
+//! **Order.** Version *d* surely replaced *u* if *d* surely happened and `u.by < d.start`, or if a
+//! read that saw *d* began after `u.by` (then *u* is marked as *before* *d*). From then on *u* is
+//! *dead*: reads that begin later may not see it.
 //!
-//! **Reading.** A read from `start` to `end` may return any version that had started by its end and was not dead at its
-//! start. What it returns has happened; versions that had settled before the read began and are not what was returned
-//! are dead: once read, the value stays.
+//! **Reading.** A read from `start` to `end` may return any version that had started by its end and
+//! was not dead at its start. The version that it returns has happened. Other versions that had
+//! settled before the read began are dead: once read, a value stays.
 //!
-//! **Durability.** An acknowledged write is *promised*; a flush that began after the promise makes it durable, FUA at
-//! once. A version is *lost* for good if a durable one surely replaced it. What is not lost may be there after a power cut.
+//! **Durability.** An acknowledged write is *promised*. A flush that began after the promise makes
+//! it durable; FUA does so at once. A version is *lost* for good if a durable one surely replaced
+//! it. Versions that are not lost may be there after a power cut.
 //!
-//! **A power cut** leaves one of the versions that are not lost, nobody knows which. They become equal candidates; the
-//! first read picks one. It is on the medium then, so the next power cut cannot take it back.
+//! **A power cut** leaves one of the versions that are not lost; which one is unknown. They become
+//! equal candidates, and the first read picks one. That one is on the medium, so the next power cut
+//! cannot take it back.
 //!
-//! **The death of a process** ends operations in flight: done or not. Nothing else changes, promises stay.
+//! **The death of a process** ends operations in flight: done or not. Nothing else changes, and
+//! promises stay.
 //!
-//! **A failed write**, too, happened or did not; a read that begins afterwards and sees what it would have replaced shows
-//! that it did not, and it cannot come up later.
+//! **A failed write**, too, happened or did not. If a later read sees a value that it would have
+//! replaced, it did not happen and cannot appear later.
 //!
-//! **A device that drops** what it had not made durable takes versions back: those that are not lost become equal
-//! candidates, as after a power cut, but on no medium. What was in flight may have gone with them, though a read had seen
-//! it, or stand above what the device went back to, until a power cut. Promises stay, for nobody has been told: a flush
-//! that succeeds now must be true. They end with the flush that fails (*broken*), or with the process (*untold*), and a
-//! read that finds the data there all the same brings them back. An example: *a* is flushed, *b* acknowledged, the device
-//! drops it. A read may return *a* or *b*, and it stays. If the next flush succeeds the device must hold *b*; if it fails,
-//! either.
+//! **A device that drops** data it had not made durable takes versions back. Those that are not
+//! lost become equal candidates, as after a power cut, but are on no medium. Operations in flight
+//! may be lost with them, even if a read had seen them, or may hide what the device reverted to,
+//! until a power cut. Promises stay, because no client has been told: a flush that succeeds now
+//! must be true. They end with the flush that fails (*broken*) or with the process (*untold*). A
+//! read that finds the data there all the same brings them back. An example: *a* is flushed, *b* is
+//! acknowledged, and the device drops *b*. A read may return *a* or *b*, and that value stays. If
+//! the next flush succeeds, the device must hold *b*; if it fails, either.
 //!
-//! **A discard** may have brought back any former value, or zero: a version that matches all of these, until a read turns
-//! it into one.
+//! **A discard** may have brought back any former value, or zero. It is a version that matches all
+//! of these, until a read turns it into one of them.
 
 use crate::stamp::Value;
 
-/// Not yet, never.
+/// Not yet, or never.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// What a version would read as.
+/// The content that a version would read as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Content {
     Value(Value),
-    /// After a discard: zero, or the data of any write to this sector with a number below `before`; [`NEVER`] while it is in flight.
+    /// After a discard: zero, or the data of any write to this sector with a number below `before`;
+    /// [`NEVER`] while in flight.
     Former {
         before: u64,
     },
@@ -51,40 +58,43 @@ pub(super) enum Content {
 /// A value that an operation may have put down.
 #[derive(Clone, Debug)]
 pub(super) struct Version {
-    /// The operation.
+    /// Number of the operation.
     pub(super) number: u64,
     pub(super) content: Content,
-    /// Its effect did not come earlier.
+    /// It did not take effect before this event.
     pub(super) start: u64,
-    /// Nor later; [`NEVER`] while in flight and unseen.
+    /// It did not take effect after this event; [`NEVER`] while in flight and unseen.
     by: u64,
     /// The operation has not ended.
     in_flight: bool,
-    /// It surely took effect: acknowledged, or seen by a read.
+    /// It surely took effect: it was acknowledged, or a read saw it.
     happened: bool,
-    /// It was acknowledged, and has not been in doubt since.
+    /// It was acknowledged and has not been in doubt since.
     acknowledged: bool,
-    /// A flush that begins later makes it durable.
+    /// A flush that begins after this event makes it durable.
     promised: u64,
-    /// A flush that was asked for later and fails is about it: when the operation was over, however it went.
+    /// When the operation ended, with whatever result. A flush that was submitted later and fails
+    /// applies to this version.
     ended: u64,
     durable: bool,
-    /// A power cut has left it (if it is the one), so being read makes it durable.
+    /// A power cut may have left it on the medium; if a read returns it, it is durable.
     on_medium: bool,
-    /// It is one of those that a device has gone back to: on the medium perhaps, whatever is read.
+    /// A device may have reverted to it: it may be on the medium, whatever is read.
     returned: bool,
-    /// It was promised when a device went back, and no read has shown it since: it may be gone, and nobody was told.
+    /// It was promised when a device reverted, and no read has shown it since: it may be lost, and
+    /// no client was told.
     untold: bool,
-    /// A flush that failed has ended the promise; a read that shows it gives it anew, from when it was given first.
+    /// A failed flush has ended the promise. A read that shows it renews the promise, as of when it
+    /// was first given.
     broken: bool,
-    /// Reads that begin at or after this may not see it.
+    /// Reads that begin at or after this event may not see it.
     dead_at: u64,
-    /// Versions that surely came later, besides those that the times tell.
+    /// Versions that surely came later, in addition to those that the times show.
     before: Vec<u64>,
 }
 
 impl Version {
-    /// An operation that has just begun.
+    /// Creates the version of an operation that has just begun.
     pub(super) const fn begun(number: u64, content: Content, start: u64) -> Self {
         Self {
             number,
@@ -106,7 +116,7 @@ impl Version {
         }
     }
 
-    /// What was there before everything.
+    /// Creates the version that was there before all operations.
     pub(super) const fn first(value: Value) -> Self {
         let mut version = Self::begun(0, Content::Value(value), 0);
         (version.by, version.ended) = (0, 0);
@@ -116,19 +126,19 @@ impl Version {
         version
     }
 
-    /// Whether a read may return it.
+    /// Returns whether a read may return it.
     const fn is_visible(&self, seen: &Seen) -> bool {
         self.start < seen.end && self.dead_at > seen.start
     }
 
-    /// The operation is over, with whatever result.
+    /// Ends the operation, with whatever result.
     fn end(&mut self, now: u64) {
         self.in_flight = false;
         self.by = self.by.min(now);
         self.ended = self.ended.min(now);
     }
 
-    /// Whether a flush that begins at `started` answers for it.
+    /// Returns whether a flush that begins at `started` covers it.
     const fn is_covered(&self, started: u64) -> bool {
         self.promised < started && !self.broken
     }
@@ -142,20 +152,21 @@ impl Version {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) value: Value,
-    /// Event numbers of the read's beginning and end.
+    /// Event numbers of the read's start and end.
     pub(super) start: u64,
     pub(super) end: u64,
     /// Number of the read.
     pub(super) number: u64,
-    /// For a former value: the number of its write, if that wrote this sector (0 for zero and the first content).
+    /// For a former value: the number of its write, if that wrote this sector (0 for zero and the
+    /// first content).
     pub(super) former: Option<u64>,
 }
 
-/// The versions of one sector that are not yet out of the game.
+/// The versions of one sector that still matter.
 #[derive(Clone, Debug)]
 pub(super) struct Sector {
     versions: Vec<Version>,
-    /// When a backing device last went back to what it had before.
+    /// When a backing device last reverted to earlier content.
     reverted: u64,
     /// It may have held zeroes at some time.
     zeroed: bool,
@@ -166,23 +177,24 @@ impl Sector {
         Self { versions: vec![Version::first(first)], reverted: 0, zeroed: first == Value::Zero }
     }
 
-    /// The number of the newest operation that still matters.
+    /// Returns the number of the newest operation that still matters.
     pub(super) fn newest(&self) -> u64 {
         self.versions.iter().map(|version| version.number).max().unwrap_or(0)
     }
 
-    /// An operation begins.
+    /// Begins an operation.
     pub(super) fn begin(&mut self, version: Version) {
         self.zeroed |= matches!(version.content, Content::Value(Value::Zero) | Content::Former { .. });
         self.versions.push(version);
     }
 
-    /// Operation `number` is acknowledged at `now`.
+    /// Acknowledges operation `number` at `now`.
     pub(super) fn acknowledge(&mut self, number: u64, now: u64, fua: bool) {
         self.over(now);
         for version in self.versions.iter_mut().filter(|version| version.number == number) {
             version.end(now);
-            // A discard promises nothing in particular: what it left is fixed, and promised, by the first read.
+            // A discard promises nothing in particular: the first read fixes, and promises, what it
+            // left.
             if matches!(version.content, Content::Value(_)) {
                 version.happened = true;
                 version.acknowledged = true;
@@ -193,7 +205,7 @@ impl Sector {
         self.settle();
     }
 
-    /// Discard `number` is over: nothing that is asked for from number `next` on is a former value of it.
+    /// Ends discard `number`: operations from number `next` on are not former values for it.
     pub(super) fn end_discard(&mut self, number: u64, next: u64) {
         for version in self.versions.iter_mut().filter(|version| version.number == number) {
             if let Content::Former { before } = &mut version.content {
@@ -202,7 +214,8 @@ impl Sector {
         }
     }
 
-    /// Operation `number` has failed, or will never be heard of again: it took effect by `now` or not at all.
+    /// Gives up operation `number`, which has failed or will never be answered: it took effect by
+    /// `now` or not at all.
     pub(super) fn give_up(&mut self, number: u64, now: u64) {
         self.over(now);
         self.versions
@@ -211,14 +224,15 @@ impl Sector {
             .for_each(|version| version.end(now));
     }
 
-    /// An operation is over: what reads have made of it while it was in flight is over with it.
+    /// Ends an operation, and with it the versions that reads derived from it while it was in
+    /// flight.
     fn over(&mut self, now: u64) {
         for version in self.versions.iter_mut().filter(|version| !version.in_flight) {
             version.ended = version.ended.min(now);
         }
     }
 
-    /// Whether a read may have returned that and there is nothing to learn from it.
+    /// Returns whether a read may have returned this value without providing new information.
     pub(super) fn is_known(&self, seen: &Seen) -> bool {
         let [only] = self.versions.as_slice() else { return false };
         let is_settled = only.happened && only.durable && !only.in_flight;
@@ -226,23 +240,24 @@ impl Sector {
         only.is_visible(seen) && is_settled && has_ended && only.content == Content::Value(seen.value)
     }
 
-    /// Whether a read may return that.
+    /// Returns whether a read may return this value.
     pub(super) fn may_return(&self, seen: &Seen) -> bool {
         let (matches, formers) = self.sources(seen);
         !matches.is_empty() || !formers.is_empty()
     }
 
-    /// Whether the backing device went back to what it had before while a read was under way that began at `started`.
+    /// Returns whether the backing device reverted after `started`, during a read that began then.
     pub(super) const fn is_crossed(&self, started: u64) -> bool {
         self.reverted > started
     }
 
-    /// Whether the sector may ever have held what was seen.
+    /// Returns whether the sector may ever have held the value seen.
     pub(super) fn has_been(&self, seen: &Seen) -> bool {
         seen.former.is_some() && (seen.value != Value::Zero || self.zeroed)
     }
 
-    /// What a read can have seen: the places of versions with that content, and discards that may have left it.
+    /// Finds what a read can have seen: the indices of versions with that content, and discards
+    /// that may have left it.
     fn sources(&self, seen: &Seen) -> (Vec<usize>, Vec<&Version>) {
         let same = |version: &Version| version.content == Content::Value(seen.value);
         let matches = (0..self.versions.len())
@@ -255,7 +270,7 @@ impl Sector {
         (matches.collect(), formers.collect())
     }
 
-    /// A read has returned; false if it may not return that.
+    /// Records the result of a read; returns false if the read may not return it.
     pub(super) fn read(&mut self, seen: &Seen) -> bool {
         let (matches, formers) = self.sources(seen);
         if matches.is_empty() && formers.is_empty() {
@@ -271,7 +286,8 @@ impl Sector {
             self.versions.len() - 1
         };
         let (number, by) = (self.versions[picked].number, self.versions[picked].by);
-        // What failed, or was in flight when the process died, and would have replaced what was read, did not happen.
+        // An operation that failed or was cut off by the death of its process did not happen if it
+        // would have replaced this value.
         self.versions.retain(|version| {
             let undecided =
                 !version.happened && !version.returned && matches!(version.content, Content::Value(_));
@@ -282,7 +298,7 @@ impl Sector {
             if version.number != number && version.by < seen.start {
                 version.before.push(number);
                 if version.returned {
-                    // What was read stands above it, and did so all the time.
+                    // The value read has hidden it all the time.
                     version.start = version.start.min(by);
                 }
                 version.by = version.by.min(by);
@@ -290,7 +306,7 @@ impl Sector {
                 replaced.push(version.number);
             }
         }
-        // It has come back over them, if a device went back to what it had before.
+        // The value has returned over newer ones, if a device reverted.
         for version in self.versions.iter_mut().filter(|version| version.number == number) {
             version.before.retain(|number| !replaced.contains(number));
         }
@@ -298,7 +314,7 @@ impl Sector {
         true
     }
 
-    /// The one version that the read can have seen has happened.
+    /// Records that the only version that the read can have seen has happened.
     fn confirm(&mut self, at: usize, seen: &Seen) -> usize {
         let version = &mut self.versions[at];
         version.by = version.by.min(seen.end);
@@ -310,7 +326,8 @@ impl Sector {
         at
     }
 
-    /// The value seen has several sources, or comes from a discard: the read itself fixes it, as a version of its own.
+    /// Makes a new version for a value that has several sources or comes from a discard: the read
+    /// itself fixes it.
     fn fixed(sources: &[&Version], seen: &Seen) -> Version {
         let start = sources.iter().map(|version| version.start).min().expect("there is a source");
         let mut version = Version::begun(seen.number, Content::Value(seen.value), start);
@@ -318,7 +335,7 @@ impl Sector {
         version.in_flight = false;
         let ended = |version: &&Version| match version.content {
             Content::Value(_) => version.ended,
-            // It may be the data of any operation before.
+            // It may be the data of any earlier operation.
             Content::Former { .. } => 0,
         };
         version.ended = sources.iter().map(ended).min().expect("there is a source");
@@ -331,46 +348,47 @@ impl Sector {
         version
     }
 
-    /// A flush that began at `started` has succeeded.
+    /// Records the success of a flush that began at `started`.
     pub(super) fn flush(&mut self, started: u64) {
         for version in self.versions.iter_mut().filter(|version| version.is_covered(started)) {
             version.durable = true;
         }
     }
 
-    /// Whether a flush begun at `started` would change something.
+    /// Returns whether a flush that began at `started` would change something.
     pub(super) fn flush_matters(&self, started: u64) -> bool {
         self.versions.iter().any(|version| !version.durable && version.is_covered(started))
     }
 
-    /// Nothing is in doubt: one durable value.
+    /// Returns whether nothing is in doubt: there is one durable value.
     pub(super) fn is_settled(&self) -> bool {
         matches!(self.versions.as_slice(), [only] if only.durable)
     }
 
-    /// The power was cut at `now`.
+    /// Records a power cut at `now`.
     pub(super) fn cut_power(&mut self, now: u64) {
         self.drop_lost(0);
         self.forget_order(now, true, false, |_| true);
     }
 
-    /// A backing device has gone back to what it had before it was written to last. Nothing is kept for reads under way: they may
-    /// have seen that too, however long ago a durable version replaced it in the cache.
+    /// Records that a backing device has reverted to the content before its last writes. Nothing is
+    /// kept for reads in flight: they may have seen that content too, however long ago a durable
+    /// version replaced it in the cache.
     pub(super) fn drop_backing(&mut self, now: u64) {
         self.reverted = now;
         self.revert(now, 0);
     }
 
-    /// What is not durable may have gone back to an older version, but the clients have not been told: a later flush that
-    /// claims success still promises what was acknowledged.
+    /// Records that versions that are not durable may have reverted to an older one, and that
+    /// clients have not been told: a later successful flush still promises what was acknowledged.
     pub(super) fn revert(&mut self, now: u64, oldest_read: u64) {
         self.drop_lost(oldest_read);
         let lost = self.lost();
         let order = self.order(|later| later.is_covered(NEVER) || later.in_flight);
         let promised: Vec<(u64, bool)> =
             self.versions.iter().map(|version| (version.promised, version.broken)).collect();
-        // What is under way may consist of several writes, of which some had landed, were seen, and are gone; or are what has come
-        // back over a later one.
+        // An operation in flight may consist of several writes, some of which had landed, were seen
+        // and are lost. Or it may have come back over a later one.
         let mut reopened = false;
         for version in self.versions.iter_mut().filter(|version| version.in_flight && version.happened) {
             (version.happened, version.by, version.dead_at) = (false, NEVER, NEVER);
@@ -378,7 +396,7 @@ impl Sector {
         }
         let back = |version: &Version| !version.in_flight && !lost.contains(&version.number);
         self.forget_order(now, false, !reopened, back);
-        // `forget_order` merges nothing unless it forgets on a power cut, so places still agree.
+        // `forget_order` merges versions only for a power cut, so the indices still match.
         for ((version, before), promised) in self.versions.iter_mut().zip(order).zip(promised) {
             if back(version) {
                 version.before = before;
@@ -389,22 +407,25 @@ impl Sector {
         self.settle();
     }
 
-    /// A flush that was asked for at `started` has failed, and its client knows: what it should have covered is not promised.
+    /// Records the failure of a flush that was submitted at `started`. Its client knows, so what it
+    /// should have covered is not promised.
     pub(super) fn forget_promises(&mut self, started: u64) {
         for version in self.versions.iter_mut().filter(|version| version.ended < started) {
             version.broken |= !version.durable && version.promised != NEVER;
         }
     }
 
-    /// The process has died, and with it the knowledge of what a device has dropped.
+    /// Records the death of the process, and with it the loss of all knowledge of what a device has
+    /// dropped.
     pub(super) fn forget_untold(&mut self) {
         for version in self.versions.iter_mut().filter(|version| version.untold) {
             (version.untold, version.broken) = (false, true);
         }
     }
 
-    /// The process has died whose cache had dropped something at `dropped`: what had been acknowledged by then and is not
-    /// durable may have gone back once more, whatever was read since, unless something was acknowledged later.
+    /// Records the death of a process whose cache had dropped something at `dropped`. What was
+    /// acknowledged by then and is not durable may have reverted again, whatever was read since,
+    /// unless something was acknowledged later.
     pub(super) fn go_back(&mut self, now: u64, dropped: u64) {
         if self.stands_since(dropped) {
             self.forget_untold();
@@ -414,22 +435,23 @@ impl Sector {
         }
     }
 
-    /// A backing device that dropped something at `dropped` and was away since is back: what was under way then, and has ended,
-    /// has gone back too, unless something was acknowledged later.
+    /// Records that a backing device is back that dropped something at `dropped` and was away
+    /// since. What was in flight then, and has ended, has reverted too, unless something was
+    /// acknowledged later.
     pub(super) fn is_back(&mut self, now: u64, dropped: u64) {
         if !self.stands_since(dropped) {
             self.drop_backing(now);
         }
     }
 
-    /// Whether something has happened that was asked for later than that.
+    /// Returns whether an operation has happened that was submitted after `event`.
     fn stands_since(&self, event: u64) -> bool {
         self.versions.iter().any(|version| version.happened && version.start > event)
     }
 
-    /// The process has died, and with it its note, whose file went at `gone`. What is not durable
-    /// may have gone back, whatever was read since, unless something was asked for later and
-    /// acknowledged.
+    /// Records the death of a process and the loss of its note, whose file was removed at `gone`.
+    /// What is not durable may have reverted, whatever was read since, unless something was
+    /// submitted later and acknowledged.
     pub(super) fn lose_note(&mut self, now: u64, gone: u64) {
         let mut since = self.versions.iter().filter(|version| version.happened && version.start > gone);
         let stands = since.clone().next().is_some() && since.all(|version| version.acknowledged);
@@ -439,7 +461,7 @@ impl Sector {
         }
     }
 
-    /// The contents that may be there now.
+    /// Returns the contents that may be there now.
     pub(super) fn candidates(&self) -> Vec<Content> {
         let mut contents: Vec<Content> = Vec::new();
         for version in self.versions.iter().filter(|version| version.dead_at == NEVER) {
@@ -450,7 +472,8 @@ impl Sector {
         contents
     }
 
-    /// Of each version those that surely come later, of the ones that `counts`.
+    /// Returns, for each version, the versions that surely come later, among those that `counts`
+    /// accepts.
     fn order(&self, counts: impl Fn(&Version) -> bool) -> Vec<Vec<u64>> {
         let later = |older: &Version| {
             let later = self.versions.iter().filter(|later| counts(later) && older.precedes(later));
@@ -496,19 +519,21 @@ impl Sector {
         }
     }
 
-    /// The process died at `now`: what was in flight happened by now or not at all.
+    /// Records the death of the process at `now`: operations in flight took effect by now or not at
+    /// all.
     pub(super) fn kill(&mut self, now: u64) {
         self.versions.iter_mut().filter(|version| version.in_flight).for_each(|version| version.end(now));
     }
 
-    /// Forgets versions that no read begun since `oldest_read` and no crash can bring up.
+    /// Forgets versions that no crash and no read begun since `oldest_read` can show.
     pub(super) fn prune(&mut self, oldest_read: u64) {
         if self.versions.len() > 1 {
             self.drop_lost(oldest_read);
         }
     }
 
-    /// Versions that a durable one surely replaced; only reads that began before may still return them.
+    /// Returns the versions that a durable one surely replaced; only reads that began earlier may
+    /// still return them.
     fn lost(&self) -> Vec<u64> {
         let is_lost = |version: &&Version| {
             let replaced =
@@ -518,7 +543,7 @@ impl Sector {
         self.versions.iter().filter(is_lost).map(|version| version.number).collect()
     }
 
-    /// Drops lost versions. With `oldest_read` zero no read is under way.
+    /// Drops lost versions. If `oldest_read` is zero, no read is in flight.
     fn drop_lost(&mut self, oldest_read: u64) {
         let lost = |at: usize| {
             let version = &self.versions[at];
@@ -532,7 +557,7 @@ impl Sector {
         self.versions.retain(|_| !flags.next().expect("one flag each"));
     }
 
-    /// Draws the conclusions from the order of times.
+    /// Marks versions as dead that the times show to be replaced.
     fn settle(&mut self) {
         for later in 0..self.versions.len() {
             let Version { number, happened, start, by, .. } = self.versions[later];
@@ -547,7 +572,7 @@ impl Sector {
         }
     }
 
-    /// What a read from `start` on might have returned, for the report.
+    /// Returns, for the report, what a read that began at `start` might have returned.
     pub(super) fn allowed(&self, start: u64) -> Vec<Content> {
         self.versions
             .iter()

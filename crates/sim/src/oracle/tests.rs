@@ -1,4 +1,4 @@
-//! For each rule a run that must pass and a run that must be caught.
+//! For each rule, tests a run that must pass and a run that must be caught.
 
 mod discards;
 mod notes;
@@ -6,7 +6,7 @@ mod reads_from_before;
 
 use super::*;
 
-/// One volume, sectors of stamped first content; `op` numbers are the stamps.
+/// One volume whose sectors have stamped first content; operation numbers are the stamps.
 struct Bench {
     oracle: Oracle,
 }
@@ -16,7 +16,7 @@ impl Bench {
         Self { oracle: Oracle::new(vec![Value::Written(0)]) }
     }
 
-    /// Its device is back; whoever flushes hears of it if something was lost.
+    /// Brings the device back; if something was lost, the next flush fails.
     fn is_back(&mut self, lost: bool) {
         self.oracle.device_is_back(0);
         if lost {
@@ -47,7 +47,7 @@ impl Bench {
         self.oracle.end(id, true);
     }
 
-    /// The device goes back to what it had before its last good flush.
+    /// Reverts the device to its content before the last successful flush.
     fn drops(&mut self) {
         self.oracle.device_dropped(0, None);
     }
@@ -69,7 +69,7 @@ impl Bench {
         self.oracle.end_read(id, &bytes).is_ok()
     }
 
-    /// Reads sector 0 as the stamp `number`; whether that is allowed.
+    /// Reads sector 0 as the stamp `number`; returns whether that is allowed.
     fn reads(&mut self, number: u64) -> bool {
         let id = self.begin_read();
         self.returns(id, Value::Written(number))
@@ -80,7 +80,7 @@ impl Bench {
         self.returns(id, Value::Zero)
     }
 
-    /// What sector 0 may be read as, of the stamps up to `most`, without fixing anything.
+    /// Returns the stamps up to `most` that sector 0 may be read as, without fixing anything.
     fn may_be(&self, most: u64) -> Vec<u64> {
         (0..=most).filter(|number| Self { oracle: self.oracle.clone() }.reads(*number)).collect()
     }
@@ -387,7 +387,8 @@ fn rule_8_a_failed_flush_is_about_what_a_discard_left_and_two_reads_have_shown()
     assert!(bench.reads(kept), "its client has heard that it may be gone");
 }
 
-/// A block of eight sectors, of which a write of the first two is under way when a device drops what was in the third.
+/// In a block of eight sectors, a write of the first two is in flight when a device drops data of
+/// the third.
 #[test]
 fn rule_8_a_write_of_a_part_of_a_block_may_bring_back_what_was_dropped_of_the_rest() {
     for block in [1, 8] {
@@ -440,8 +441,9 @@ fn rule_8_a_failed_flush_is_about_what_a_later_discard_left() {
     assert!(bench.reads(kept), "its client has heard that it may be gone");
 }
 
-/// A write was dropped, and another was seen while it was in flight, when a flush failed. The benches as they are before a client
-/// is told, and the numbers of the two writes.
+/// A write was dropped when a flush failed, and another one was seen while in flight. Returns the
+/// bench as it is before a client is told, the flush, the number of the dropped write, and the
+/// write in flight.
 fn dropped_beside_one_in_flight() -> (Bench, OpId, u64, OpId) {
     let mut bench = Bench::new();
     let dropped = bench.write();

@@ -1,5 +1,5 @@
-//! The clients of one process: they ask, tell the judge what they asked and were told, and stop the
-//! world at the first fault.
+//! The clients of one process: they submit requests, tell the oracle about the requests and
+//! answers, and stop the world at the first fault.
 
 mod liveness;
 mod lodgers;
@@ -27,22 +27,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long clients wait for the next answer of any kind, in virtual nanoseconds, when no fault
-/// delays anything: five hundred times what the slowest device takes for one operation, as a rule.
+/// delays anything. As a rule, this is five hundred times what the slowest device takes for one
+/// operation.
 pub const PATIENCE_NS: u64 = 20_000_000_000;
 
-/// So much longer for each sector that is to be zeroed: that may go on in pieces of a block, each with a flush.
+/// Additional time for each sector to be zeroed: a zeroing may be carried out block by block, each
+/// with a flush.
 const ZEROED_NS: u64 = 50_000_000;
 
-/// How long a client waits for the answer to one request, while others are answered.
+/// How long a client waits for the answer to one request while others are answered.
 const REQUEST_NS: u64 = 60_000_000_000;
 
 /// Longest read of a verification, in sectors.
 const VERIFY_SECTORS: u64 = 128;
 
-/// Gaps between touched ranges up to this many sectors are read along.
+/// Gaps between touched ranges of up to this many sectors are read as well.
 const VERIFY_GAP: u64 = 16;
 
-/// What a process is born with.
+/// The initial state of a process.
 pub struct Birth {
     pub(super) env: Env,
     pub(super) system: Rc<dyn System>,
@@ -58,7 +60,7 @@ pub struct Birth {
     pub(super) counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
     /// The first fault noticed in this life.
     pub(super) fault: Rc<RefCell<Option<Fault>>>,
-    /// What is asked and not answered, in words.
+    /// Descriptions of the unanswered requests.
     pub(super) waiting: Rc<RefCell<BTreeMap<u64, String>>>,
 }
 
@@ -66,7 +68,7 @@ impl Birth {
     /// Opens the system.
     ///
     /// # Errors
-    /// If it does not open, or without all its volumes.
+    /// If it does not open, or opens without all its volumes.
     pub async fn open(self) -> Result<Client, Fault> {
         let written_before = {
             let mut world = self.world.borrow_mut();
@@ -125,15 +127,15 @@ struct Shared {
     running: Rc<dyn Running>,
     shapes: Vec<VolumeShape>,
     sizes: RefCell<Vec<Size>>,
-    /// Those of volumes that live in the cache alone.
+    /// Sizes of the volumes that live in the cache alone, in sectors.
     lodgers: Vec<u64>,
-    /// Of requests, in sectors.
+    /// Unit of requests, in sectors.
     unit: u64,
-    /// Blocks of the set, in sectors.
+    /// Block size of the set, in sectors.
     block: u64,
     world: Rc<RefCell<World>>,
     oracle: Rc<RefCell<Oracle>>,
-    /// One for each request in flight.
+    /// One permit for each request in flight.
     places: Semaphore,
     depth: usize,
     troubled: bool,
@@ -142,40 +144,40 @@ struct Shared {
     counted: Rc<RefCell<Option<Vec<BucketCount>>>>,
     fault: Rc<RefCell<Option<Fault>>>,
     waiting: Rc<RefCell<BTreeMap<u64, String>>>,
-    /// Sectors of zeroings that are waited for.
+    /// Sectors of the zeroings in flight.
     zeroed: Cell<u64>,
-    /// Bytes that the cache device was given to write before this life.
+    /// Bytes that were submitted to the cache device for writing before this life.
     written_before: u64,
 }
 
 impl Shared {
-    /// How long nobody may be answered from now on, in nanoseconds.
+    /// Returns how long clients may go without any answer from now on, in nanoseconds.
     const fn patience(&self) -> u64 {
         PATIENCE_NS + self.zeroed.get() * ZEROED_NS
     }
 }
 
-/// A handle on the open system and its judge. Clones are the same client.
+/// A handle on the open system and its oracle. Clones are the same client.
 #[derive(Clone)]
 pub struct Client {
     shared: Rc<Shared>,
 }
 
 impl Client {
-    /// The executor's world.
+    /// Returns the environment of the process.
     #[must_use]
     pub fn env(&self) -> &Env {
         &self.shared.env
     }
 
-    /// The simulated world.
+    /// Returns the simulated world.
     #[must_use]
     pub fn world(&self) -> &RefCell<World> {
         &self.shared.world
     }
 
     /// Starts a step as soon as fewer than `depth` requests are in flight; does not wait for its
-    /// answer. Restarts are not for a client to carry out.
+    /// answer. A client cannot carry out restarts.
     pub async fn go(&self, step: Step) {
         match step {
             Step::Pause(milliseconds) => self.pause(milliseconds).await,
@@ -183,8 +185,8 @@ impl Client {
             Step::Restart(_) | Step::Table(_) | Step::Older(_) => {
                 unreachable!("the rig restarts, and works on devices in between")
             }
-            // A set that is opened again finds its note by name: what a note held that is gone by
-            // then is gone, too.
+            // A set that is opened again finds its note by name. If the note's file is gone by
+            // then, its records are lost too.
             Step::Note { is_there: false } if self.shared.world.borrow().may_fail(0) => {}
             Step::Trouble { device: 0, .. } if self.shared.oracle.borrow().is_note_gone() => {}
             Step::Note { is_there } => {
@@ -209,7 +211,7 @@ impl Client {
         }
     }
 
-    /// The system hears that the note is gone since then, as a daemon does of its kernel.
+    /// Tells the system that the note has been gone since `gone`, as the kernel tells a daemon.
     fn make_up_for_note(&self, gone: u64) {
         let shared = Rc::clone(&self.shared);
         self.shared.env.spawn(async move {
@@ -219,7 +221,7 @@ impl Client {
         });
     }
 
-    /// Does `steps`, and waits until all of them have been answered.
+    /// Carries out `steps`, and waits until all of them have been answered.
     pub async fn go_through(&self, steps: Vec<Step>) {
         for step in steps {
             self.go(step).await;
@@ -227,12 +229,12 @@ impl Client {
         self.settle().await;
     }
 
-    /// Waits until every request started has been answered.
+    /// Waits until every request started so far has been answered.
     pub async fn settle(&self) {
         drop(self.shared.places.acquire(self.shared.depth).await);
     }
 
-    /// What has been asked and not been answered, in words, sorted.
+    /// Returns sorted descriptions of the unanswered requests.
     #[must_use]
     pub fn unanswered(&self) -> Vec<String> {
         let mut words: Vec<String> = self.shared.waiting.borrow().values().cloned().collect();
@@ -258,7 +260,7 @@ impl Client {
         self.settle().await;
     }
 
-    /// What was touched, widened to the volume's unit, ranges with small gaps joined.
+    /// Returns the touched ranges, widened to the unit of requests and joined across small gaps.
     fn verify_ranges(&self) -> Vec<(u32, Range<u64>)> {
         let mut ranges: Vec<(u32, Range<u64>)> = Vec::new();
         for (volume, touched) in self.shared.oracle.borrow().touched() {
@@ -281,7 +283,7 @@ impl Client {
     /// Stops the system in order.
     ///
     /// # Errors
-    /// If it says that it could not.
+    /// If the system reports that it could not stop.
     pub async fn stop(&self) -> Result<(), Fault> {
         self.settle().await;
         self.shared.running.assert_invariants();
@@ -298,8 +300,8 @@ impl Client {
         if self.may_refuse() { Ok(()) } else { result.map_err(Fault::Stop) }
     }
 
-    /// What the system counts as written is what the device was given, to the byte, at any moment
-    /// and whatever fails.
+    /// Checks that the system's count of bytes written equals what the device was given, at any
+    /// moment and whatever fails.
     fn check_written(&self) -> Result<(), Fault> {
         let given = self.shared.world.borrow().written_bytes(0) - self.shared.written_before;
         match self.shared.running.written_bytes() {
@@ -308,12 +310,13 @@ impl Client {
         }
     }
 
-    /// Whether a device has failed, so that not everything can succeed.
+    /// Returns whether a device has failed, so that requests may fail.
     fn may_refuse(&self) -> bool {
         self.shared.troubled && self.shared.world.borrow().has_failed()
     }
 
-    /// One request from asking to answer; a refusal is a fault, unless a device has failed.
+    /// Submits one request and waits for the answer; a refusal is a fault, unless a device has
+    /// failed.
     pub async fn ask(&self, step: Step) {
         if !self.is_within(&step) {
             return;
@@ -327,7 +330,7 @@ impl Client {
         }
     }
 
-    /// One request from asking to answer; the answer is judged, but may be a refusal.
+    /// Submits one request and waits for the answer. The answer is judged, but may be a refusal.
     ///
     /// # Errors
     /// The system's refusal.
@@ -379,7 +382,7 @@ impl Client {
         result
     }
 
-    /// Counts what is asked of what.
+    /// Counts the request by kind and circumstances.
     fn count(&self, step: &Step) {
         let Some((asked, volume, sectors)) = Asked::of(step) else { return };
         let standing = self.shared.running.standing(volume);
@@ -396,7 +399,7 @@ impl Client {
         self.shared.reached.borrow_mut().count(&Case { asked, lies, standing, failed });
     }
 
-    /// A volume that is given up has been flushed.
+    /// Re-adds a volume; releasing the volume flushes it.
     async fn readd(&self, volume: u32) -> Result<(), Refusal> {
         let id = self.shared.oracle.borrow_mut().begin_flush(volume);
         let flushed = self.shared.running.readd(volume).await;
@@ -409,13 +412,13 @@ impl Client {
         flushed.map(drop)
     }
 
-    /// Virtual time, and how much faults have delayed so far, all added up.
+    /// Returns the virtual time, and the total delay that faults have caused so far.
     fn times(&self) -> (u64, u64) {
         let world = self.shared.world.borrow();
         (world.now(), world.late())
     }
 
-    /// Reads, judges, and says what stood there.
+    /// Reads, judges, and returns the values found.
     ///
     /// # Errors
     /// The system's refusal.
@@ -425,7 +428,8 @@ impl Client {
         parse_all(&buffer, volume, first)
     }
 
-    /// What stands there, whatever the judge would make of it: he is not told of this read.
+    /// Returns the values found, whatever the oracle would say of them: it is not told of this
+    /// read.
     ///
     /// # Errors
     /// The system's refusal.
@@ -449,7 +453,7 @@ impl Client {
         buffer.ok_or_else(|| Refusal(format!("a read was answered without its {bytes} bytes of memory")))
     }
 
-    /// A write, zeroing, discard or flush.
+    /// Carries out a write, zeroing, discard or flush.
     async fn change(&self, step: Step) -> Result<(), Refusal> {
         let (volume, id, operation) = {
             let mut oracle = self.shared.oracle.borrow_mut();
@@ -481,7 +485,7 @@ impl Client {
         reply.result.map_err(Refusal::from_error)
     }
 
-    /// The first fault noticed, once.
+    /// Takes the first fault noticed.
     pub(crate) fn noticed(&self) -> Option<Fault> {
         self.shared.fault.borrow_mut().take()
     }
@@ -497,8 +501,8 @@ impl Client {
     }
 }
 
-/// Who hears of an answer. What is not answered when the world ends keeps it in the memory of the
-/// system, so it must not keep the system.
+/// Receives an answer. Requests that are unanswered when the world ends keep it in the system's
+/// memory, so it must not keep the system alive.
 struct Judge {
     oracle: Rc<RefCell<Oracle>>,
     fault: Rc<RefCell<Option<Fault>>>,
@@ -506,7 +510,7 @@ struct Judge {
 }
 
 impl Judge {
-    /// A read of so many bytes has been answered.
+    /// Judges the answer to a read of `bytes` bytes.
     fn judge_read(&self, id: OpId, bytes: usize, reply: &Reply) {
         let mut oracle = self.oracle.borrow_mut();
         let buffer = reply.buffer.as_ref().filter(|buffer| reply.result.is_ok() && buffer.len() == bytes);
@@ -524,8 +528,8 @@ impl Judge {
     }
 }
 
-/// Memory that something else was read into before, as front ends give it to the engine: nothing of
-/// that may be taken for content.
+/// Allocates memory that looks used, such as front ends give to the engine: its old content must
+/// not be taken for data.
 fn used(bytes: usize) -> Buffer {
     let mut buffer = Buffer::zeroed(bytes);
     buffer.as_mut_slice().fill(0xa5);

@@ -1,4 +1,5 @@
-//! A panic of the system under test is a fault like any other: caught, with its message, and without noise.
+//! Catches a panic of the system under test with its message and without output: it is a fault like
+//! any other.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -10,7 +11,7 @@ thread_local! {
     static MESSAGE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs `work`; a panic inside comes back as its message and place.
+/// Runs `work`; a panic inside is returned as its message and location.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -25,7 +26,8 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
         }));
     });
     CATCHING.set(CATCHING.get() + 1);
-    // What the panic leaves half done belongs to a process that is over; devices are changed by whole operations only.
+    // What the panic leaves half done belongs to a process that is over; devices change only by
+    // whole operations.
     let result = catch_unwind(AssertUnwindSafe(work));
     CATCHING.set(CATCHING.get() - 1);
     result.map_err(|_| MESSAGE.take())

@@ -1,5 +1,6 @@
-//! The engine with every knob in reach: options as a story wants them, backing devices under any name or missing,
-//! flash-only volumes, and a look at the status. Where a story needs none of that it takes the simulator's own system.
+//! The engine with everything configurable: options as the scenario needs them, backing devices
+//! under any name or missing, flash-only volumes, and access to the status. Scenarios that need
+//! none of this use the simulator's own system.
 
 use crate::disk::Device;
 use crate::system::engine::Engine;
@@ -18,13 +19,13 @@ use std::time::Duration;
 pub enum Place {
     /// On this device of the world.
     Disk(u32),
-    /// In the cache alone: the first flash-only volume.
+    /// A flash-only volume: the first one.
     Flash,
-    /// Nowhere: its device is not there.
+    /// Nowhere: its device is missing.
     Missing,
 }
 
-/// A system whose options and devices the story decides.
+/// A system whose options and devices are chosen by the scenario.
 pub struct Bench {
     options: Options,
     places: RefCell<Vec<Place>>,
@@ -32,7 +33,7 @@ pub struct Bench {
     open: Rc<RefCell<Option<CacheSet>>>,
 }
 
-/// Options with which nothing happens unasked: no write-back, and no leaf is written before it must.
+/// Options without background work: no write-back, and no leaf is written before it must be.
 pub fn quiet() -> Options {
     Options {
         volume: VolumeOptions { writeback_running: false, ..VolumeOptions::default() },
@@ -40,7 +41,8 @@ pub fn quiet() -> Options {
     }
 }
 
-/// Options with which dirty data is written back as fast as the devices go, with a rest of `delay` between two sweeps.
+/// Options that write dirty data back as fast as the devices allow, with a pause of `delay` between
+/// two sweeps.
 pub fn eager(delay: Duration) -> Options {
     Options {
         volume: VolumeOptions { writeback_delay: delay, writeback_percent: 0, ..VolumeOptions::default() },
@@ -49,9 +51,10 @@ pub fn eager(delay: Duration) -> Options {
 }
 
 impl Bench {
-    /// A set with `options`; volume `v` is on device `1 + v`.
+    /// Creates a set with `options`; volume `v` is on device `1 + v`.
     ///
-    /// A story says what is cached: that it streams, or holds a device up, changes nothing of it.
+    /// Bypass of sequential and congested I/O is disabled, so that the scenario alone decides what
+    /// is cached.
     pub fn new(mut options: Options, volumes: usize) -> Rc<Self> {
         options.volume.sequential_cutoff = 0;
         options.congested_read_threshold = Duration::ZERO;
@@ -61,22 +64,22 @@ impl Bench {
         Rc::new(Self { options, places, settings: Cell::default(), open: Rc::default() })
     }
 
-    /// From the next start on the volume is found there.
+    /// Makes the volume appear at `place` from the next start on.
     pub fn put(&self, volume: usize, place: Place) {
         self.places.borrow_mut()[volume] = place;
     }
 
-    /// Each start ends with a change of what the superblock of the cache says.
+    /// Makes each start end with a change of these settings in the superblock of the cache.
     pub fn change(&self, settings: Settings) {
         self.settings.set(settings);
     }
 
-    /// The set that is running.
+    /// Returns the running set.
     pub fn set(&self) -> CacheSet {
         self.open.borrow().clone().expect("it runs")
     }
 
-    /// What the set that is running says of itself.
+    /// Returns the status of the running set.
     pub fn status(&self) -> Status {
         self.open.borrow().as_ref().expect("it runs").status()
     }

@@ -1,4 +1,5 @@
-//! In the clean modes all data is on the backing device: the cache may lose nothing, hide nothing and change nothing.
+//! The clean modes, in which all data is on the backing device: the cache may lose nothing, hide
+//! nothing and change nothing.
 
 use super::bench::quiet;
 use super::stage::{
@@ -28,9 +29,10 @@ super::scenarios! {
     a_cache_that_went_back_in_time_in_a_clean_mode_can_be_left_without_loss,
 }
 
-/// A script writes past the cache while another reads the same block: the reader has fetched the old block and puts it
-/// into the cache after the write. From then on everybody reads the old one, until it is evicted (a user showed it with
-/// two shell scripts, in less than a second).
+/// A script writes past the cache while another one reads the same block. The reader has fetched
+/// the old block and inserts it into the cache after the write. From then on every read returns the
+/// old block, until it is evicted. (A user demonstrated it with two shell scripts, in less than a
+/// second.)
 fn a_read_miss_overtaken_by_a_bypass_write_leaves_no_old_copy() {
     let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
     let late = DiskFault::Late(100 * MILLISECOND);
@@ -40,7 +42,8 @@ fn a_read_miss_overtaken_by_a_bypass_write_leaves_no_old_copy() {
     stage.verify().unwrap();
 }
 
-/// The other order: the write past the cache is on its way, and a reader comes who still finds the old block on the disk.
+/// The opposite order: a write past the cache is in flight when a read arrives that still finds the
+/// old block on the disk.
 fn a_read_miss_during_a_bypass_write_leaves_no_old_copy() {
     let mut met = 0;
     for seed in 0..12 {
@@ -61,8 +64,8 @@ fn a_read_miss_during_a_bypass_write_leaves_no_old_copy() {
     assert!(met > 0, "no read found the old block");
 }
 
-/// Two programs write overlapping ranges of one file at once. The disk keeps one order and the cache another: what is
-/// read depends on what the cache still holds, for ever.
+/// Two programs write overlapping ranges of one file at once. The disk applies one order and the
+/// cache another: what is read depends on what the cache still holds, permanently.
 fn overlapping_write_throughs_leave_cache_and_disk_the_same() {
     for seed in 0..8 {
         let (mut stage, _) = unstarted(geometry(vec![16384], THROUGH), quiet(), seed);
@@ -75,8 +78,8 @@ fn overlapping_write_throughs_leave_cache_and_disk_the_same() {
     }
 }
 
-/// A volume in write-around mode; the cache holds an old clean copy of a block that is written now, durably. The power
-/// goes. What the tree said before must not come back with it.
+/// A volume is in write-around mode, and the cache holds an old clean copy of a block that is now
+/// written durably. The power fails. The key of the old copy must not come back with the tree.
 fn an_old_clean_copy_does_not_come_back_over_newer_data() {
     let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
     warm(&mut stage, 0..64);
@@ -86,8 +89,9 @@ fn an_old_clean_copy_does_not_come_back_over_newer_data() {
     stage.verify().unwrap();
 }
 
-/// The same while nobody asked for durability: the write has just reached the disk. Either content is right then, but
-/// not the one in the cache and the other on the disk: the block would change when it is evicted.
+/// The same without a request for durability: the write has just reached the disk. Either content
+/// is correct then, but not one in the cache and the other on the disk: the block would change when
+/// it is evicted.
 fn a_crash_in_a_bypass_write_leaves_no_copy_that_differs_from_the_disk() {
     let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
     warm(&mut stage, 0..64);
@@ -96,9 +100,9 @@ fn a_crash_in_a_bypass_write_leaves_no_copy_that_differs_from_the_disk() {
     stage.rig().inspect().unwrap();
 }
 
-/// The cache holds a clean copy of a block; then newer dirty data, whose key is not in the journal yet; and the next write of it
-/// an SSD refuses, so that it goes to the disk. With the power both keys of this hour are gone, and the copy of the day before
-/// would stand over what is newest.
+/// The cache holds a clean copy of a block, then newer dirty data whose key is not in the journal
+/// yet. The SSD refuses the next write of the block, so the write goes to the disk. A power cut
+/// loses both recent keys, and the day-old clean copy would hide the newest data.
 fn a_write_that_the_cache_refuses_passes_no_dirty_data_that_a_crash_would_forget() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     warm(&mut stage, 0..64);
@@ -112,8 +116,9 @@ fn a_write_that_the_cache_refuses_passes_no_dirty_data_that_a_crash_would_forget
     stage.stop().unwrap();
 }
 
-/// An SSD refuses to write a block of data, once. Indexed all the same, its place would be read: whatever stood there
-/// before. In write-back mode the data goes to the disk instead, in write-through mode it is there anyway.
+/// An SSD fails to write a block of data, once. If it were indexed all the same, its place would be
+/// read, with whatever was there before. In write-back mode the data goes to the disk instead; in
+/// write-through mode it is there anyway.
 fn a_failed_write_to_the_cache_is_not_indexed() {
     for mode in [THROUGH, BACK] {
         let (mut stage, bench) = bench(geometry(vec![16384], mode), quiet());
@@ -129,8 +134,8 @@ fn a_failed_write_to_the_cache_is_not_indexed() {
     }
 }
 
-/// A disk refuses a write in write-through mode and the client is told. The cache has taken it: read from there the
-/// block is new, and old again as soon as it is evicted.
+/// A disk fails a write in write-through mode, and the client is told. The cache has accepted the
+/// write: read from there, the block is new, and it is old again as soon as it is evicted.
 fn a_failed_write_to_the_disk_leaves_nothing_new_in_the_cache() {
     let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
     stage.ask(FLUSH).unwrap();
@@ -142,10 +147,10 @@ fn a_failed_write_to_the_disk_leaves_nothing_new_in_the_cache() {
     stage.stop().unwrap();
 }
 
-/// Those in which all data is on the backing device.
+/// The modes in which all data is on the backing device.
 pub const CLEAN_MODES: [Mode; 3] = [Mode::Writethrough, Mode::Writearound, Mode::None];
 
-/// The clean modes, each with copies in the cache from before.
+/// Runs `tell` in each clean mode, with copies that the cache already holds.
 fn each_clean_mode(mut tell: impl FnMut(&mut Stage, Mode)) {
     for mode in CLEAN_MODES {
         let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
@@ -156,8 +161,8 @@ fn each_clean_mode(mut tell: impl FnMut(&mut Stage, Mode)) {
     }
 }
 
-/// The SSD dies under a mounted root file system that has nothing in it but copies. Nobody is told an error; and when
-/// the SSD comes back after the next start its copies are of before.
+/// The SSD dies under a mounted root file system, and holds nothing but clean copies. No client
+/// sees an error. The SSD comes back at the next start, and its copies are outdated.
 fn a_cache_that_dies_in_a_clean_mode_is_not_missed_and_its_copies_never_come_back() {
     each_clean_mode(|stage, mode| {
         stage.device(0).gone = true;
@@ -173,8 +178,8 @@ fn a_cache_that_dies_in_a_clean_mode_is_not_missed_and_its_copies_never_come_bac
     });
 }
 
-/// The SSD cannot read back what it was given. The disk has it all: an application must not see an error (it did, with
-/// kernels).
+/// The SSD cannot read back what was written to it. The disk has all the data, so an application
+/// must not see an error (with kernels it did).
 fn a_cache_that_cannot_be_read_in_a_clean_mode_is_not_noticed() {
     each_clean_mode(|stage, mode| {
         for sector in super::image::cached_at(stage) {
@@ -185,8 +190,8 @@ fn a_cache_that_cannot_be_read_in_a_clean_mode_is_not_noticed() {
     });
 }
 
-/// A cheap SSD says yes to every flush and keeps nothing: after a power cut it is what it was when it was new. In a clean mode
-/// that costs nothing but warmth.
+/// A cheap SSD acknowledges every flush and keeps nothing: after a power cut it is as it was when
+/// it was new. In a clean mode that costs nothing but a cold cache.
 fn a_cache_that_forgets_all_that_it_flushed_in_a_clean_mode_is_as_good_as_new() {
     for mode in CLEAN_MODES {
         let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
@@ -205,9 +210,10 @@ fn a_cache_that_forgets_all_that_it_flushed_in_a_clean_mode_is_as_good_as_new() 
     }
 }
 
-/// The same SSD held copies when it began to lie, and after the power cut it holds them again, with the tree that calls them
-/// valid. Nobody can see that: cached data has no sum and no date, so such a cache shows old blocks. But it is alone in that:
-/// the disk has everything, and who takes the volume from the cache reads it.
+/// The same SSD held copies when it began to lie, and after the power cut it holds them again, with
+/// a tree that calls them valid. The engine cannot detect that, because cached data has neither a
+/// checksum nor a date, so such a cache returns old blocks. But only the cache is wrong: the disk
+/// has everything, and reads are correct once the volume is detached.
 fn a_cache_that_went_back_in_time_in_a_clean_mode_can_be_left_without_loss() {
     each_clean_mode(|stage, mode| {
         let before = stage.device(0).clone();

@@ -1,4 +1,4 @@
-//! Volumes that are taken from the cache and put back while they are served.
+//! Volumes that are detached from the cache and attached again while they are served.
 
 use super::bench::quiet;
 use super::image::{backing, records};
@@ -19,9 +19,10 @@ super::scenarios! {
     old_copies_do_not_come_back_when_a_volume_is_put_back,
 }
 
-/// A volume is detached, and a program writes on without a pause. The disk has said that it has no cache, so the write
-/// goes there alone; the SSD is slow at that moment, and the power goes before its table has forgotten the volume. The
-/// cache holds copies under the number that still stands in the table: they are older than what the disk holds.
+/// A volume is detached, and a program keeps writing without a pause. The disk's superblock says
+/// that it has no cache, so the write goes to the disk alone. The SSD is slow at that moment, and
+/// the power fails before its table has forgotten the volume. The cache holds copies under the
+/// number that is still in the table, and they are older than what the disk holds.
 fn a_volume_that_the_table_still_knows_after_a_detach_is_not_believed() {
     let (mut stage, bench) = bench(geometry(vec![16384], BACK), quiet());
     keep(&mut stage, 0..64);
@@ -46,8 +47,9 @@ fn a_volume_that_the_table_still_knows_after_a_detach_is_not_believed() {
     stage.stop().unwrap();
 }
 
-/// Somebody detaches a volume for an hour, works on, and puts it back behind the same cache, which still holds clean copies
-/// of everything from before. He reads his new data, and so he does after a power cut.
+/// An administrator detaches a volume for an hour, works on, and attaches it to the same cache,
+/// which still holds clean copies of everything from before. Reads return the new data, also after
+/// a power cut.
 fn old_copies_do_not_come_back_when_a_volume_is_put_back() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), Options { cutoff_writeback: 0, ..quiet() });
     warm(&mut stage, 0..64);

@@ -1,4 +1,4 @@
-//! Devices that die, come back, are renamed, cut short or outdated.
+//! Devices that die, come back, are renamed, truncated or outdated.
 
 use super::bench::{Place, quiet};
 use super::image::{backing, change_backing};
@@ -27,8 +27,9 @@ super::scenarios! {
     a_backing_device_that_ends_before_its_dirty_data_is_refused,
 }
 
-/// A controller resets, the SSD with the dirty data is gone, and comes back after the next boot. A kernel would have
-/// detached the disk meanwhile and served it with last week's content. Here the volume refuses, and forgets nothing.
+/// A controller resets, and the SSD with the dirty data disappears until the next boot. A kernel
+/// would have detached the disk meanwhile and served it with last week's content. Here the volume
+/// refuses requests, and loses nothing.
 fn a_cache_that_dies_while_dirty_and_returns_has_lost_nothing() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     keep(&mut stage, 0..64);
@@ -46,8 +47,9 @@ fn a_cache_that_dies_while_dirty_and_returns_has_lost_nothing() {
     stage.stop().unwrap();
 }
 
-/// The SSD was away for repair, and a machine served the disk by itself meanwhile, as one may with a clean one. The SSD
-/// returns with its copies of before: they are of a past that the disk has left.
+/// The SSD was away for repair. Meanwhile a machine served the disk alone, as is allowed with a
+/// clean one. The SSD returns with its earlier copies, which are older than what the disk holds
+/// now.
 fn a_clean_cache_that_comes_back_outdated_is_not_believed() {
     let (mut stage, _) = bench(geometry(vec![16384], AROUND), quiet());
     warm(&mut stage, 0..64);
@@ -56,7 +58,7 @@ fn a_clean_cache_that_comes_back_outdated_is_not_believed() {
     stage.start().unwrap();
     keep(&mut stage, 0..64);
     stage.stop().unwrap();
-    // What a machine without the cache leaves: newer data, and the state that says so.
+    // What a machine without the cache leaves: newer data, and the state that records it.
     change_backing(&mut stage, 1, |superblock| superblock.set_state(BackingState::Stale));
     stage.device(0).return_as(&away);
     stage.start().unwrap();
@@ -64,7 +66,7 @@ fn a_clean_cache_that_comes_back_outdated_is_not_believed() {
     stage.stop().unwrap();
 }
 
-/// The volume was given to another cache, and runs there; then somebody starts the old cache with it.
+/// The volume was attached to another cache and runs there. Then the old cache is started with it.
 fn a_backing_device_of_another_cache_is_refused() {
     for (state, words) in [
         (BackingState::Clean, "is attached to cache set"),
@@ -83,8 +85,8 @@ fn a_backing_device_of_another_cache_is_refused() {
     }
 }
 
-/// A disk is plugged into another port, and the names of two disks are exchanged. What is dirty of the one belongs to it
-/// and not to its name.
+/// A disk is plugged into another port, and the names of two disks are swapped. The dirty data of a
+/// disk belongs to the disk and not to its name.
 fn a_backing_device_that_returns_under_another_name_is_the_same_volume() {
     let (mut stage, bench) = bench(geometry(vec![4096, 4096], BACK), quiet());
     for volume in [0, 1] {
@@ -100,8 +102,9 @@ fn a_backing_device_that_returns_under_another_name_is_the_same_volume() {
     stage.stop().unwrap();
 }
 
-/// One of two disks is not found at boot, and the cache holds dirty data of it. The other volume goes on, and fills the
-/// cache many times over; what belongs to the missing disk stays, however little room there is.
+/// One of two disks is not found at boot, and the cache holds dirty data for it. The other volume
+/// goes on and fills the cache many times over. The data of the missing disk stays, however little
+/// room there is.
 fn a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns() {
     let (mut stage, bench) = bench(small(vec![16384, 4096], BACK), quiet());
     stage.together((0..32).map(|place| write_to(1, place * 64..place * 64 + 16)).collect()).unwrap();
@@ -121,8 +124,9 @@ fn a_set_that_lost_a_backing_device_keeps_its_dirty_data_until_it_returns() {
     stage.stop().unwrap();
 }
 
-/// The SSD is worn out: it refuses every write and can still be read. The volume that has dirty data there goes on
-/// reading, and its writes fail with an error. The volume that has none goes on as if it had no cache.
+/// The SSD is worn out: it fails every write and can still be read. The volume that has dirty data
+/// there can still be read, and its writes fail with an error. The volume that has none goes on as
+/// if it had no cache.
 fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
     let (mut stage, _) = bench(geometry(vec![4096, 4096], BACK_LAST), quiet());
     for volume in [0, 1] {
@@ -132,7 +136,7 @@ fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
     failure(&mut stage, 0, OpKind::Write, u32::MAX);
     let answers = stage.attempt(vec![write_to(0, 8..16), write_to(1, 8..16)]).unwrap();
     assert!(answers[1].is_ok(), "the clean volume does without its cache: {answers:?}");
-    // Whatever the first failure was, by now the journal has met one.
+    // Whatever the first failure was, the journal has met one by now.
     let answers = stage.attempt(vec![Step::Flush { volume: 0 }]).unwrap();
     assert!(answers[0].is_err(), "what is acknowledged is not durable");
     let answers = stage.attempt(vec![write_to(0, 16..24), write_to(1, 16..24)]).unwrap();
@@ -140,10 +144,10 @@ fn a_cache_that_takes_no_more_writes_is_still_read_and_clean_volumes_go_on() {
     stage.verify().unwrap();
 }
 
-/// A device fails in the middle of everything, for good or only for once, and nobody may wait for ever: every request is
-/// answered, whatever the answer, and the set stops.
+/// A device fails in the middle of everything, permanently or once, and no client may wait forever:
+/// every request is answered, whatever the answer, and the set stops.
 fn no_failure_of_a_device_leaves_anybody_waiting() {
-    // What is drawn asks for single sectors.
+    // The drawn steps request single sectors.
     let small = Geometry { block_sectors: 1, ..small(vec![4096], BACK) };
     let kinds = [OpKind::Read, OpKind::Write, OpKind::Flush];
     let cases = (0..2).flat_map(|device| kinds.map(|on| (device, on))).flat_map(|(device, on)| {
@@ -172,8 +176,9 @@ fn no_failure_of_a_device_leaves_anybody_waiting() {
     }
 }
 
-/// An image file was cut short by a copy that ran out of space, and its cache holds dirty data for the part that is gone.
-/// Served, that data could never be written back and would be lost without a word.
+/// An image file was truncated by a copy that ran out of space, and its cache holds dirty data for
+/// the missing part. If the volume were served, that data could never be written back and would be
+/// lost silently.
 fn a_backing_device_that_ends_before_its_dirty_data_is_refused() {
     let mut stage = stage();
     stage.ask(write(16000..16064)).unwrap();

@@ -30,13 +30,14 @@ super::scenarios! {
     what_a_failed_flush_of_the_cache_took_is_not_read,
 }
 
-/// A mail server's fsynced mails are written back to the disk at night, whose cache is volatile; the set calls them
-/// clean, and the power goes before the disk has been flushed. Reads still come from the cache, until its buckets are
-/// reused: then old blocks appear. (With kernels to this day.)
+/// A mail server's fsynced mails are written back at night to a disk with a volatile cache. The set
+/// marks them clean, and the power fails before the disk has been flushed. Reads still come from
+/// the cache until its buckets are reused; then old blocks appear. (This happens with kernels to
+/// this day.)
 fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
     let (mut stage, bench) = bench(geometry(vec![16384], BACK), eager(Duration::from_millis(1)));
     keep(&mut stage, 0..64);
-    // The keys are clean in the journal, and the superblock is about to say so of the volume.
+    // The keys are clean in the journal, and the volume's superblock is about to say so.
     let says_clean = |op: &OpView| op.disk.0 == 1 && op.sectors == (SUPERBLOCK_SECTOR..SUPERBLOCK_SECTOR + 8);
     let night = vec![Step::Pause(3_000)];
     stage.crash_at(night, says_clean, Crash::PowerCut, Survivors::Nothing).unwrap();
@@ -45,9 +46,9 @@ fn write_back_calls_nothing_clean_before_the_backing_device_is_flushed() {
     stage.rig().inspect().unwrap();
 }
 
-/// The daemon dies when it has written *dirty* to the disk, whose cache is volatile, and has not flushed it. The next one reads
-/// *dirty* there, a database commits, and then the power goes. The disk would say *clean*, and one takes the cache of a clean
-/// disk away.
+/// The daemon dies after it has written *dirty* to a disk with a volatile cache, without a flush.
+/// The next daemon reads *dirty* there, a database commits, and then the power fails. The disk
+/// would say *clean*, and the cache of a clean disk may be removed.
 fn a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     let says_dirty = |op: &OpView| op.disk.0 == 1 && op.sectors.start == SUPERBLOCK_SECTOR && op.completed;
@@ -63,8 +64,9 @@ fn a_state_that_a_dead_process_has_written_is_not_relied_on_before_it_is_durable
     stage.stop().unwrap();
 }
 
-/// A kernel says *dirty* beside its first dirty data and flushes neither, and the power goes: the set knows of dirty data, the disk
-/// calls itself clean. The daemon serves it, and the disk says what it is from then on, before somebody takes the cache away.
+/// A kernel writes *dirty* together with its first dirty data and flushes neither, and the power
+/// fails: the set knows of dirty data, and the disk says *clean*. The daemon serves the volume.
+/// From then on the disk durably says *dirty*, before the cache can be removed.
 fn a_disk_says_dirty_durably_before_anybody_uses_what_is_dirty_on_it() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     keep(&mut stage, 0..8);
@@ -76,9 +78,10 @@ fn a_disk_says_dirty_durably_before_anybody_uses_what_is_dirty_on_it() {
     assert_eq!(backing(&mut stage, 1).state(), BackingState::Dirty);
 }
 
-/// The daemon dies when an SSD has taken its newest journal entry and has not made it durable. The next one reads that, and uses
-/// buckets that nothing refers to any more, as far as it knows. Then the power goes: the entry before is the newest, and what
-/// it refers to, the priorities at least, had been written over.
+/// The daemon dies when the SSD has received its newest journal entry and has not made it durable.
+/// The next daemon reads that entry, and reuses buckets that nothing refers to according to it.
+/// Then the power fails: the entry before is the newest again, and what it refers to, at least the
+/// priorities, would have been overwritten.
 fn a_start_makes_durable_what_it_has_read_before_it_writes_anything() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     stage.together((0..32).map(|at| write(at * 64..at * 64 + 8)).collect()).unwrap();
@@ -96,8 +99,9 @@ fn a_start_makes_durable_what_it_has_read_before_it_writes_anything() {
     stage.stop().unwrap();
 }
 
-/// The daemon is killed; what it had acknowledged stands in the note alone. The next one makes the data durable and replays, and
-/// then a flush of the SSD fails. It gives up, and the one after it knows of nothing, if the note is void by then.
+/// The daemon is killed, and what it had acknowledged is only in the note. The next daemon makes
+/// the data durable and replays; then a flush of the SSD fails, and it gives up. If the note were
+/// void by then, the daemon after that would know nothing of the writes.
 fn a_flush_that_fails_in_a_replay_takes_nothing_from_the_note() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     stage.ask(write(0..64)).unwrap();
@@ -111,8 +115,9 @@ fn a_flush_that_fails_in_a_replay_takes_nothing_from_the_note() {
     stage.stop().unwrap();
 }
 
-/// A disk's flush fails and drops what it covered; a database tries again and is told that all is well. What it wrote in
-/// write-through mode is in the cache still: shown from there it would be believed, and gone with its bucket.
+/// A disk's flush fails and drops what it covered. A database tries again, and the flush succeeds.
+/// The data that it wrote in write-through mode is still in the cache: if it were read from there,
+/// it would be trusted, and lost when its bucket is reused.
 fn a_good_flush_after_a_failed_one_brings_nothing_back() {
     let (mut stage, _) = bench(geometry(vec![16384], THROUGH), quiet());
     stage.ask(FLUSH).unwrap();
@@ -125,9 +130,10 @@ fn a_good_flush_after_a_failed_one_brings_nothing_back() {
     stage.stop().unwrap();
 }
 
-/// A home server streams films right after its start, before anybody has flushed the disk: what is read may be in the
-/// disk's volatile cache only, so clean copies wait for a flush. When more of them waited than may, the task that should
-/// have flushed turned in circles and the volume stood still.
+/// A home server streams films right after its start, before the disk has been flushed. The data
+/// read may be only in the disk's volatile cache, so clean copies wait for a flush. When more of
+/// them waited than the limit, the task that should have flushed ran in circles and the volume
+/// hung.
 fn many_clean_copies_before_the_first_flush_do_not_stop_the_world() {
     let mut stage = stage();
     let read = |start| Step::Read { volume: 0, sectors: start..start + 8 };
@@ -138,9 +144,10 @@ fn many_clean_copies_before_the_first_flush_do_not_stop_the_world() {
     stage.stop().unwrap();
 }
 
-/// Write-back copies a batch to a slow disk; one copy has arrived and the other has not. A client flushes, the disk's
-/// flush fails, and the copy that had arrived is gone. Then the flush of the batch itself succeeds, as the flush after a
-/// failed one does: both keys turned clean, and data that had been durable for long was nowhere.
+/// Write-back copies a batch to a slow disk; one copy has arrived and the other has not. A client
+/// flushes, the disk's flush fails, and the copy that had arrived is gone. Then the flush of the
+/// batch itself succeeds, as a flush after a failed one does. Both keys turned clean, and data that
+/// had long been durable was lost.
 fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
     const SECOND: u64 = 1000 * MILLISECOND;
     let mut met = 0;
@@ -156,20 +163,21 @@ fn a_flush_that_fails_in_the_middle_of_write_back_loses_nothing() {
         pause(&mut stage, 1_500).unwrap();
         failure(&mut stage, 1, OpKind::Flush, 1);
         if stage.attempt(vec![FLUSH]).unwrap()[0].is_ok() {
-            // With these options nothing is under way now.
+            // With these options nothing is in flight now.
             continue;
         }
         met += 1;
         pause(&mut stage, 10_000).unwrap();
         stage.verify().unwrap();
-        // Reads come from the cache still. The checker compares what is clean there with the disk.
+        // Reads still come from the cache. The checker compares the clean data there with the disk.
         stage.stop().unwrap_or_else(|fault| panic!("tuning {tuning}: {fault}"));
     }
     assert!(met > 0, "no flush failed in the middle of write-back");
 }
 
-/// A worn SSD fails a flush and forgets what it covered: where acknowledged data stood there is now what stood there before,
-/// perhaps another volume's. Nobody may be shown that, neither now nor by the note at the next start.
+/// A worn SSD fails a flush and loses what it covered: in place of acknowledged data there is now
+/// what was there before, perhaps another volume's data. No client may read that, neither now nor
+/// through the note at the next start.
 fn what_a_failed_flush_of_the_cache_took_is_not_read() {
     let mut stage = stage();
     stage.ask(write(0..64)).unwrap();

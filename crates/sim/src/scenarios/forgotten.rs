@@ -1,4 +1,5 @@
-//! Volumes that a set is made to forget, and those that are made in it: with the power going at every operation.
+//! Volumes that a set forgets, and flash-only volumes that it creates or resizes, with a power cut
+//! at every operation.
 
 use super::bench::{Bench, Place, quiet};
 use super::image::change_backing;
@@ -18,7 +19,7 @@ super::scenarios! {
     a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one,
 }
 
-/// A set with dirty data in several leaves of a volume whose disk has gone, running.
+/// A running set with dirty data in several leaves, for a volume whose disk is gone.
 fn left_behind() -> (Stage, Rc<Bench>, Uuid) {
     let geometry = Geometry { buckets: 520, ..packed(vec![16384], BACK) };
     let (mut stage, bench) = bench(geometry, quiet());
@@ -36,9 +37,10 @@ async fn forget(set: CacheSet, uuid: Uuid) -> Result<(), Error> {
     set.forget(forgetting).await
 }
 
-/// A disk has died with its data in the cache, and somebody gives that up; the power goes in the middle. Either the cache knows the
-/// volume still, and the same command does the rest, or it knows nothing of it: never is there dirty data of which nobody knows whose
-/// it is and which no command can reach.
+/// A disk has died with its data in the cache, and an administrator gives that data up; the power
+/// fails in the middle. Either the cache still knows the volume, and the same command completes the
+/// work, or it knows nothing of it. There is never dirty data without an owner that no command can
+/// reach.
 fn a_forget_that_the_power_ends_is_completed_by_the_next() {
     let mut ends = [0, 0];
     for survivors in FATES {
@@ -64,7 +66,7 @@ fn a_forget_that_the_power_ends_is_completed_by_the_next() {
                 again.unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
             }
             assert_eq!((bench.status().dirty_sectors, bench.status().unserved.len()), (0, 0));
-            // The dead disk is thrown away.
+            // The dead disk is discarded.
             change_backing(&mut stage, 1, |superblock| superblock.set_state(BackingState::None));
             stage.stop().unwrap_or_else(|fault| panic!("at operation {nth}, {survivors}: {fault}"));
         }
@@ -72,8 +74,9 @@ fn a_forget_that_the_power_ends_is_completed_by_the_next() {
     assert!(ends[0] > 0 && ends[1] > 10, "the cuts came before and after the end: {ends:?}");
 }
 
-/// Somebody makes a volume that lives in the cache alone, and the power goes before he is answered, or right after. It is in the table
-/// with its size and its name, or nothing of it is; it was made once, and its slot is not used up twice.
+/// A flash-only volume is created, and the power fails before the client has its answer, or right
+/// after. The volume is in the table with its size and its label, or not at all. It exists only
+/// once, and does not occupy two slots.
 fn a_volume_in_the_cache_alone_is_there_whole_or_not_at_all() {
     let label = Label::from_text("scratch").unwrap();
     let mut ends = [0, 0];
@@ -103,8 +106,8 @@ fn a_volume_in_the_cache_alone_is_there_whole_or_not_at_all() {
     assert!(ends[0] > 0 && ends[1] > 0, "the cuts came before and after the end: {ends:?}");
 }
 
-/// A volume in the cache alone is deleted and another one made at once. What the first had held is not what the second reads, however
-/// little of it was gone from the index when the power went.
+/// A flash-only volume is deleted and another one is created at once. The second never reads the
+/// first one's data, however little of that had been removed from the index when the power failed.
 fn a_deleted_volume_s_number_is_not_another_s() {
     let label = Label::from_text("scratch").unwrap();
     for survivors in FATES {
@@ -140,8 +143,9 @@ fn a_deleted_volume_s_number_is_not_another_s() {
     }
 }
 
-/// A volume that lives in the cache alone becomes smaller or larger and the power goes. It has the old size with all of its data or the
-/// new one, and when it is as large as it was, or larger, what was given up behind an end reads as zeroes.
+/// A flash-only volume is resized and the power fails. It has the old size with all of its data, or
+/// the new size. When it is grown to its old size or beyond, what was cut off behind an end reads
+/// as zeroes.
 fn a_volume_in_the_cache_alone_has_the_old_size_or_the_new_one() {
     const KEPT: u64 = 1024;
     const FULL: u64 = 2048;
@@ -200,7 +204,7 @@ async fn shrink(set: &CacheSet, id: VolumeId, sectors: u64) -> Result<(), Error>
     set.shrink_flash_only(shrinking).await
 }
 
-/// All of a volume is sevens, durably.
+/// Fills a volume with sevens, durably.
 async fn fill(set: &CacheSet, id: VolumeId, sectors: u64) {
     let bytes = vec![7; usize::try_from(sectors * 512).unwrap()];
     let payload = Buffer::copied_from(&bytes).freeze();

@@ -1,4 +1,5 @@
-//! What stands on devices that nobody uses: looked at with the offline checker, and damaged by hand.
+//! Direct access to devices while no process uses them: they are examined with the offline checker,
+//! and damaged by hand.
 
 use crate::scenario::Stage;
 use crate::stamp::{self, Value};
@@ -13,20 +14,20 @@ use bcached_format::{
 };
 use std::ops::Range;
 
-/// Everything that the metadata of the cache says.
+/// Returns all metadata of the cache.
 pub fn records(stage: &mut Stage) -> Vec<Record> {
     let mut records = Vec::new();
     dump(&Image(&stage.device(0)), &mut |record| records.push(record));
     records
 }
 
-/// The nodes of the tree, parents first.
+/// Returns the nodes of the tree, parents first.
 pub fn nodes(stage: &mut Stage) -> Vec<NodeRecord> {
     let node = |record| if let Record::Node(node) = record { Some(node) } else { None };
     records(stage).into_iter().filter_map(node).collect()
 }
 
-/// The only node at `level` that covers `sector` of the first volume's backing device.
+/// Returns the only node at `level` that covers `sector` of the first volume's backing device.
 pub fn node_for(stage: &mut Stage, level: u16, sector: u64) -> NodeRecord {
     let at = bcached_format::Position { inode: bcached_format::Inode(0), offset: sector };
     let found = nodes(stage).into_iter().find(|node| node.level == level && node.low <= at && at < node.high);
@@ -39,7 +40,7 @@ fn superblock(stage: &mut Stage, device: usize) -> Superblock {
     RawSuperblock::from_bytes(&bytes).and_then(|raw| raw.check(facts)).expect("a superblock")
 }
 
-/// The sizes of the set.
+/// Returns the geometry of the set.
 pub fn sizes(stage: &mut Stage) -> Geometry {
     match superblock(stage, 0) {
         Superblock::Cache(superblock) => Geometry::of(&superblock),
@@ -47,7 +48,7 @@ pub fn sizes(stage: &mut Stage) -> Geometry {
     }
 }
 
-/// The superblock of a backing device.
+/// Returns the superblock of a backing device.
 pub fn backing(stage: &mut Stage, device: usize) -> BackingSuperblock {
     match superblock(stage, device) {
         Superblock::Backing(superblock) => superblock,
@@ -55,29 +56,29 @@ pub fn backing(stage: &mut Stage, device: usize) -> BackingSuperblock {
     }
 }
 
-/// Somebody else changes the superblock of a backing device.
+/// Changes the superblock of a backing device, as another program would.
 pub fn change_backing(stage: &mut Stage, device: usize, change: impl FnOnce(&mut BackingSuperblock)) {
     let mut superblock = backing(stage, device);
     change(&mut superblock);
     stage.device(device).place(SUPERBLOCK_SECTOR, &superblock.seal()[..]);
 }
 
-/// Where the journal lies on the cache device.
+/// Returns the sectors of the journal on the cache device.
 pub fn journal(stage: &mut Stage) -> Range<u64> {
     let sizes = sizes(stage);
     let first = sizes.first_bucket * sizes.bucket_sectors;
     first..first + sizes.journal_buckets * sizes.bucket_sectors
 }
 
-/// What stands on a device.
+/// Returns the contents of a device.
 pub fn bytes(stage: &mut Stage, device: usize, sector: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     stage.device(device).view().read(sector, &mut bytes);
     bytes
 }
 
-/// What stands on the medium of the first volume's backing device at `sectors` of the volume: what would be left if the
-/// cache were lost and the power cut.
+/// Returns what the medium of the first volume's backing device holds at `sectors` of the volume:
+/// what would be left if the cache were lost and the power cut.
 pub fn on_disk(stage: &mut Stage, sectors: Range<u64>) -> Vec<Value> {
     let device = stage.device(1);
     let mut values = Vec::new();
@@ -89,7 +90,8 @@ pub fn on_disk(stage: &mut Stage, sectors: Range<u64>) -> Vec<Value> {
     values
 }
 
-/// Where the data of the first volume lies in the cache: first sector on the cache device of each key.
+/// Returns where the data of the first volume lies in the cache: the first sector on the cache
+/// device of each key.
 pub fn cached_at(stage: &mut Stage) -> Vec<u64> {
     let keys = nodes(stage).into_iter().filter(|node| node.level == 0);
     let keys = keys.flat_map(|node| node.sets).flat_map(|set| set.keys);
@@ -97,7 +99,8 @@ pub fn cached_at(stage: &mut Stage) -> Vec<u64> {
     pointers.filter_map(|pointer| sector_of(&pointer)).collect()
 }
 
-/// Somebody has used the cache for long: the stored generation of each bucket (by index) becomes what `change` says.
+/// Changes the stored generation of each bucket (by index) with `change`, as if the cache had been
+/// used for long.
 pub fn change_generations(stage: &mut Stage, change: impl Fn(u64, Gen) -> Gen) {
     let chain = records(stage).into_iter().find_map(|record| match record {
         Record::PriorityChain { buckets } => Some(buckets),
@@ -121,7 +124,8 @@ pub fn change_generations(stage: &mut Stage, change: impl Fn(u64, Gen) -> Gen) {
     }
 }
 
-/// A kernel was the last to use the set: its newest journal entry says nothing of the table of volumes.
+/// Makes the set look as if a kernel had used it last: its newest journal entry says nothing of the
+/// table of volumes.
 pub fn as_a_kernel_leaves_it(stage: &mut Stage) {
     let (sizes, journal) = (sizes(stage), journal(stage));
     let mut newest: Option<(JsetHeader, Vec<Key>, u64)> = None;
@@ -141,7 +145,7 @@ pub fn as_a_kernel_leaves_it(stage: &mut Stage) {
     stage.device(0).place(sector, &bytes);
 }
 
-/// A kernel has changed the table of volumes.
+/// Changes the table of volumes, as a kernel would.
 pub fn change_table(stage: &mut Stage, change: impl FnOnce(&mut Vec<UuidSlot>)) {
     as_a_kernel_leaves_it(stage);
     let newest = |record| match record {
@@ -158,7 +162,7 @@ pub fn change_table(stage: &mut Stage, change: impl FnOnce(&mut Vec<UuidSlot>)) 
     stage.device(0).place(sector, &table);
 }
 
-/// The sector that a pointer of a dump names.
+/// Returns the sector that a pointer of a dump names.
 fn sector_of(pointer: &str) -> Option<u64> {
     pointer.strip_prefix("0:")?.split(' ').next()?.parse().ok()
 }

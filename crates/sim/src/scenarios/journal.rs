@@ -41,14 +41,16 @@ super::scenarios! {
     acknowledged_writes_are_durable_after_the_journal_delay,
 }
 
-/// The keys of a few old files wait in memory for their leaf to be worth writing, while new files come by the thousand, all
-/// over the volume: the journal runs full, and the power goes just as that leaf is written at last for the sake of its room.
-/// What is replayed comes on top of leaves that hold most of it: they split, so many that their root does, with no more room
-/// in the journal than there was. (Kernels hung here, at every start from then on.)
+/// The keys of a few old files wait in memory until their leaf is worth writing, while thousands of
+/// new files are written all over the volume. The journal runs full, and the power fails just as
+/// that leaf is finally written to free journal space. The replayed keys are added to leaves that
+/// already hold most of them. So many of those split that the root splits too, with no more room in
+/// the journal than there was. (Kernels hung here, at every start from then on.)
 fn a_full_journal_is_replayed_though_leaves_and_root_split() {
-    // Of one root, which has room for some twenty children more.
+    // Keys under one root, which has room for some twenty more children.
     const KEYS: u64 = 9200;
-    // The gap, the room for entries that free others, and what is free when leaves are written for the journal's sake.
+    // The gap, the reserve for entries that free others, and the free buckets at which leaves are
+    // written to free journal space.
     const FREE_MAX: u64 = 3;
     let wide =
         Geometry { bucket_sectors: 8, buckets: 2600, note_records: 2000, ..packed(vec![3 * KEYS], BACK) };
@@ -60,7 +62,8 @@ fn a_full_journal_is_replayed_though_leaves_and_root_split() {
     let leaves: Vec<NodeRecord> = nodes(&mut stage).into_iter().filter(|node| node.level == 0).collect();
     let first = leaves[0].sector..leaves[0].sector + u64::from(leaves[0].sectors);
     let written = move |op: &OpView| op.kind == OpKind::Write && op.fua && first.contains(&op.sectors.start);
-    // Between the keys that are there: few for the first leaf, and for each other one as many as make it be written.
+    // Between the keys that are there: few for the first leaf, and for each other leaf as many as
+    // cause it to be written.
     let beside = |from: u64, count| (from..from + count).map(|place| write(place * 3 + 1..place * 3 + 2));
     let mut all: Vec<Step> = beside(0, 10).chain([Step::Settle, Step::Pause(200)]).collect();
     for leaf in &leaves[1..] {
@@ -73,13 +76,13 @@ fn a_full_journal_is_replayed_though_leaves_and_root_split() {
     let before = splits(&stage);
     stage.start().unwrap();
     stage.verify().unwrap();
-    // A stop waits until all is in its leaves.
+    // A stop waits until everything is in its leaves.
     stage.stop().unwrap();
     let after = splits(&stage);
     assert!(after.leaves > before.leaves && after.roots > before.roots, "{before:?}, then {after:?}");
 }
 
-/// Buckets of the journal that a replay needs something of.
+/// Returns the number of journal buckets that a replay needs.
 fn needed_buckets(stage: &mut Stage) -> u64 {
     let entry = |record| match record {
         Record::JournalEntry { seq, last_seq, sector, .. } => Some((seq, last_seq, sector)),
@@ -92,7 +95,7 @@ fn needed_buckets(stage: &mut Stage) -> u64 {
     needed.map(|(_, _, sector)| sector / bucket_sectors).collect::<BTreeSet<u64>>().len() as u64
 }
 
-/// Nodes that have become two so far.
+/// Number of node splits so far.
 #[derive(Debug)]
 struct Splits {
     leaves: u64,
@@ -104,8 +107,8 @@ fn splits(stage: &Stage) -> Splits {
     Splits { leaves: begun(Phase::LeafSplit), roots: begun(Phase::RootSplit) }
 }
 
-/// The power goes while an entry of the journal is being written, and half of it is there. What stood in it was not
-/// acknowledged; everything before it was.
+/// The power fails while a journal entry is being written, and half of it is on the device. Its
+/// contents were not acknowledged; everything before it was.
 fn a_torn_newest_entry_is_no_entry() {
     let (_, whole) = cut_in_an_entry(Survivors::Everything);
     let (_, none) = cut_in_an_entry(Survivors::Nothing);
@@ -120,7 +123,8 @@ fn a_torn_newest_entry_is_no_entry() {
     assert!(torn > 1, "one entry in four is torn by a seeded subset");
 }
 
-/// A set whose power was cut when the device had been given an entry of several sectors, and what is left of that.
+/// Returns a set whose power was cut when the device had received an entry of several sectors, and
+/// what is left of that entry.
 fn cut_in_an_entry(survivors: Survivors) -> (Stage, Vec<u8>) {
     let (mut stage, _) = bench(packed(vec![4096], BACK), quiet());
     keep(&mut stage, 0..8);
@@ -144,8 +148,9 @@ fn cut_in_an_entry(survivors: Survivors) -> (Stage, Vec<u8>) {
     (stage, left)
 }
 
-/// A bit of the newest entry has changed in a drawer. The set was stopped in order, so the entry before it says the same;
-/// nothing that it names may have been given to others yet.
+/// A bit of the newest entry flips while the device lies in a drawer. The set was stopped cleanly,
+/// so the entry before it says the same. Nothing that the earlier entry refers to may have been
+/// reused yet.
 fn a_damaged_newest_entry_after_a_clean_stop_loses_nothing() {
     let (mut stage, _) = bench(small(vec![4096], BACK), quiet());
     for round in 0..4 {
@@ -159,7 +164,7 @@ fn a_damaged_newest_entry_after_a_clean_stop_loses_nothing() {
     }
 }
 
-/// Number and sector of each entry of the journal, oldest first.
+/// Returns the sequence number and sector of each journal entry, oldest first.
 fn entries(stage: &mut Stage) -> Vec<(u64, u64)> {
     let entry = |record| match record {
         Record::JournalEntry { seq, sector, .. } => Some((seq, sector)),
@@ -170,8 +175,9 @@ fn entries(stage: &mut Stage) -> Vec<(u64, u64)> {
     entries
 }
 
-/// A bit of an entry has changed that nothing needed any more, and newer ones stand behind it in its bucket. A start that took
-/// the damaged one for the end of the journal put older keys over newer leaves, and said nothing.
+/// A bit has flipped in an entry that was no longer needed, and newer entries follow it in its
+/// bucket. A start that took the damaged entry for the end of the journal applied older keys over
+/// newer leaves, silently.
 fn a_start_does_not_take_a_damaged_entry_for_the_end_of_the_journal() {
     let mut stage = stage();
     // Each process begins in the next bucket.
@@ -186,10 +192,10 @@ fn a_start_does_not_take_a_damaged_entry_for_the_end_of_the_journal() {
     }
 }
 
-/// The same to entries that are needed: what stood in one of them nothing tells. A start is refused, and changes nothing: with the
-/// bit put right, all is there.
+/// The same with entries that are needed: nothing else tells what one of them contained. The start
+/// is refused and changes nothing: with the bit restored, all data is there.
 fn a_start_without_an_entry_that_is_needed_is_refused() {
-    // So many that the journal has room for keys whose leaves are not written yet.
+    // Large enough that the journal has room for keys whose leaves are not written yet.
     let (mut stage, _) = bench(Geometry { buckets: 2000, ..geometry(vec![4096], BACK) }, quiet());
     let mut refused = 0;
     for _ in 0..3 {
@@ -210,8 +216,8 @@ fn a_start_without_an_entry_that_is_needed_is_refused() {
     assert!(refused > 6, "entries are needed by others: {refused}");
 }
 
-/// The machine loses its power while it starts behind an entry that is damaged and not needed: what is needed stands behind it
-/// still, and no longer in the newest entry's bucket or the next.
+/// The power fails during a start behind a damaged entry that is not needed. The needed entries are
+/// still behind it, and no longer in the bucket of the newest entry or the next one.
 fn a_start_behind_a_damaged_entry_may_be_cut_short() {
     for survivors in [Survivors::Everything, Survivors::Nothing] {
         let ended = (0..40).find(|tenth| {
@@ -232,7 +238,8 @@ fn a_start_behind_a_damaged_entry_may_be_cut_short() {
     }
 }
 
-/// A set that was not stopped, whose newest entries need others of their bucket but not one before these, which is damaged.
+/// Returns a set that was not stopped. Its newest entries need others of their bucket, but not the
+/// one before these, which is damaged.
 fn behind_damage() -> Stage {
     let (mut stage, _) = bench(Geometry { buckets: 2000, ..geometry(vec![4096], BACK) }, quiet());
     (0..6).for_each(|_| keep(&mut stage, 0..64));
@@ -247,8 +254,9 @@ fn behind_damage() -> Stage {
     stage
 }
 
-/// A kernel, which takes a damaged entry for the journal's end, has gone on before it and come round to the same bucket. What it
-/// has not written over stands right behind its last entry, and no number is missing that had room between them.
+/// A kernel, which takes a damaged entry for the end of the journal, has continued before that
+/// entry and wrapped around to the same bucket. What it has not overwritten lies directly behind
+/// its last entry, and too few sequence numbers are missing to fill the space between them.
 fn what_somebody_did_not_go_on_with_is_not_brought_back() {
     let (mut stage, _) = bench(geometry(vec![4096], BACK), quiet());
     keep(&mut stage, 0..64);
@@ -266,7 +274,8 @@ fn what_somebody_did_not_go_on_with_is_not_brought_back() {
     stage.stop().unwrap();
 }
 
-/// Number and sector of the entries of the newest one's bucket that stand before it, oldest first.
+/// Returns the sequence number and sector of the entries before the newest one in its bucket,
+/// oldest first.
 fn beside_the_newest(stage: &mut Stage) -> Vec<(u64, u64)> {
     let (mut entries, bucket_sectors) = (entries(stage), sizes(stage).bucket_sectors);
     let (_, newest) = entries.pop().expect("there are entries");
@@ -274,7 +283,7 @@ fn beside_the_newest(stage: &mut Stage) -> Vec<(u64, u64)> {
     entries
 }
 
-/// The oldest entry that the newest needs.
+/// Returns the oldest entry that the newest one needs.
 fn needed_from(stage: &mut Stage) -> u64 {
     let entry = |record| match record {
         Record::JournalEntry { seq, last_seq, .. } => Some((seq, last_seq)),
@@ -283,8 +292,9 @@ fn needed_from(stage: &mut Stage) -> u64 {
     records(stage).into_iter().filter_map(entry).max().expect("there are entries").1
 }
 
-/// Somebody makes the cache anew and gives the set its old uuid. The journal is full of entries of the old set, by all their
-/// marks its own, and of higher numbers. The first power cut brought them to life: keys of the old set, pointing into the new.
+/// A cache is formatted again and the set gets its old uuid. The journal is full of entries of the
+/// old set, which look like the new set's own and have higher sequence numbers. The first power cut
+/// brought them to life: keys of the old set that pointed into the new one.
 fn a_set_with_the_uuid_of_a_former_one_believes_none_of_its_entries() {
     let sizes = geometry(vec![4096], BACK);
     let (mut former, _) = bench(sizes.clone(), quiet());
@@ -303,7 +313,7 @@ fn a_set_with_the_uuid_of_a_former_one_believes_none_of_its_entries() {
     let (mut stage, _) = unstarted(sizes.clone(), quiet(), 1);
     stage.device(0).place(place.start, &left);
     stage.start().unwrap();
-    // Where a kernel looks for what is newer, which takes the ring for sorted.
+    // A kernel assumes that the ring is sorted, and looks for newer entries here.
     let buckets = (place.end - place.start) / u64::from(sizes.bucket_sectors);
     assert_eq!(bucket(entries(&mut stage)), (last + 1) % buckets);
     keep(&mut stage, 0..64);
@@ -313,8 +323,8 @@ fn a_set_with_the_uuid_of_a_former_one_believes_none_of_its_entries() {
     stage.stop().unwrap();
 }
 
-/// A test bench starts a thousand new sets and pulls the plug during the first start of each. Whatever was written of
-/// one, it is started the next time.
+/// A thousand new sets are started on a test bench, and the plug is pulled during the first start
+/// of each. Whatever was written of a set, it starts the next time.
 fn a_brand_new_set_starts_wherever_its_first_start_was_cut() {
     for survivors in [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1), Survivors::Seeded(2)] {
         let ended = (1..).find(|point| {
@@ -337,7 +347,8 @@ fn a_brand_new_set_starts_wherever_its_first_start_was_cut() {
     }
 }
 
-/// An SSD cannot read a sector of what is to be the journal until it is written. Nothing of a new set stands there.
+/// An SSD cannot read a sector of the future journal until it is written. No data of the new set is
+/// there.
 fn what_cannot_be_read_of_a_former_journal_keeps_no_new_set_from_starting() {
     let (mut other, _) = bench(geometry(vec![4096], BACK), quiet());
     let place = journal(&mut other);
@@ -353,10 +364,11 @@ fn what_cannot_be_read_of_a_former_journal_keeps_no_new_set_from_starting() {
     stage.stop().unwrap();
 }
 
-/// The daemon is killed and leaves a note. Before it is started again somebody else runs the set, who knows nothing of
-/// that note: a kernel, or a daemon with its note elsewhere. He writes. Then the daemon returns and finds its note: it
-/// is of a history that others have gone on with, and must not put its old data over theirs. (Seen with a kernel in
-/// between: two hundred sectors went back by a day.)
+/// The daemon is killed and leaves a note. Before it is started again the set runs without
+/// knowledge of that note: under a kernel, or under a daemon with its note elsewhere. New data is
+/// written. Then the daemon returns and finds its note. The note belongs to a history that has
+/// moved on, and must not put its old data over the new. (Seen with a kernel in between: two
+/// hundred sectors reverted by a day.)
 fn a_note_that_comes_back_after_others_ran_the_set_is_void() {
     let mut stage = stage();
     stage.ask(write(0..64)).unwrap();
@@ -377,15 +389,16 @@ fn a_note_that_comes_back_after_others_ran_the_set_is_void() {
     stage.stop().unwrap();
 }
 
-/// All devices of a set are copied after a stop. Somebody serves the copy, and the daemon is killed; the original goes on by itself.
-/// Both have been started as often, and the note of the copy once put its keys over those of the original.
+/// All devices of a set are copied after a stop. The copy is served, and its daemon is killed; the
+/// original continues independently. Both have been started equally often, and once the note of the
+/// copy applied its keys over those of the original.
 fn the_note_of_a_copy_is_not_believed_by_the_original() {
     let mut stage = stage();
     keep(&mut stage, 0..64);
     stage.stop().unwrap();
     let original = stage.rig().snapshot();
     stage.start().unwrap();
-    // The other is started some seconds later.
+    // The copy is started some seconds later.
     pause(&mut stage, 3000).unwrap();
     (0..8).for_each(|_| keep(&mut stage, 0..64));
     stage.ask(write(0..64)).unwrap();
@@ -405,8 +418,8 @@ fn the_note_of_a_copy_is_not_believed_by_the_original() {
     stage.stop().unwrap();
 }
 
-/// A cleaner removes the file of the note, and the daemon is killed. What was acknowledged since then is
-/// there, and so is all else once another file has taken its place.
+/// A cleanup job removes the note's file, and the daemon is killed. What was acknowledged since
+/// then is still there, and so is everything else once another file has taken its place.
 fn what_is_acknowledged_while_the_note_is_gone_outlives_the_process() {
     for is_replaced in [false, true] {
         let mut stage = stage();
@@ -426,8 +439,8 @@ fn what_is_acknowledged_while_the_note_is_gone_outlives_the_process() {
     }
 }
 
-/// The same, and nobody writes after the note is gone. The journal waits for a minute, and what was acknowledged before
-/// the note went is there after a second.
+/// The same, without writes after the note is gone. The journal waits for a minute, yet what was
+/// acknowledged before the note went is there after a second.
 fn what_was_acknowledged_before_the_note_went_outlives_the_process() {
     let mut geometry = geometry(vec![16384], BACK);
     geometry.tuning.set.journal_delay_ms = 60_000;
@@ -442,8 +455,8 @@ fn what_was_acknowledged_before_the_note_went_outlives_the_process() {
     stage.stop().unwrap();
 }
 
-/// Nobody asks for durability, and the power goes a while later: the keys have been in the journal since the time was
-/// over that the set waits for more of them, as with a kernel.
+/// No client asks for durability, and the power fails a while later. The keys have been in the
+/// journal since the delay expired for which the set collects more of them, as with a kernel.
 fn acknowledged_writes_are_durable_after_the_journal_delay() {
     let mut stage = stage();
     stage.ask(write(0..8)).unwrap();

@@ -1,4 +1,4 @@
-//! Sizes at the edge, and what does not fit.
+//! Sizes at the limits, and what does not fit.
 
 use super::bench::{Place, quiet};
 use super::image::change_table;
@@ -32,7 +32,8 @@ super::scenarios! {
     sizes_without_room_to_append_are_refused,
 }
 
-/// A cache has as many volumes as its table has slots. A new disk is refused in words, and who is there goes on.
+/// A cache has as many volumes as its table has slots. A new disk is refused with a message, and
+/// the existing volumes go on.
 fn a_volume_for_which_the_table_has_no_slot_is_refused() {
     let (mut stage, bench) = unstarted(small(vec![4096, 4096], BACK), quiet(), 1);
     bench.put(1, Place::Missing);
@@ -48,7 +49,7 @@ fn a_volume_for_which_the_table_has_no_slot_is_refused() {
     stage.stop().unwrap();
 }
 
-/// The free slots are somebody's, but for so many.
+/// Fills all free slots but `left` with other volumes.
 fn fill_table(stage: &mut Stage, left: usize) {
     change_table(stage, |slots| {
         for (slot, number) in slots.iter_mut().filter(|slot| slot.is_free()).skip(left).zip(1..) {
@@ -57,7 +58,8 @@ fn fill_table(stage: &mut Stage, left: usize) {
     });
 }
 
-/// A set that the only volume has left, with clean copies under number 0; what is on the disk by now is newer. So many slots are free.
+/// Returns a set whose only volume was detached and has left clean copies under number 0; the disk
+/// holds newer data by now. `free` slots are free.
 fn left_behind(free: usize) -> Stage {
     let (mut stage, _) = bench(small(vec![4096], BACK), quiet());
     keep(&mut stage, 0..40);
@@ -69,7 +71,7 @@ fn left_behind(free: usize) -> Stage {
     stage
 }
 
-/// Whatever the power leaves, the volume is there, or at the next start.
+/// Asserts that the volume is complete, now and at the next start.
 fn assert_all_there(stage: &mut Stage) {
     stage.start().unwrap();
     stage.verify().unwrap();
@@ -80,7 +82,7 @@ fn assert_all_there(stage: &mut Stage) {
     stage.stop().unwrap();
 }
 
-/// True at the operation of that number.
+/// Returns a trap for the operation of that number.
 fn at_operation(mut left: u32) -> impl FnMut(&OpView) -> bool + 'static {
     move |_| {
         left = left.saturating_sub(1);
@@ -88,8 +90,9 @@ fn at_operation(mut left: u32) -> impl FnMut(&OpView) -> bool + 'static {
     }
 }
 
-/// Over the years a cache has had as many volumes as its table has slots. A kernel takes no more then; we take the slot of one that is
-/// gone, whose copies in the cache are older than the disk. The power goes at any moment of that.
+/// Over the years a cache has had as many volumes as its table has slots. A kernel accepts no more
+/// then; bcached reuses the slot of a volume that is gone, whose copies in the cache are older than
+/// the disk. The power fails at every moment of that.
 fn a_slot_that_is_used_again_holds_nothing_of_before() {
     for survivors in [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1)] {
         let mut moments = 0;
@@ -106,7 +109,8 @@ fn a_slot_that_is_used_again_holds_nothing_of_before() {
     }
 }
 
-/// The same of a volume that is served meanwhile: detached once more, and attached, so that its slot is the one that is used again.
+/// The same with a volume that is served meanwhile: it is detached once more and attached, so that
+/// its own slot is reused.
 fn a_slot_is_used_again_beside_requests() {
     for survivors in [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1)] {
         let mut moments = 0;
@@ -127,9 +131,9 @@ fn a_slot_is_used_again_beside_requests() {
     }
 }
 
-/// A database drops a table: one discard goes over what is dirty, what is clean and what is not cached, and the power
-/// goes when the disk has carried it out. What is read then may be old or nothing, but never the one from the cache
-/// and later the other from the disk.
+/// A database drops a table: one discard covers dirty, clean and uncached data, and the power fails
+/// when the disk has carried it out. A read may then return old data or nothing, but never one of
+/// them from the cache and later the other from the disk.
 fn a_discard_across_dirty_and_clean_data_leaves_one_content() {
     for (survivors, crash) in [
         (Survivors::Nothing, Crash::PowerCut),
@@ -153,7 +157,7 @@ fn a_discard_across_dirty_and_clean_data_leaves_one_content() {
     }
 }
 
-/// A key says how long it is in sixteen bits. A request over more than that, and holes that touch each other, are many
+/// The length field of a key has sixteen bits. A longer request, or adjacent holes, become many
 /// keys.
 fn what_is_longer_than_a_key_can_say_is_many_keys() {
     const LONG: u64 = 3 * 65536;
@@ -171,8 +175,8 @@ fn what_is_longer_than_a_key_can_say_is_many_keys() {
     stage.stop().unwrap();
 }
 
-/// A partition ends in the middle of a cache block. Its last sectors are written and read like all others, and no key
-/// lies off the grid.
+/// A partition ends in the middle of a cache block. Its last sectors are written and read like all
+/// others, and no key is unaligned.
 fn a_device_that_ends_within_a_block_is_whole_to_its_last_sector() {
     for (mode, odd) in [(BACK, 3), (THROUGH, 7), (AROUND, 1)] {
         let geometry = Geometry { block_sectors: 1, torn_sectors: 1, ..geometry(vec![4096 + odd], mode) };
@@ -190,7 +194,8 @@ fn a_device_that_ends_within_a_block_is_whole_to_its_last_sector() {
     }
 }
 
-/// A request of many buckets: acknowledged it is there whole, and a power cut in the middle leaves each block old or new.
+/// A request spans many buckets: once acknowledged it is there completely, and a power cut in the
+/// middle leaves each block old or new.
 fn a_request_larger_than_a_bucket_is_in_many_and_lost_in_none() {
     for mode in [BACK, THROUGH] {
         let (mut stage, _) = bench(small(vec![4096], mode), quiet());
@@ -210,8 +215,8 @@ fn a_request_larger_than_a_bucket_is_in_many_and_lost_in_none() {
     }
 }
 
-/// Volumes in the cache alone were promised more room than there is. When it is used up a write is refused in words, and
-/// what is there stays; what is given up makes room.
+/// Flash-only volumes were promised more space than there is. When it is used up, a write is
+/// refused with a message, and existing data stays; discarding data frees space.
 fn a_flash_volume_that_was_promised_too_much_is_refused_space_and_loses_nothing() {
     let geometry = Geometry { buckets: 520, ..small(vec![65536], BACK) };
     let (mut stage, bench) = unstarted(geometry, quiet(), 1);
@@ -239,8 +244,9 @@ fn a_flash_volume_that_was_promised_too_much_is_refused_space_and_loses_nothing(
     stage.stop().unwrap();
 }
 
-/// Sizes that a superblock may have and that leave no room to append: a bucket of one block (each set of a node needs
-/// its own), and a journal without room for the entries that free it. They are refused, not waited for.
+/// Some sizes that a superblock may contain leave no room to append: a bucket of one block (each
+/// set of a node needs its own), and a journal without room for the entries that free it. They are
+/// refused, instead of leading to an endless wait.
 fn sizes_without_room_to_append_are_refused() {
     const WORDS: &str = "a bucket must hold two blocks";
     let one_block = Geometry { bucket_sectors: 8, ..geometry(vec![4096], BACK) };

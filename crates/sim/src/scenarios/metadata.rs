@@ -1,4 +1,4 @@
-//! Damaged priorities, torn superblocks.
+//! Damaged priorities, torn superblocks, and a damaged table of volumes.
 
 use super::bench::{eager, quiet};
 use super::image::records;
@@ -28,8 +28,9 @@ super::scenarios! {
     checker_and_engine_judge_a_damaged_table_of_volumes_alike,
 }
 
-/// The buckets with the generations cannot be read any more. Without them nobody knows which pointers are of now; a guess
-/// would show one file's blocks in another. (A kernel went on with zeroes and said so in its log.)
+/// The buckets with the generations have become unreadable. Without them it is unknown which
+/// pointers are stale; a guess would show one file's blocks in another. (A kernel went on with
+/// zeroes and logged it.)
 fn a_set_that_lost_its_priorities_is_refused() {
     let (mut stage, _) = bench(small(vec![4096], BACK), quiet());
     keep(&mut stage, 0..64);
@@ -50,7 +51,7 @@ fn a_set_that_lost_its_priorities_is_refused() {
     stage.verify().unwrap();
 }
 
-/// What a superblock is written for.
+/// The reason for which a superblock is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Change {
     CacheFirstStart,
@@ -79,7 +80,7 @@ impl Change {
         Self::AttachedAgain,
     ];
 
-    /// The device whose superblock it is.
+    /// Returns the device whose superblock is written.
     const fn device(self) -> DiskId {
         match self {
             Self::CacheFirstStart | Self::CacheStart | Self::CacheRecord => DiskId(0),
@@ -87,12 +88,12 @@ impl Change {
         }
     }
 
-    /// A start changes it, so that nobody has to ask for anything.
+    /// Returns whether a start makes the change, without a request.
     const fn is_of_a_start(self) -> bool {
         matches!(self, Self::CacheFirstStart | Self::CacheStart | Self::CacheRecord | Self::Attached)
     }
 
-    /// What the set is doing then.
+    /// Returns the phase in which the set makes the change.
     const fn phase(self) -> Phase {
         match self {
             Self::CacheFirstStart => Phase::CacheFirstStart,
@@ -125,8 +126,9 @@ impl fmt::Display for Change {
     }
 }
 
-/// There is one copy of each superblock, and the power goes while it is written: of a cache at its first start and at later
-/// ones, of a disk at each change of its state. A torn one would be a device that nobody knows any more.
+/// There is one copy of each superblock, and the power fails while it is written: that of a cache
+/// at its first start and at later ones, that of a disk at each change of its state. A torn
+/// superblock would make the device unrecognisable.
 fn no_power_cut_tears_a_superblock() {
     let subsets =
         [Survivors::Nothing, Survivors::Everything].into_iter().chain((0..40).map(Survivors::Seeded));
@@ -148,14 +150,16 @@ fn no_power_cut_tears_a_superblock() {
 fn cut_in_a_superblock(change: Change, completed: bool, survivors: Survivors) -> Result<Stage, Fault> {
     let options = if change == Change::Clean { eager(Duration::from_millis(1)) } else { quiet() };
     let mode = if change == Change::Stale { AROUND } else { BACK };
-    // The journal buckets of a new cache are so many that their list does not end in the sector that it begins in.
+    // A new cache has so many journal buckets that their list does not end in the sector that it
+    // begins in.
     let buckets = if change == Change::CacheFirstStart { 5200 } else { 600 };
     let geometry = Geometry { block_sectors: 1, torn_sectors: 1, buckets, ..small(vec![4096], mode) };
     let (mut stage, bench) = unstarted(geometry, options, 1);
     let phases = Arc::clone(&stage.rig().phases);
     let written = move |op: &OpView| {
         let here = op.disk == change.device() && op.kind == OpKind::Write && op.completed == completed;
-        // The list of journal buckets of a new cache comes before and lies behind it.
+        // The write of the new cache's list of journal buckets comes earlier, and starts at a later
+        // sector.
         here && op.sectors.start == SUPERBLOCK_SECTOR && phases.is_inside(change.phase())
     };
     if matches!(change, Change::CacheStart | Change::CacheRecord) {
@@ -175,7 +179,8 @@ fn cut_in_a_superblock(change: Change, completed: bool, survivors: Survivors) ->
     Ok(stage)
 }
 
-/// What makes a running set change the superblock of the disk; what must be before it has been done.
+/// Does what must precede the change, and returns the steps that make a running set write the
+/// superblock of the disk.
 fn steps_to(stage: &mut Stage, change: Change) -> Result<Vec<Step>, Fault> {
     Ok(match change {
         Change::CacheFirstStart | Change::CacheStart | Change::CacheRecord | Change::Attached => {
@@ -208,8 +213,9 @@ fn steps_to(stage: &mut Stage, change: Change) -> Result<Vec<Step>, Fault> {
     })
 }
 
-/// A write of the table of volumes was lost, or went elsewhere. The engine serves each volume under the number
-/// that its device names; the checker, given the devices, finds the damage and sees the same volumes.
+/// A write of the table of volumes was lost, or went to another place. The engine serves each
+/// volume under the number that its device records. The checker, given the devices, finds the
+/// damage and sees the same volumes.
 fn checker_and_engine_judge_a_damaged_table_of_volumes_alike() {
     for seed in 0..28 {
         let mut stage = stage_of(vec![2048, 2048], BACK);

@@ -1,10 +1,12 @@
-//! A backing device that comes back with old content: one restored from a snapshot, or by a layer beneath that forgot its
-//! last flushes, while its cache is as it was.
+//! A backing device that comes back with old content while its cache is current: it was restored
+//! from a snapshot, or a lower layer lost its last flushes.
 //!
-//! A kernel's format holds nothing that dates a backing device: its superblock says whose it is, and in which state, and the
-//! state is the same for months. bcached dates it at each start and each orderly stop, so an old copy from before
-//! one of those is refused (`engine/src/volume/attachment.rs`). One from the same run of the set that ended in a crash is taken for
-//! the newest. The stories tell which data reads how then, and what tells an old copy apart after all.
+//! The kernel's format has nothing that dates a backing device. Its superblock holds the set that
+//! it belongs to and its state, and the state stays the same for months. bcached dates the device
+//! at each start and at each clean stop, so an old copy from before one of those is refused
+//! (`engine/src/volume/attachment.rs`). A copy from the same run of the set, if that run ended in a
+//! crash, is taken for the newest. The scenarios show what is read in that case, and what gives an
+//! old copy away after all.
 
 use super::bench::quiet;
 use super::image::{backing, change_backing};
@@ -28,26 +30,27 @@ super::scenarios! {
     an_old_dirty_copy_of_a_disk_that_was_detached_since_is_refused,
 }
 
-/// What a sector holds that nobody has written.
+/// Content of a sector that was never written.
 const FIRST: Value = Value::Written(0);
 
 /// Writes durably in this mode, and leaves the volume in it.
 fn keep_in(stage: &mut Stage, mode: Mode, sectors: Range<u64>) {
     stage.ask(Step::Mode { volume: 0, mode }).unwrap();
     keep(stage, sectors);
-    // What was parked enters the tree.
+    // Parked keys enter the tree.
     pause(stage, 20).unwrap();
 }
 
-/// Writes a third each that is clean in the cache, dirty in the cache, and on the disk alone: 0 to 64, to 128 and to 192.
+/// Writes three parts: clean in the cache (0 to 64), dirty in the cache (64 to 128), and on the
+/// disk alone (128 to 192).
 fn write_newer(stage: &mut Stage) {
     keep_in(stage, Mode::Writethrough, 0..64);
     keep_in(stage, Mode::Writearound, 128..192);
     keep_in(stage, Mode::Writeback, 64..128);
 }
 
-/// The disk as a snapshot of yesterday has it, on which the volume was attached as it is today, with dirty data elsewhere or
-/// without.
+/// Returns the disk as in yesterday's snapshot. The volume was attached then as it is today, with
+/// or without dirty data elsewhere.
 fn yesterday(stage: &mut Stage, state: BackingState) -> Device {
     if state == BackingState::Dirty {
         keep(stage, 640..648);
@@ -57,7 +60,7 @@ fn yesterday(stage: &mut Stage, state: BackingState) -> Device {
     old
 }
 
-/// Whether the offline checker finds fault with cache and disk as they are.
+/// Returns whether the offline checker finds errors in cache and disk as they are.
 fn is_noticed(stage: &Stage, compare_clean: bool) -> bool {
     let world = stage.rig().world.borrow();
     let (cache, disk) = (Image(&world.devices[0]), Image(&world.devices[1]));
@@ -67,11 +70,13 @@ fn is_noticed(stage: &Stage, compare_clean: bool) -> bool {
     checked.report.findings.iter().any(|finding| finding.severity >= Severity::Error)
 }
 
-/// The disk alone is restored from a snapshot that was made while the volume was served. If the set was stopped afterwards it is
-/// refused: the stop has dated both. If the power went, it is refused if it says *clean* where the cache has dirty data; else nothing tells,
-/// and nobody is warned. What is dirty in the cache reads right, and stays right when it is written back. What the cache holds clean
-/// reads right as long as it holds it; what it does not hold is yesterday's, and so is the rest when the volume leaves the cache. Only a
-/// check that compares each clean copy with the disk sees that before the start.
+/// The disk alone is restored from a snapshot that was made while the volume was served. If the set
+/// was stopped afterwards, the disk is refused: the stop has dated both devices. If the power
+/// failed, the disk is refused if it says *clean* where the cache has dirty data. Otherwise nothing
+/// gives it away, and there is no warning. Dirty data in the cache reads correctly, and stays
+/// correct when it is written back. Clean data in the cache reads correctly as long as it is
+/// cached. Everything else is yesterday's, and so is the clean part once the volume is detached.
+/// Only a check that compares each clean copy with the disk detects that before the start.
 fn an_old_copy_of_a_disk_shows_wherever_the_cache_holds_nothing() {
     for (state, stops) in [
         (BackingState::Clean, true),
@@ -96,7 +101,8 @@ fn an_old_copy_of_a_disk_shows_wherever_the_cache_holds_nothing() {
             "what an ordinary check sees"
         );
         if stops || state == BackingState::Clean {
-            // The stop has dated both devices, and this one says what was before; or it says that nothing was dirty.
+            // The stop has dated both devices, and the disk carries an older date; or the disk says
+            // that nothing was dirty.
             assert_not_opened(&mut stage, "an older copy of itself");
             continue;
         }
@@ -111,9 +117,10 @@ fn an_old_copy_of_a_disk_shows_wherever_the_cache_holds_nothing() {
     }
 }
 
-/// The snapshot is of a time when the volume was not attached, or its disk was served alone: its superblock says so. That is
-/// seen. The cache's copies belong to another past, and none of it is read: not what is clean, and not what is dirty either,
-/// which is given up without a word, as kernels do. All of the volume reads as in the snapshot.
+/// The snapshot is of a time when the volume was not attached, or its disk was served alone: its
+/// superblock says so, and that is detected. The cached copies belong to another history, and none
+/// of them is read, neither clean nor dirty ones. The dirty ones are given up silently, as kernels
+/// do. The whole volume reads as in the snapshot.
 fn an_old_copy_of_a_disk_that_had_no_cache_is_mixed_with_nothing() {
     for state in [BackingState::None, BackingState::Stale] {
         let (mut stage, bench) = bench(geometry(vec![16384], BACK), quiet());
@@ -144,9 +151,10 @@ fn an_old_copy_of_a_disk_that_had_no_cache_is_mixed_with_nothing() {
     }
 }
 
-/// The snapshot is of a time when the disk had dirty data in the cache. Since then the volume was detached, with all of it
-/// on the disk, and the table has forgotten it. The snapshot says that its newest data is where nobody knows of it: it is
-/// refused, and left as it is. The disk as it was since is served.
+/// The snapshot is of a time when the disk had dirty data in the cache. Since then the volume was
+/// detached, with all of its data on the disk, and the table has forgotten it. The snapshot says
+/// that its newest data is in a set that no longer knows the volume: it is refused, and left as it
+/// is. The disk in its current state is served.
 fn an_old_dirty_copy_of_a_disk_that_was_detached_since_is_refused() {
     let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
     keep(&mut stage, 0..64);

@@ -1,4 +1,4 @@
-//! Volumes that become smaller while they are served.
+//! Volumes that shrink while they are served.
 
 use super::bench::{Bench, quiet};
 use super::stage::{BACK, FATES, FLUSH, bench, cut_at, packed, read, write};
@@ -15,7 +15,7 @@ super::scenarios! {
 const SECTORS: u64 = 16384;
 const HALF: u64 = SECTORS / 2;
 
-/// A volume with dirty data all over, and clean copies of its end.
+/// Returns a volume with dirty data all over, and clean copies of its end.
 fn filled() -> (Stage, Rc<Bench>) {
     let geometry = Geometry { buckets: 520, ..packed(vec![SECTORS], BACK) };
     let (mut stage, bench) = bench(geometry, quiet());
@@ -30,9 +30,10 @@ async fn shrink(set: CacheSet, sectors: u64) -> Result<(), Error> {
     set.shrink(volume, sectors, &Cancel::default()).await
 }
 
-/// Somebody makes a volume half as large, and the power goes in the middle. Nothing says how large a volume is, so it is as large as its
-/// disk again, with everything that was ever written; and the same command makes it smaller, after which the disk alone has what lay
-/// behind the end.
+/// A volume is shrunk to half its size, and the power fails in the middle. The size of a volume is
+/// not recorded anywhere, so it is as large as its disk again, with everything that was ever
+/// written. The same command shrinks it again; after that only the disk has the data behind the
+/// end.
 fn a_shrink_that_the_power_ends_has_lost_nothing() {
     let mut cuts = 0;
     for survivors in FATES {

@@ -1,5 +1,6 @@
-//! Devices that do not answer for long, or never. The engine knows no time after which a device counts as dead: whoever
-//! needs the answer waits for it, whoever does not goes on, and nothing is said to be done that waits.
+//! Devices that do not answer for long, or never. The engine has no timeout after which a device
+//! counts as dead. A request that needs the answer waits for it, all others go on, and nothing that
+//! waits is reported as done.
 
 use super::bench::{Bench, eager, quiet};
 use super::image::journal;
@@ -27,32 +28,33 @@ super::scenarios! {
     a_write_back_that_is_never_answered_loses_nothing_dirty,
 }
 
-/// These wait for an answer, and nobody else does.
+/// Asserts that exactly these requests wait for an answer.
 fn assert_unanswered(stage: &Stage, steps: &[Step]) {
     let mut words: Vec<String> = steps.iter().map(ToString::to_string).collect();
     words.sort_unstable();
     assert_eq!(stage.unanswered(), words, "it was answered, or others wait too");
 }
 
-/// Asks for all of it, and all of it must succeed, whoever else waits.
+/// Makes all of these requests, which must succeed whatever else waits.
 fn goes_on(stage: &mut Stage, steps: Vec<Step>) {
     for answer in stage.attempt(steps).unwrap() {
         answer.unwrap();
     }
 }
 
-/// How long devices stall here.
+/// Duration of a stall, in nanoseconds.
 const TEN_MINUTES_NS: u64 = 600_000_000_000;
 
-/// A device stalls. The moment when it comes to itself.
+/// Makes a device stall. Returns the time at which it recovers.
 fn stall(stage: &mut Stage, device: usize) -> u64 {
     stage.rig().world.borrow_mut().stall(device, TEN_MINUTES_NS);
     stage.now() + TEN_MINUTES_NS
 }
 
-/// An SSD collects its garbage, or its firmware starts again, in the middle of writes that others rely on: of data, of the
-/// journal, of a flush, whichever it meets. For ten minutes it says nothing. Nobody is told an error; what waits for it is
-/// not acknowledged, what the disk alone can answer is, and afterwards all of it is done and durable.
+/// An SSD collects its garbage, or its firmware restarts, in the middle of writes that others
+/// depend on: of data, of the journal, or of a flush, whichever is in flight. It does not answer
+/// for ten minutes. No client gets an error. Requests that wait for the SSD are not acknowledged,
+/// those that the disk alone can answer are, and afterwards everything is done and durable.
 fn a_cache_that_stalls_for_ten_minutes_fails_nothing_and_loses_nothing() {
     let mut done = 0;
     for microseconds in (0..300).step_by(10) {
@@ -70,7 +72,7 @@ fn a_cache_that_stalls_for_ten_minutes_fails_nothing_and_loses_nothing() {
         });
         begun.unwrap();
         let resumes = stall(&mut stage, 0);
-        // What the device had answered before is passed on.
+        // Completions from before the stall are delivered.
         pause(&mut stage, 1).unwrap();
         let waiting = stage.unanswered();
         done += usize::from(waiting.is_empty());
@@ -78,7 +80,7 @@ fn a_cache_that_stalls_for_ten_minutes_fails_nothing_and_loses_nothing() {
         minutes(&mut stage, 9);
         assert_eq!(stage.unanswered(), waiting, "acknowledged without the cache");
         assert!(stage.now() < resumes, "it had come to itself");
-        // Waits for them all.
+        // This waits for all of them.
         stage.together(vec![write(704..768)]).unwrap();
         assert_eq!(bench.status().failed, None);
         stage.ask(FLUSH).unwrap();
@@ -90,8 +92,8 @@ fn a_cache_that_stalls_for_ten_minutes_fails_nothing_and_loses_nothing() {
     assert!(done < 5, "{done} times all was done before");
 }
 
-/// Writes all of the second volume over, with a flush now and then and a read of each place. It is answered before
-/// `end`, and nothing is refused.
+/// Writes the whole second volume, with occasional flushes and a read of each place. All requests
+/// succeed, and are answered before `end`.
 fn use_the_other(stage: &mut Stage, sectors: u64, end: u64) {
     for start in (0..sectors).step_by(128) {
         let range = start..start + 128;
@@ -105,10 +107,10 @@ fn use_the_other(stage: &mut Stage, sectors: u64, end: u64) {
     assert!(stage.now() < end, "who has nothing to do with the device waited for it");
 }
 
-/// Two disks behind one SSD. One of them spins down, retries a bad track, or hangs on a bus that is reset: nothing for ten
-/// minutes, with writes through the cache, misses and a flush under way. The other volume is written and read all over, in
-/// any mode, more than the cache can hold; and of the volume that waits, what the cache holds is read. Then all of it is
-/// answered.
+/// Two disks share one SSD. One of them spins down, retries a bad track, or hangs on a bus that is
+/// reset: it does not answer for ten minutes, with write-through writes, misses and a flush in
+/// flight. The other volume is written and read completely, in any mode, with more data than the
+/// cache can hold. The cached part of the waiting volume can be read. Then everything is answered.
 fn a_disk_that_stalls_under_write_through_holds_up_no_other_volume() {
     for mode in [Mode::Writethrough, Mode::Writearound, Mode::Writeback] {
         let (mut stage, bench) = bench(small(vec![4096, 16384], THROUGH), quiet());
@@ -131,14 +133,16 @@ fn a_disk_that_stalls_under_write_through_holds_up_no_other_volume() {
     }
 }
 
-/// The same while dirty data is being written back to that disk: it has taken it, or not, and does not say. The volume
-/// itself goes on too, for its writes go to the SSD; only its flushes may have to wait for the disk. The other volume is
-/// written all over, so much that the cache is as full of dirty data as it may be and the rest goes to its disk at once; what is
-/// dirty of it is written back meanwhile. When the disk comes to itself, all of it is.
+/// The same while dirty data is being written back to that disk, which has received it or not and
+/// does not say. The volume itself goes on too, because its writes go to the SSD; only its flushes
+/// may have to wait for the disk. The other volume is written completely, with so much data that
+/// the cache reaches its limit of dirty data and the rest goes straight to its disk. Its dirty data
+/// is written back meanwhile. When the stalled disk recovers, everything is written back.
 fn a_disk_that_stalls_under_write_back_holds_up_no_other_volume() {
     for milliseconds in 0..6 {
         let writeback_delay = Duration::from_millis(1);
-        // Too slow to be through before the disk stalls: who is being marked clean then waits for that.
+        // Too slow to be finished before the disk stalls: keys that are being marked clean then
+        // wait for that.
         let options = Options {
             writeback_batch_sectors: 64,
             volume: VolumeOptions {
@@ -171,7 +175,7 @@ fn a_disk_that_stalls_under_write_back_holds_up_no_other_volume() {
     }
 }
 
-/// The ends that a process with an operation under way for ever may come to.
+/// Runs `tell` with each possible end of a process that has an operation in flight forever.
 fn each_end(mut tell: impl FnMut(Crash, Survivors)) {
     for crash in [Crash::ProcessDeath, Crash::PowerCut] {
         for survivors in [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(7)] {
@@ -180,7 +184,7 @@ fn each_end(mut tell: impl FnMut(Crash, Survivors)) {
     }
 }
 
-/// It ends so, and what was promised is there in the next life.
+/// Ends the process like this, and verifies in the next life that all promised data is there.
 fn end_and_verify(stage: &mut Stage, crash: Crash, survivors: Survivors) {
     stage.crash(crash, survivors);
     stage.start().unwrap_or_else(|fault| panic!("{crash} {survivors}: {fault}"));
@@ -188,9 +192,9 @@ fn end_and_verify(stage: &mut Stage, crash: Crash, survivors: Survivors) {
     stage.stop().unwrap_or_else(|fault| panic!("{crash} {survivors}: {fault}"));
 }
 
-/// The SSD's firmware loses one command: a write of data, and never answers it. Its client waits, and so does who writes
-/// there after him. Everybody else goes on, flushes too, and who reads there reads what was there before. Somebody kills
-/// the process then, or pulls the plug.
+/// The SSD's firmware loses one write of data and never answers it. Its client waits, and so does a
+/// client that later writes to the same place. Everything else goes on, flushes included, and reads
+/// of that place return the old data. Then the process is killed, or the plug is pulled.
 fn a_write_that_the_cache_never_answers_is_never_said_to_be_done() {
     each_end(|crash, survivors| {
         let (mut stage, _) = bench(geometry(vec![16384], BACK), quiet());
@@ -209,10 +213,11 @@ fn a_write_that_the_cache_never_answers_is_never_said_to_be_done() {
     });
 }
 
-/// The command that is lost is a write of the journal, or a flush, of which each entry sends one ahead. Nothing becomes
-/// durable any more, so no flush is acknowledged and no write that shall be durable, and what the lost flush covers is not
-/// read, for it is not known to stay. Plain writes and other reads go on. What was made durable before, and after the death
-/// of the process everything acknowledged, is there in the next life.
+/// The lost command is a write of the journal, or a flush, which each journal entry sends ahead.
+/// Nothing becomes durable any more, so no flush and no FUA write is acknowledged. Data that the
+/// lost flush covers is not read, because it is not known to last. Plain writes and other reads go
+/// on. In the next life, what was made durable before is there; after a mere death of the process,
+/// everything acknowledged is.
 fn a_journal_that_the_cache_never_answers_promises_nothing_more() {
     for on in [OpKind::Write, OpKind::Flush] {
         each_end(|crash, survivors| {
@@ -226,7 +231,7 @@ fn a_journal_that_the_cache_never_answers_promises_nothing_more() {
             minutes(&mut stage, 1);
             assert_eq!(stage.device(0).faults.failures(), 1);
             if on == OpKind::Flush {
-                // Lest it be lost after it was seen, if the flush fails.
+                // Otherwise a client could see data that is lost if the flush fails.
                 asked.push(read(0..96));
                 begin(&mut stage, vec![read(0..96)]);
             } else {
@@ -240,7 +245,7 @@ fn a_journal_that_the_cache_never_answers_promises_nothing_more() {
     }
 }
 
-/// Two volumes, of which the first writes through; a promise each.
+/// Two volumes, the first in write-through mode; each has acknowledged durable data.
 fn two_volumes() -> (Stage, std::rc::Rc<Bench>) {
     let (mut stage, bench) = bench(small(vec![4096, 16384], THROUGH), quiet());
     stage.ask(Step::Mode { volume: 1, mode: Mode::Writeback }).unwrap();
@@ -249,9 +254,10 @@ fn two_volumes() -> (Stage, std::rc::Rc<Bench>) {
     (stage, bench)
 }
 
-/// A disk's controller loses one command and never answers it: a read, a write or a flush. Who asked for that waits for
-/// ever. The other volume, on another disk, goes on, however much it writes, and what else is asked of this one goes on
-/// too, except for flushes behind the lost one: one runs at a time. Kill or power cut take nothing that was promised.
+/// A disk's controller loses one command and never answers it: a read, a write or a flush. Its
+/// client waits forever. The other volume, on another disk, goes on, however much is written to it.
+/// Other requests to this volume go on too, except for flushes behind the lost one, because only
+/// one runs at a time. Neither a kill nor a power cut loses anything promised.
 fn a_disk_that_never_answers_holds_up_no_other_volume_and_loses_nothing() {
     let place: Range<u64> = 256..320;
     let lost = [(OpKind::Read, read(place.clone())), (OpKind::Write, write(place)), (OpKind::Flush, FLUSH)];
@@ -273,9 +279,9 @@ fn a_disk_that_never_answers_holds_up_no_other_volume_and_loses_nothing() {
     }
 }
 
-/// The lost command is one of write-back: of its write to the disk, or of the flush behind it. What is on its way stays
-/// dirty, and is read from the cache; both volumes go on, and the dirty data of the other is written back. The next life
-/// writes all of it back.
+/// The lost command belongs to write-back: its write to the disk, or the flush behind it. The data
+/// in flight stays dirty and is read from the cache. Both volumes go on, and the dirty data of the
+/// other one is written back. The next life writes everything back.
 fn a_write_back_that_is_never_answered_loses_nothing_dirty() {
     for on in [OpKind::Write, OpKind::Flush] {
         each_end(|crash, survivors| {

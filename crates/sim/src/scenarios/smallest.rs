@@ -1,4 +1,5 @@
-//! Scenarios on the smallest system: they show how a story is told, and that its end depends on its crash.
+//! Scenarios on the smallest system, without a cache: they show how a scenario works, and that its
+//! outcome depends on its crash.
 
 use super::stage::{FLUSH, THROUGH, failure, geometry, write, write_fua};
 use crate::disk::{OpKind, Survivors};
@@ -28,8 +29,8 @@ fn stage() -> Stage {
     stage
 }
 
-/// A file system writes its journal block with FUA and counts on it from the moment of the answer. The power goes just
-/// before the answer: old or new. Just after it: new, whatever else is lost.
+/// A file system writes its journal block with FUA, and relies on it from the moment of the answer.
+/// The power fails just before the answer: old or new. Just after it: new, whatever else is lost.
 fn a_fua_write_is_there_from_its_answer_on() {
     for (completed, survivors, wanted) in [
         (false, Survivors::Nothing, Value::Written(0)),
@@ -44,9 +45,9 @@ fn a_fua_write_is_there_from_its_answer_on() {
     }
 }
 
-/// A drive's flush fails once, and what it covered is gone from the drive's cache. The next flush succeeds: there is
-/// nothing left to fail. Who takes that success for the data's has lost it (users met this with several file systems and
-/// databases in 2018).
+/// A drive's flush fails once, and what it covered is gone from the drive's cache. The next flush
+/// succeeds, because there is nothing left to fail. A program that takes that success as proof for
+/// the data has lost it (users met this with several file systems and databases in 2018).
 fn a_flush_that_fails_has_lost_what_it_covered_and_the_next_one_does_not_say_so() {
     let mut stage = stage();
     stage.ask(write(0..8)).unwrap();
@@ -57,8 +58,9 @@ fn a_flush_that_fails_has_lost_what_it_covered_and_the_next_one_does_not_say_so(
     assert_eq!(stage.values(0, 0..8).unwrap(), [Value::Written(0); 8]);
 }
 
-/// The same story with a system that keeps the failure to itself: the oracle must not let it pass. The system is played
-/// by a flush of our own that takes the blow for the client's.
+/// The same story with a system that hides the failure: the oracle must notice it. The system's
+/// part is played by a flush of the scenario's own, which receives the failure in place of the
+/// client's.
 fn a_success_after_a_hidden_failure_is_a_lie_that_is_noticed() {
     let mut stage = stage();
     stage.ask(write(0..8)).unwrap();
@@ -72,7 +74,8 @@ fn a_success_after_a_hidden_failure_is_a_lie_that_is_noticed() {
     assert!(matches!(stage.verify(), Err(Fault::Read(_))));
 }
 
-/// The process dies with a write on its way: what was acknowledged is there, what was not is old or new in pieces.
+/// The process dies with a write in flight: acknowledged data is there, and the rest is old or new
+/// in pieces.
 fn a_dead_process_leaves_a_torn_write_behind() {
     let mut stage = stage();
     stage.ask(write(0..64)).unwrap();

@@ -1,4 +1,4 @@
-//! Buckets, their generations, and who reuses them when.
+//! Buckets, their generations, and when they may be reused.
 
 use super::bench::quiet;
 use super::image::{cached_at, change_generations};
@@ -24,9 +24,9 @@ super::scenarios! {
     a_stop_waits_for_the_allocator_before_it_ends_the_journal,
 }
 
-/// A backup reads a large file from the cache, slowly, while others fill the cache anew. Its bucket is given to somebody
-/// else in the middle, and the backup holds a part of another's file. (Kernels notice and read again, or return an error,
-/// or did not notice, by version.)
+/// A backup slowly reads a large file from the cache, while other clients fill the cache with new
+/// data. The file's bucket is reused in the middle, and the backup contains a part of another file.
+/// (Depending on the version, kernels notice and read again, return an error, or did not notice.)
 fn a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight() {
     for seed in 0..4 {
         let geometry = Geometry { buckets: 520, ..small(vec![16384], THROUGH) };
@@ -35,7 +35,8 @@ fn a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight() {
         keep(&mut stage, 0..512);
         pause(&mut stage, 20).unwrap();
         let middle = stage.device(0).model.latency_ns;
-        // Not so slow that the longest a device takes, forty times as long, is too long for those who wait.
+        // Not so slow that the longest latency of a device, forty times as long, exceeds what
+        // waiting requests allow.
         stage.device(0).model.latency_ns = 400 * MILLISECOND;
         let turnover = stage.play(move |client| async move {
             client.go(read(0..512)).await;
@@ -52,18 +53,18 @@ fn a_bucket_is_not_reused_while_a_large_read_of_it_is_in_flight() {
     }
 }
 
-/// A generation has eight bits, and a cache that is used for years goes round. Keys from long ago, which nobody has asked
-/// for since, must not pass for those of now: their buckets are another's.
+/// A generation has eight bits, and a cache that is used for years wraps it around. Keys from long
+/// ago that were not accessed since must not pass for current ones: their buckets hold other data.
 fn a_pointer_from_before_the_generations_went_round_is_not_believed() {
     let geometry = Geometry { buckets: 520, ..packed(vec![4096, 32768], THROUGH) };
     let (mut stage, _) = bench(geometry, quiet());
     stage.ask(Step::Mode { volume: 1, mode: Mode::Writethrough }).unwrap();
-    // A leaf of their own for the old keys: who writes elsewhere does not come past them.
+    // The old keys have a leaf of their own, so that writes elsewhere do not touch it.
     stage.together((0..600).map(|place| write(place * 3..place * 3 + 1)).collect()).unwrap();
     stage.ask(FLUSH).unwrap();
     pause(&mut stage, 20).unwrap();
     stage.stop().unwrap();
-    // All buckets have been reused since, so often that a few times more are too many.
+    // All buckets have been reused since, so often that a few more times are too many.
     let used: BTreeSet<u64> = cached_at(&mut stage).iter().map(|sector| sector / 16).collect();
     change_generations(&mut stage, |bucket, generation| {
         if used.contains(&bucket) { Gen(generation.0.wrapping_add(94)) } else { generation }
@@ -77,11 +78,13 @@ fn a_pointer_from_before_the_generations_went_round_is_not_believed() {
     stage.stop().unwrap();
 }
 
-/// A cache is full of dirty data, and in many buckets only one old extent is still alive. These are moved together, and the
-/// buckets given to others; the power goes as the first of them is written. Whatever of that survives, the old extent is
-/// there: in its new place, with a key that says so.
+/// A cache is full of dirty data, and in many buckets only one old extent is still live. These
+/// extents are moved together and their buckets reused; the power fails as the first of those is
+/// written. Whatever survives of that, the old extent is there: in its new place, with a key that
+/// points to it.
 fn a_bucket_whose_last_dirty_extent_was_moved_away_is_reused() {
-    // Buckets with one old extent; with what else is written they leave so few others that data is moved at once.
+    // Number of buckets with one old extent. With the other data they leave so few free buckets
+    // that data is moved at once.
     const SPARSE: u64 = 300;
     let subsets =
         [Survivors::Nothing, Survivors::Everything].into_iter().chain((0..6).map(Survivors::Seeded));
@@ -90,7 +93,8 @@ fn a_bucket_whose_last_dirty_extent_was_moved_away_is_reused() {
         let full = Options { cutoff_writeback: 100, cutoff_cache_add: 101, ..quiet() };
         let (mut stage, bench) = unstarted(geometry, full, 1);
         stage.start().unwrap();
-        // Two blocks in each bucket, neither beside the other in the volume; then the second of each is written anew.
+        // Two blocks in each bucket, not adjacent in the volume; then the second of each is
+        // overwritten.
         let block = |place: u64| write(place * 16..place * 16 + 8);
         for place in 0..2 * SPARSE {
             stage.ask(block(place)).unwrap();
@@ -98,7 +102,7 @@ fn a_bucket_whose_last_dirty_extent_was_moved_away_is_reused() {
         stage.together((0..SPARSE).map(|place| block(2 * place + 1)).collect()).unwrap();
         stage.ask(FLUSH).unwrap();
         assert_eq!(bench.status().stats.moved_bytes, 0, "there is room as yet");
-        // Nobody but the mover reads so much at once: clients only write.
+        // Only the mover reads so much at once: clients only write.
         let mut emptied: BTreeSet<u64> = BTreeSet::new();
         let reused = move |op: &OpView| {
             let bucket = op.sectors.start / 16;
@@ -116,8 +120,9 @@ fn a_bucket_whose_last_dirty_extent_was_moved_away_is_reused() {
     }
 }
 
-/// A set is stopped while the allocator stores generations, on a device that takes its time for them: the journal, which
-/// the allocator needs for that, must go on until it has ended (found as a stop that never ended).
+/// A set is stopped while the allocator stores generations on a slow device. The allocator needs
+/// the journal for that, so the journal must go on until the allocator has ended (found as a stop
+/// that never ended).
 fn a_stop_waits_for_the_allocator_before_it_ends_the_journal() {
     const LATE: u64 = 1000 * MILLISECOND;
     let mut met = 0;

@@ -1,4 +1,5 @@
-//! Short words for what every story says: a set of such a size, a write there, a device that fails now.
+//! Short helpers that every scenario uses: a set of a given size, a write to a place, a device that
+//! fails now.
 
 use super::bench::Bench;
 use crate::disk::{Fault as DiskFault, Landed, OpKind, Rule, Survivors};
@@ -13,31 +14,32 @@ use std::future::Future;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Mode of the first volume, for [`geometry`]: its place in a round of write-through, write-around and four times
-/// write-back, in which each volume has the next place. Here write-through; a second volume is write-around.
+/// Mode of the first volume, for [`geometry`]: an index into a cycle of write-through, write-around
+/// and four times write-back. Each further volume has the next index. This one is write-through; a
+/// second volume is write-around.
 pub const THROUGH: u64 = 0;
-/// Write-around, and a second volume write-back.
+/// Write-around; a second volume is write-back.
 pub const AROUND: u64 = 1;
-/// Write-back, and a second volume too.
+/// Write-back; a second volume too.
 pub const BACK: u64 = 2;
-/// Write-back at the end of the round, and a second volume is write-through.
+/// Write-back at the end of the cycle; a second volume is write-through.
 pub const BACK_LAST: u64 = 5;
 
-/// Sector of a backing device where its volume begins.
+/// Sector of a backing device at which its volume begins.
 pub const DATA_START: u64 = 16;
 
-/// Everywhere on a device, in sectors.
+/// All sectors of a device.
 pub const ANYWHERE: Range<u64> = 0..u64::MAX;
 
-/// Nanoseconds, for operations that are late.
+/// Nanoseconds in a millisecond, for operations that are late.
 pub const MILLISECOND: u64 = 1_000_000;
 
-/// A set of one volume of 8 MiB in write-back mode, running.
+/// A running set of one volume of 8 MiB in write-back mode.
 pub fn stage() -> Stage {
     stage_of(vec![16384], BACK)
 }
 
-/// A set of volumes of these sizes in sectors, running.
+/// A running set of volumes of these sizes in sectors.
 pub fn stage_of(volumes: Vec<u64>, first_mode: u64) -> Stage {
     let mut stage = Stage::new(Rc::new(Engine), geometry(volumes, first_mode), 1);
     stage.start().expect("it opens");
@@ -61,7 +63,7 @@ pub fn geometry(volumes: Vec<u64>, first_mode: u64) -> Geometry {
     }
 }
 
-/// A story says what is cached: nothing that it does is a stream.
+/// Disables the detection of streams, so that the scenario alone decides what is cached.
 const fn without_streams(mut tuning: Tuning) -> Tuning {
     tuning.set.writeback_batch_sectors = WITHOUT_STREAMS;
     tuning
@@ -77,20 +79,20 @@ pub fn packed(volumes: Vec<u64>, first_mode: u64) -> Geometry {
     Geometry { block_sectors: 1, set_block_sectors: 1, torn_sectors: 1, ..small(volumes, first_mode) }
 }
 
-/// A set with this geometry and these options, running.
+/// A running set with this geometry and these options.
 pub fn bench(geometry: Geometry, options: Options) -> (Stage, Rc<Bench>) {
     let (mut stage, bench) = unstarted(geometry, options, 1);
     stage.start().expect("it opens");
     (stage, bench)
 }
 
-/// The same, made and not started, with a world of its own.
+/// The same, made but not started; `seed` is the seed of its world.
 pub fn unstarted(geometry: Geometry, options: Options, seed: u64) -> (Stage, Rc<Bench>) {
     let bench = Bench::new(options, geometry.volumes.len());
     (Stage::new(Rc::<Bench>::clone(&bench), geometry, seed), bench)
 }
 
-/// A write to the first volume, in sectors of 512 bytes as everywhere here.
+/// A write to the first volume. Sectors have 512 bytes, as everywhere here.
 pub const fn write(sectors: Range<u64>) -> Step {
     write_to(0, sectors)
 }
@@ -110,14 +112,14 @@ pub const fn read(sectors: Range<u64>) -> Step {
     Step::Read { volume: 0, sectors }
 }
 
-/// Makes durable what was acknowledged of the first volume.
+/// Makes acknowledged writes to the first volume durable.
 pub const FLUSH: Step = Step::Flush { volume: 0 };
 
-/// Takes the first volume from the cache, and puts it back.
+/// Detaches the first volume from the cache, and attaches it again.
 pub const DETACH: Step = Step::Detach { volume: 0 };
 pub const ATTACH: Step = Step::Attach { volume: 0 };
 
-/// Nobody asks for anything for so many milliseconds.
+/// Lets this many milliseconds pass without requests.
 pub fn pause(stage: &mut Stage, milliseconds: u64) -> Result<(), Fault> {
     stage.play(move |client| async move {
         client.go(Step::Pause(milliseconds)).await;
@@ -125,15 +127,15 @@ pub fn pause(stage: &mut Stage, milliseconds: u64) -> Result<(), Fault> {
     })
 }
 
-/// Nobody asks for anything for so many minutes. Longer than anything in the engine waits for by itself: the longest of its
-/// delays is half a minute.
+/// Lets this many minutes pass without requests. A minute is longer than anything in the engine
+/// waits for by itself: its longest delay is half a minute.
 pub fn minutes(stage: &mut Stage, count: u32) {
     for _ in 0..6 * count {
         pause(stage, 10_000).unwrap();
     }
 }
 
-/// Asks for all of it, and waits for no answer.
+/// Makes all of these requests, without waiting for the answers.
 pub fn begin(stage: &mut Stage, steps: Vec<Step>) {
     let begun = stage.play(move |client| async move {
         for step in steps {
@@ -144,8 +146,8 @@ pub fn begin(stage: &mut Stage, steps: Vec<Step>) {
     begun.unwrap();
 }
 
-/// From now on so many operations of this kind suffer this on a device, where they touch these sectors (a flush does
-/// everywhere).
+/// Makes the next `count` operations of this kind suffer `fault` on a device, if they touch these
+/// sectors (a flush touches all).
 pub fn trouble(
     stage: &mut Stage,
     device: usize,
@@ -157,12 +159,12 @@ pub fn trouble(
     stage.device(device).faults.add(Rule { on, sectors, skip: 0, count, fault });
 }
 
-/// So many operations of this kind fail, with nothing landed.
+/// Makes the next `count` operations of this kind fail, with nothing landed.
 pub fn failure(stage: &mut Stage, device: usize, on: OpKind, count: u32) {
     trouble(stage, device, on, ANYWHERE, count, DiskFault::Fail(Landed::Nothing));
 }
 
-/// The power goes, and with it everything that no flush has made durable.
+/// Cuts the power: everything that no flush has made durable is lost.
 pub fn power_cut(stage: &mut Stage) {
     stage.crash(Crash::PowerCut, Survivors::Nothing);
 }
@@ -173,7 +175,7 @@ pub fn keep(stage: &mut Stage, sectors: Range<u64>) {
     stage.ask(FLUSH).unwrap();
 }
 
-/// Reads a range so that the cache holds a clean copy of it, in its tree, durably.
+/// Reads a range so that the cache durably holds a clean copy of it in its tree.
 pub fn warm(stage: &mut Stage, sectors: Range<u64>) {
     stage.ask(read(sectors)).unwrap();
     pause(stage, 20).unwrap();
@@ -183,7 +185,8 @@ pub fn warm(stage: &mut Stage, sectors: Range<u64>) {
     stage.start().unwrap();
 }
 
-/// It does not open and says this; nobody runs after that.
+/// Asserts that the set does not open and that the refusal contains `words`. No process runs
+/// afterwards.
 pub fn assert_not_opened(stage: &mut Stage, words: &str) {
     match stage.start() {
         Err(Fault::Open(refusal)) => {
@@ -195,7 +198,7 @@ pub fn assert_not_opened(stage: &mut Stage, words: &str) {
     stage.crash(Crash::ProcessDeath, Survivors::Everything);
 }
 
-/// The same, and it has written nothing.
+/// The same, and asserts that nothing was written.
 pub fn assert_refused(stage: &mut Stage, words: &str) {
     let before = digests(stage);
     assert_not_opened(stage, words);
@@ -206,10 +209,11 @@ fn digests(stage: &Stage) -> Vec<u64> {
     stage.rig().world.borrow().devices.iter().map(|device| device.view().digest()).collect()
 }
 
-/// What becomes of writes that no flush has covered.
+/// The possible fates of writes that no flush has covered.
 pub const FATES: [Survivors; 3] = [Survivors::Nothing, Survivors::Everything, Survivors::Seeded(1)];
 
-/// Runs `act` with the power going as the cache completes its `nth` operation; false if it comes to its end before that.
+/// Runs `act` and cuts the power as the cache completes operation number `nth`. Returns false if
+/// `act` ends before that.
 pub fn cut_at<F>(stage: &mut Stage, nth: u64, survivors: Survivors, act: F) -> bool
 where
     F: Future<Output = Result<(), Error>> + 'static,

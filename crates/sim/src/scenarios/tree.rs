@@ -1,4 +1,4 @@
-//! Damaged nodes, met while the set is served and at a start, and what a crash leaves of nodes.
+//! Damaged nodes, found while the set is served or at a start, and what a crash leaves of nodes.
 
 use super::bench::{Bench, quiet};
 use super::clean_modes::CLEAN_MODES;
@@ -34,13 +34,13 @@ super::scenarios! {
     a_torn_append_over_a_former_life_of_the_bucket_is_no_set,
 }
 
-/// A write that makes one key: between two of them there is room, so they are never joined.
+/// A write that makes one key: there is a gap between two of them, so they are never merged.
 const fn key(place: u64) -> Step {
     write(place * 3..place * 3 + 1)
 }
 
-/// A set with so many keys that cannot be joined, one in three sectors of the volume. All are durable, and of their nodes
-/// only the root is in memory.
+/// Returns a set with `keys` keys that cannot be merged, one for every three sectors of the volume.
+/// All are durable, and only the root is in memory.
 fn planted(geometry: Geometry, keys: u64) -> (Stage, Rc<Bench>) {
     let (mut stage, bench) = bench(geometry, quiet());
     stage.together((0..keys).map(key).collect()).unwrap();
@@ -54,7 +54,7 @@ fn planted(geometry: Geometry, keys: u64) -> (Stage, Rc<Bench>) {
 /// A leaf with something to write waits half a minute for more.
 const UNTIL_LEAVES_ARE_WRITTEN: [Step; 4] = [const { Step::Pause(10_000) }; 4];
 
-/// Keys of a tree of two levels.
+/// Number of keys of a tree of two levels.
 const KEYS: u64 = 1200;
 
 /// A small tree of two levels in a small cache.
@@ -67,7 +67,7 @@ fn forest(mode: u64) -> (Stage, Rc<Bench>) {
 /// Size of a volume over which a tree gets three levels.
 const TALL_SECTORS: u64 = 48_000;
 
-/// A tree of three levels: of the smallest nodes that there are.
+/// A tree of three levels, with the smallest possible nodes.
 fn tall_forest(mode: u64) -> (Stage, Rc<Bench>) {
     let geometry = Geometry { bucket_sectors: 8, buckets: 4000, ..packed(vec![TALL_SECTORS], mode) };
     let (stage, bench) = planted(geometry, TALL_SECTORS / 3);
@@ -75,14 +75,15 @@ fn tall_forest(mode: u64) -> (Stage, Rc<Bench>) {
     (stage, bench)
 }
 
-/// A sector of the volume in the middle of what a node covers that has a key.
+/// Returns a sector of the volume that has a key, in the middle of the range of a node.
 fn sector_in(node: &NodeRecord, volume_sectors: u64) -> u64 {
     let end = if node.high.inode > Inode(0) { DATA_START + volume_sectors } else { node.high.offset };
     (node.low.offset.max(DATA_START).midpoint(end) - DATA_START) / 3 * 3
 }
 
-/// A bit changes in a leaf while the set is served, and the set has dirty data there. What lies in that leaf cannot be
-/// read; it is no hole, and the disk's old blocks are not shown for it. All else is there.
+/// A bit flips in a leaf while the set is served, and the set has dirty data there. The data under
+/// that leaf cannot be read. It is not treated as a hole, and the disk's old blocks are not
+/// returned for it. All other data is available.
 fn a_leaf_found_damaged_while_it_is_served_is_no_hole() {
     let (mut stage, _) = forest(BACK);
     let leaf = node_for(&mut stage, 0, DATA_START + 3 * 600);
@@ -96,7 +97,8 @@ fn a_leaf_found_damaged_while_it_is_served_is_no_hole() {
     }
 }
 
-/// The same in a clean mode, where the disk has everything: nobody is told, and what the leaf said never comes back.
+/// The same in a clean mode, where the disk has everything: no client gets an error, and what the
+/// leaf said never comes back.
 fn a_leaf_found_damaged_in_a_clean_mode_is_not_noticed() {
     let (mut stage, _) = forest(THROUGH);
     let leaf = node_for(&mut stage, 0, DATA_START + 3 * 600);
@@ -106,8 +108,8 @@ fn a_leaf_found_damaged_in_a_clean_mode_is_not_noticed() {
     assert_eq!(backing(&mut stage, 1).state(), BackingState::Stale, "it has left the cache");
 }
 
-/// The same of a node above the leaves that is not the root: what lies below it cannot be read, all else can, and who looks is
-/// told which node it is. When the bit is back everything is there.
+/// The same with an interior node other than the root: the data below it cannot be read, all other
+/// data can, and the status names the damaged node. When the bit is restored, everything is there.
 fn an_interior_node_found_damaged_while_it_is_served_is_no_hole() {
     let (mut stage, bench) = tall_forest(BACK);
     let interior: Vec<NodeRecord> = nodes(&mut stage).into_iter().filter(|node| node.level == 1).collect();
@@ -129,7 +131,7 @@ fn an_interior_node_found_damaged_while_it_is_served_is_no_hole() {
     stage.stop().unwrap();
 }
 
-/// The same in a clean mode: nobody is told, and what the node said never comes back.
+/// The same in a clean mode: no client gets an error, and what the node said never comes back.
 fn an_interior_node_found_damaged_in_a_clean_mode_is_not_noticed() {
     let (mut stage, _) = tall_forest(THROUGH);
     let damaged = node_for(&mut stage, 1, DATA_START + 3 * 600);
@@ -139,8 +141,9 @@ fn an_interior_node_found_damaged_in_a_clean_mode_is_not_noticed() {
     assert_eq!(backing(&mut stage, 1).state(), BackingState::Stale, "it has left the cache");
 }
 
-/// An SSD whose map of blocks is broken answers with another block than was asked for. In a clean mode nobody is told while
-/// it does so for nodes, whose sums say where they belong. (Of cached data it could not be seen: that has no sum.)
+/// An SSD with a corrupt block map returns another block than the requested one. In a clean mode no
+/// client gets an error while it does so for nodes, whose checksums say where they belong. (With
+/// cached data it could not be detected, because that has no checksum.)
 fn a_cache_that_answers_with_other_nodes_in_a_clean_mode_is_not_noticed() {
     for mode in CLEAN_MODES {
         let (mut stage, _) = forest(THROUGH);
@@ -156,14 +159,15 @@ fn a_cache_that_answers_with_other_nodes_in_a_clean_mode_is_not_noticed() {
     }
 }
 
-/// A bit changes in the root, which is in memory from the start on. Nobody but GC reads it again, which wants to know what dead
-/// pointers it holds: the set goes on, tells who looks, and what is dirty can be brought to the disk before a start that is
-/// refused.
+/// A bit flips in the root, which is in memory from the start on. Only GC reads it again, to count
+/// the dead pointers in it. The set goes on and its status reports the damage, and the dirty data
+/// can be brought to the disk before the next start, which is refused.
 fn a_root_found_damaged_while_it_is_served_is_served_from_memory() {
     let (mut stage, bench) = forest(BACK);
     let root = nodes(&mut stage).swap_remove(0);
     stage.device(0).rot(root.sector, 320);
-    // So much dies that GC comes, in a place without many keys: else leaves are rewritten, and with them a root.
+    // Enough data dies that GC runs, in a place without many keys: otherwise leaves would be
+    // rewritten, and with them a root.
     for _ in 0..6 {
         stage.ask(write(3600..4096)).unwrap();
     }
@@ -179,24 +183,25 @@ fn a_root_found_damaged_while_it_is_served_is_served_from_memory() {
     assert_eq!(on_disk(&mut stage, 0..4096), values);
 }
 
-/// A bit changes in the root, an interior node, which is in memory: the set goes on. At the next start it is refused, and nothing is
-/// written: whoever can still save it finds it as it was.
+/// A bit flips in the root, an interior node, which is in memory: the set goes on. The next start
+/// is refused and nothing is written, so that a rescue finds the device as it was.
 fn a_root_found_damaged_at_the_next_start_is_refused() {
     let (mut stage, _) = forest(BACK);
     let root = nodes(&mut stage)[0].sector;
     stage.device(0).rot(root, 320);
     stage.ask(write(0..64)).unwrap();
     stage.verify().unwrap();
-    // The set has not, but the checker has seen it.
+    // The set has not noticed, but the checker has.
     let Err(Fault::Structure(findings)) = stage.stop() else { panic!("the root is sound") };
     assert!(findings.iter().any(|finding| finding.contains(&format!("sector {root}"))), "{findings:?}");
     assert_refused(&mut stage, "is damaged");
 }
 
-/// A leaf is appended to twice, each time durably. The power goes, and the SSD has lost the first of the two although it had
-/// flushed it: the second stands behind what looks like the end of the log, with the number of this node. Taken for the end,
-/// the next set would be written there, and some old keys would be back and others not. (A device that keeps its promises
-/// never leaves this: a set is durable before the next one of its node is begun.)
+/// A leaf is appended to twice, each time durably. The power fails, and the SSD has lost the first
+/// append although it had flushed it: the second is behind what looks like the end of the log, with
+/// the sequence number of this node. If that were taken for the end, the next set would be written
+/// there, and some old keys would be back and others not. (A device that keeps its promises never
+/// leaves this: a set is durable before the next one of its node is begun.)
 fn a_set_behind_a_lost_one_is_not_overlooked() {
     let (mut stage, _) = forest(BACK);
     let leaf = node_for(&mut stage, 0, DATA_START);
@@ -220,8 +225,8 @@ fn a_set_behind_a_lost_one_is_not_overlooked() {
     assert_refused(&mut stage, "is damaged");
 }
 
-/// The power fails while a set is appended to a leaf, and the first half of what the device was given is there. It is no
-/// set then, the leaf can be read, and the keys are in the journal.
+/// The power fails while a set is appended to a leaf, and only the first half of the write is on
+/// the device. That is not a valid set, the leaf can be read, and the keys are in the journal.
 fn a_torn_append_to_a_leaf_is_no_set() {
     let (mut stage, _) = forest(BACK);
     for leaf in nodes(&mut stage).into_iter().filter(|node| node.level == 0) {
@@ -239,9 +244,10 @@ fn a_torn_append_to_a_leaf_is_no_set() {
     stage.stop().unwrap();
 }
 
-/// Leaves come and go, and a new one stands where an older one stood, whose sets are still behind its own. The power goes
-/// while it is appended to. What was to come first of the new set is not there yet: in its place stands the header of an older
-/// set, of another life. That is the end of the log, and the keys are in the journal.
+/// Leaves come and go, and a new one is in the bucket of an older one, whose sets are still behind
+/// its own. The power fails during an append. The first block of the new set is not there yet: in
+/// its place is the header of an older set, from another life of the bucket. That is the end of the
+/// log, and the keys are in the journal.
 fn a_torn_append_over_a_former_life_of_the_bucket_is_no_set() {
     let mut reached = 0;
     let torn = (0..12).map(|seed| (false, Survivors::Seeded(seed)));
@@ -271,11 +277,12 @@ fn a_torn_append_over_a_former_life_of_the_bucket_is_no_set() {
     assert!(reached > 1, "of some sets what comes behind the header has reached the device: {reached}");
 }
 
-/// Writes everything anew until some leaf ends where an older one in its bucket has left a set, and has room for three
-/// blocks more and the one that a nearly full leaf keeps; that leaf, and the block at which its next set comes.
+/// Overwrites everything until some leaf ends where an older one in its bucket has left a set, with
+/// room for three more blocks and the one that a nearly full leaf keeps. Returns that leaf, and the
+/// block of its next set.
 fn leaf_of_a_second_life(stage: &mut Stage) -> (NodeRecord, u32) {
     for round in 0..100 {
-        // Sets of many lengths, so that one of now ends where one of then did.
+        // Sets of many lengths, so that a current one ends where an old one did.
         stage.together((0..KEYS).step_by(1 + round % 3).map(key).collect()).unwrap();
         stage.ask(FLUSH).unwrap();
         stage.together(UNTIL_LEAVES_ARE_WRITTEN.to_vec()).unwrap();
@@ -290,7 +297,7 @@ fn leaf_of_a_second_life(stage: &mut Stage) -> (NodeRecord, u32) {
     panic!("no leaf has ended where a set of a former one began");
 }
 
-/// The blocks of a node at which sound sets of former nodes in its bucket stand.
+/// Returns the blocks of a node at which there are sound sets of earlier nodes in its bucket.
 fn former_sets(stage: &mut Stage, node: &NodeRecord) -> Vec<u32> {
     let bytes = content(stage, node);
     let mut blocks = Vec::new();
@@ -303,13 +310,13 @@ fn former_sets(stage: &mut Stage, node: &NodeRecord) -> Vec<u32> {
     blocks
 }
 
-/// What the sets of a node that stood there in this generation were sealed for.
+/// Returns what the sets of a node with this place and generation were sealed for.
 fn place(stage: &mut Stage, node: &NodeRecord, generation: u8) -> BsetPlace {
     let pointer = Pointer::new(DeviceIndex(0), node.sector, Gen(generation));
     BsetPlace { magic: sizes(stage).magic, node: pointer }
 }
 
-/// What stands in the bucket of a node.
+/// Returns the contents of a node's bucket.
 fn content(stage: &mut Stage, node: &NodeRecord) -> Vec<u8> {
     bytes(stage, 0, node.sector, usize::from(node.sectors) * 512)
 }

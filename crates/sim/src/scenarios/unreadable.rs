@@ -1,4 +1,5 @@
-//! Sectors of a backing device that cannot be read until they are written again, as a disk has them after a bad night.
+//! Sectors of a backing device that cannot be read until they are written again, as with a bad
+//! sector of a disk.
 
 use super::bench::{eager, quiet};
 use super::image::{backing, cached_at, on_disk};
@@ -19,19 +20,20 @@ super::scenarios! {
     a_part_of_a_block_with_a_bad_sector_is_not_written,
 }
 
-/// One sector of the disk goes bad, in the middle of the block from 96 to 104.
+/// Makes one sector of the disk bad, in the middle of the block from 96 to 104.
 fn go_bad(stage: &mut Stage) {
     stage.device(1).make_unreadable(DATA_START + 100..DATA_START + 101);
 }
 
-/// Who of them is refused.
+/// Returns for each step whether it was refused.
 fn refused(stage: &mut Stage, steps: Vec<Step>) -> Vec<bool> {
     stage.attempt(steps).unwrap().iter().map(Result::is_err).collect()
 }
 
-/// A sector of a disk goes bad in its sleep. What the cache holds of it is read from there, until that is bad too. Who
-/// reads it from the disk is told an error, each time anew: nothing is cached for it. Who reads or writes next to it is
-/// not. A write of its block heals it, whatever the mode, and all of it is read again, from the cache or without it.
+/// A sector of a disk goes bad unnoticed. Its cached copy is read from the cache, until that is bad
+/// too. A read of it from the disk gets an error, every time, because nothing is cached for it.
+/// Reads and writes next to it succeed. A write of its block heals it in any mode, and all of it
+/// can be read again, from the cache or without it.
 fn a_bad_sector_of_a_disk_fails_its_own_reads_until_a_write_heals_it() {
     for mode in [Mode::Writethrough, Mode::Writearound, Mode::None, Mode::Writeback] {
         let (mut stage, bench) = bench(geometry(vec![16384], THROUGH), quiet());
@@ -39,7 +41,7 @@ fn a_bad_sector_of_a_disk_fails_its_own_reads_until_a_write_heals_it() {
         stage.stop().unwrap();
         stage.start().unwrap();
         stage.ask(Step::Mode { volume: 0, mode }).unwrap();
-        // What is cached of it is all that is left.
+        // The cached copy is all that is left.
         go_bad(&mut stage);
         assert_eq!(refused(&mut stage, vec![read(96..160)]), [false], "{mode:?}: the cache has it");
         for sector in cached_at(&mut stage) {
@@ -65,8 +67,9 @@ fn a_bad_sector_of_a_disk_fails_its_own_reads_until_a_write_heals_it() {
     }
 }
 
-/// The same block is written into the cache alone: it is read from there at once, and the disk learns of it when it is
-/// written back, which heals the sector. Write-back of its neighbours is not held up before that, and heals nothing.
+/// The same block is written into the cache alone: reads get it from there at once. The disk
+/// receives it when it is written back, which heals the sector. Write-back of its neighbours is not
+/// delayed before that, and heals nothing.
 fn a_bad_sector_of_a_disk_is_healed_by_write_back() {
     let options = eager(Duration::from_millis(10));
     let (mut stage, bench) = bench(geometry(vec![16384], BACK), options);
@@ -86,9 +89,10 @@ fn a_bad_sector_of_a_disk_is_healed_by_write_back() {
     stage.stop().unwrap();
 }
 
-/// The bad sector alone is written, in a block of eight. The cache knows whole blocks only, and what else is in this one
-/// nobody can read: the write is refused, whatever the mode, and changes nothing. Behind no cache the disk takes the sector
-/// by itself, and so does the volume when it has left the cache.
+/// Only the bad sector is written, in a block of eight. The cache handles whole blocks only, and
+/// the rest of this one cannot be read: the write is refused in any mode, and changes nothing.
+/// Without a cache the disk accepts the sector by itself, and so does the volume when it has been
+/// detached.
 fn a_part_of_a_block_with_a_bad_sector_is_not_written() {
     for mode in [Mode::Writethrough, Mode::Writearound, Mode::None, Mode::Writeback] {
         let sectors = Geometry { block_sectors: 1, torn_sectors: 1, ..geometry(vec![16384], THROUGH) };

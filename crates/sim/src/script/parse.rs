@@ -1,7 +1,9 @@
-//! Reading a script: line by line, each thing where it must stand, nothing believed before it is within its limits.
+//! Parses a script, line by line and in a fixed order. Each value is checked against its limits
+//! before it is used.
 //!
-//! A line that means a step is written in one way only: what has been read is written again and must be the line. So the
-//! words of [`Step`] stand in one place, its `Display`, and a script cannot mean two things.
+//! A step can be written in only one way: after it has been parsed, it is formatted again and the
+//! result must equal the line. So the syntax of [`Step`] is defined in one place, its `Display`,
+//! and a script cannot be ambiguous.
 
 use super::limits::{
     BYTES_MAX, CUTS_MAX, DEPTH, PAUSE_MS_MAX, PAUSES_MS_MAX, REQUEST_SECTORS_MAX, SECTORS_MAX, STEPS_MAX,
@@ -16,95 +18,95 @@ use std::fmt::Debug;
 use std::ops::{Range, RangeInclusive};
 use std::str::FromStr;
 
-/// Characters of a damaged line that a report shows.
+/// Number of characters of a damaged line that an error message shows.
 const SHOWN: usize = 60;
 
-/// What is wrong with a script, and where.
+/// What is wrong with a script, and in which line.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("line {line}: {damage}")]
 pub struct ScriptError {
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// What.
+    /// What is wrong.
     pub damage: Damage,
 }
 
 /// What can be wrong with a line.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Damage {
-    /// Bytes that are no UTF-8.
+    /// The bytes are not UTF-8.
     #[error("this is no text")]
     NoText,
-    /// The file, the steps or the crashes are too many.
+    /// The file is too long, or there are too many steps or crashes.
     #[error("a script has at most {0}")]
     TooMuch(String),
-    /// It begins with something else.
+    /// The file does not begin with the script header.
     #[error("a script begins with \"sim script {VERSION}\", not with {0:?}")]
     NoScript(String),
-    /// Another version of the format.
+    /// The script has another version of the format.
     #[error("the script is of version {0:?} and this simulator reads version {VERSION} only")]
     Version(String),
     /// Lines are missing.
     #[error("the script ends here, before its line \"end\": it is not whole")]
     Ended,
-    /// Something after the end.
+    /// There is something after the end.
     #[error("nothing comes after \"end\", but here is {0:?}")]
     Behind(String),
-    /// A line of the head is another one.
+    /// The head contains another line than expected.
     #[error("here must stand \"{wanted} ..\", not {found:?}")]
     Field {
-        /// The word that it begins with.
+        /// The key that the line must begin with.
         wanted: &'static str,
-        /// The line.
+        /// The line found.
         found: String,
     },
-    /// A value that cannot be, or cannot be run.
+    /// A value is impossible, or cannot be run.
     #[error("{key} must be {wanted}, not {found:?}")]
     Value {
-        /// Of what.
+        /// The key.
         key: &'static str,
-        /// What it may be.
+        /// The permitted values.
         wanted: String,
-        /// What it is.
+        /// The value found.
         found: String,
     },
-    /// A set that has grown has sizes of its own.
+    /// The sizes are not those of the grown set that the script starts from.
     #[error("a set that starts so has the sizes of one that has grown, and these are others")]
     NotGrown,
-    /// No step is written so.
+    /// The line is not a step.
     #[error("no step is written like {0:?}")]
     Step(String),
-    /// Devices fail in a workload that says they do not.
+    /// A device fails in a workload that is declared to be without failures.
     #[error("a device fails, although the script says \"troubled no\"")]
     Trouble,
-    /// A volume or a device that does not exist.
+    /// A volume or a device does not exist.
     #[error("there is no {what} {found}: there are {count}")]
     Absent {
-        /// Volume or device.
+        /// "volume" or "device".
         what: &'static str,
-        /// Its number.
+        /// The number given.
         found: u64,
-        /// How many there are, counted from 0.
+        /// How many there are; numbers count from 0.
         count: u64,
     },
-    /// A request outside its volume, or off its blocks.
+    /// A request is outside its volume, or not aligned to its blocks.
     #[error("sectors {found:?} are no request for {sectors} sectors in blocks of {block}: {why}")]
     Request {
-        /// The sectors.
+        /// The sectors of the request.
         found: Range<u64>,
-        /// The volume's size.
+        /// The size of the volume in sectors.
         sectors: u64,
-        /// The volume's block.
+        /// The block size of the volume in sectors.
         block: u64,
-        /// What forbids it.
+        /// The reason.
         why: &'static str,
     },
-    /// No crash is written so.
+    /// A crash is malformed.
     #[error("{0}")]
     Cut(String),
 }
 
-/// The text of a file that has been read up to one byte more than a script may have.
+/// Returns the text of a file, of which up to one byte more than the limit has been read.
 pub(super) fn text_of(bytes: &[u8]) -> Result<&str, ScriptError> {
     if bytes.len() as u64 > BYTES_MAX {
         return Err(ScriptError { line: 1, damage: Damage::TooMuch(format!("{BYTES_MAX} bytes")) });
@@ -116,7 +118,7 @@ pub(super) fn text_of(bytes: &[u8]) -> Result<&str, ScriptError> {
     })
 }
 
-/// Reads a whole script.
+/// Parses a whole script.
 pub(super) fn script(text: &str, file: &str) -> Result<Script, ScriptError> {
     let mut reader = Reader { lines: text.lines(), line: 0, steps: 0, sectors: 0, pauses_ms: 0 };
     let read = reader.script(file);
@@ -125,18 +127,18 @@ pub(super) fn script(text: &str, file: &str) -> Result<Script, ScriptError> {
 
 pub(super) struct Reader<'a> {
     lines: std::str::Lines<'a>,
-    /// Lines read.
+    /// Number of lines read.
     line: usize,
-    /// Steps read.
+    /// Number of steps read.
     steps: usize,
-    /// Sectors of all requests read.
+    /// Total sectors of all requests read.
     sectors: u64,
-    /// Milliseconds of all pauses read.
+    /// Total milliseconds of all pauses read.
     pauses_ms: u64,
 }
 
 impl<'a> Reader<'a> {
-    /// The next line that says something.
+    /// Returns the next line that is neither empty nor a comment.
     fn next(&mut self) -> Result<&'a str, Damage> {
         loop {
             self.line += 1;
@@ -175,7 +177,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Everything before the steps.
+    /// Parses everything before the steps.
     fn head(&mut self, file: &str) -> Result<Workload, Damage> {
         let name = self.field("workload")?;
         let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
@@ -198,7 +200,7 @@ impl<'a> Reader<'a> {
         Ok(Workload { name, seed, geometry, grown, depth, steps, troubled, origin, kept })
     }
 
-    /// The value of the line that begins with `key`.
+    /// Returns the value of the next line, which must begin with `key`.
     pub(super) fn field(&mut self, key: &'static str) -> Result<&'a str, Damage> {
         let line = self.next()?;
         let rest = line.strip_prefix(key).and_then(|rest| rest.strip_prefix(' '));
@@ -217,7 +219,8 @@ impl<'a> Reader<'a> {
         number(key, self.field(key)?, range)
     }
 
-    /// The same of a line that may be left out, for `without`.
+    /// Does the same as [`Self::number`] for an optional line. Returns `without` if the line is
+    /// absent.
     pub(super) fn number_or<T>(
         &mut self,
         key: &'static str,
@@ -230,7 +233,7 @@ impl<'a> Reader<'a> {
         Ok(self.may_be(|reader| reader.number(key, range))?.unwrap_or(without))
     }
 
-    /// What `read` reads, if its line is there.
+    /// Returns what `read` returns, or `None` if its line is absent.
     pub(super) fn may_be<T>(
         &mut self,
         read: impl FnOnce(&mut Self) -> Result<T, Damage>,
@@ -267,7 +270,7 @@ impl<'a> Reader<'a> {
         found.copied().ok_or_else(|| value(key, &words.join(" or "), word))
     }
 
-    /// Steps up to the next word that is none, and that word.
+    /// Parses steps up to a word that ends them, and returns that word too.
     fn steps(&mut self, workload: &Workload) -> Result<(Vec<Step>, &'a str), Damage> {
         let mut steps = Vec::new();
         loop {
@@ -313,7 +316,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads a step of `workload`, whose steps are not all there yet.
+/// Parses a step of `workload`, whose steps are not complete yet.
 fn step(line: &str, workload: &Workload) -> Result<Step, Damage> {
     let wrong = || Damage::Step(shown(line));
     let words: Vec<&str> = line.split(' ').take(12).collect();
@@ -385,7 +388,7 @@ fn device_of(word: &str, workload: &Workload) -> Result<usize, Damage> {
     device.ok_or(Damage::Absent { what: "device", found, count })
 }
 
-/// One that is under a volume.
+/// Returns the number of a device that backs a volume.
 fn backing(word: &str, workload: &Workload) -> Result<usize, Damage> {
     let device = device_of(word, workload)?;
     if device > 0 { Ok(device) } else { Err(value("device", "one that is under a volume", word)) }
@@ -409,7 +412,7 @@ fn trouble(words: &[&str], workload: &Workload, wrong: impl Fn() -> Damage) -> R
         count: number("times", count, 0..=u32::MAX)?,
         fault: fault_of(fault).ok_or_else(&wrong)??,
     };
-    // No request need fail for what is late.
+    // A late operation does not make a request fail.
     if !workload.troubled && !matches!(rule.fault, Fault::Late(_)) {
         return Err(Damage::Trouble);
     }
@@ -443,7 +446,7 @@ fn restart_of(word: &str) -> Option<Restart> {
     }
 }
 
-/// Whether `word` names `value` as a step does.
+/// Returns whether `word` names `value` as a step does.
 fn says(word: &str, value: &impl Debug) -> bool {
     format!("{value:?}") == word
 }
@@ -461,7 +464,7 @@ fn volume(word: &str, workload: &Workload) -> Result<u32, Damage> {
     }
 }
 
-/// One that has a device, or that lives in the cache alone.
+/// Returns a volume that has a device of its own, or one that is flash-only.
 fn volume_with(word: &str, workload: &Workload, device: bool) -> Result<u32, Damage> {
     let volume = volume(word, workload)?;
     let is_such = ((volume as usize) < workload.geometry.volumes.len()) == device;
@@ -469,7 +472,7 @@ fn volume_with(word: &str, workload: &Workload, device: bool) -> Result<u32, Dam
     is_such.then_some(volume).ok_or_else(|| value("volume", wanted, word))
 }
 
-/// A volume and another size of it: less than it is made with, or as much.
+/// Returns a volume and a new size for it, at most the size that it is created with.
 fn size_of(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, u64), Damage> {
     let volume = volume(volume_word, workload)?;
     let block = u64::from(workload.geometry.block_sectors);
@@ -478,7 +481,7 @@ fn size_of(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32
     is_whole.then_some((volume, size)).ok_or_else(|| value("size", "whole blocks", sectors))
 }
 
-/// A volume and what is asked of it.
+/// Returns a volume and the sectors of a request to it.
 fn place(volume_word: &str, sectors: &str, workload: &Workload) -> Result<(u32, Range<u64>), Damage> {
     let (volume, found) = (volume(volume_word, workload)?, range(sectors)?);
     let (sectors, block) = (workload.geometry.sectors_of(volume), u64::from(workload.geometry.block_sectors));
@@ -498,7 +501,7 @@ fn range(word: &str) -> Result<Range<u64>, Damage> {
     Ok(number("a first sector", start, 0..=u64::MAX)?..number("an end", end, 0..=u64::MAX)?)
 }
 
-/// Sectors that a step may keep in memory.
+/// Returns the number of sectors that a step may keep in memory.
 fn sectors_of(step: &Step) -> u64 {
     match step {
         Step::Write { sectors, .. }
@@ -509,7 +512,7 @@ fn sectors_of(step: &Step) -> u64 {
     }
 }
 
-/// A number as it is written here: in digits, without zeroes before it.
+/// Parses a number in its canonical form: digits only, without leading zeroes.
 pub(super) fn number<T>(key: &'static str, word: &str, range: RangeInclusive<T>) -> Result<T, Damage>
 where
     T: FromStr + PartialOrd + Debug,
@@ -524,7 +527,7 @@ pub(super) fn value(key: &'static str, wanted: &str, found: impl ToString) -> Da
     Damage::Value { key, wanted: wanted.to_owned(), found: shown(&found.to_string()) }
 }
 
-/// As much of a line as a report shows.
+/// Returns the part of a line that an error message shows.
 fn shown(line: &str) -> String {
     line.chars().take(SHOWN).collect()
 }

@@ -1,4 +1,5 @@
-//! Sizes and tuning in a script: one line each, in one order, written and read here.
+//! Geometry and tuning in a script: one line for each value, in a fixed order. This module writes
+//! and reads them.
 
 use super::limits::{
     BATCH_SECTORS, BUCKET_SECTORS, BUCKETS, DELAY_MS, LATENCY_US, NODE_BUDGET_MIB, NODE_READ_US,
@@ -14,9 +15,9 @@ use crate::system::tuning::{
 use std::fmt;
 
 const VOLUMES: &str = "volume-sectors";
-/// Of volumes that live in the cache alone; left out where there are none.
+/// Sizes of flash-only volumes; the line is omitted if there are none.
 const LODGERS: &str = "lodger-sectors";
-// These are left out where nothing is said.
+// These lines are omitted if they have the default value.
 const NODE_READ: &str = "node-read-us";
 const REPLACEMENT: &str = "replacement";
 const ZEROING: &str = "backing-zeroing";
@@ -67,13 +68,13 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, geometry: &Geometry) -> fmt::Res
     set.policy.values().try_for_each(|(knob, value)| unless(f, knob.word(), value, plain.value(knob)))
 }
 
-/// A line that is left out where it says what older scripts, which know nothing of it, mean.
+/// Writes a line, unless its value is the one that older scripts imply, which do not have the line.
 fn unless(f: &mut fmt::Formatter<'_>, key: &str, value: u64, meant: u64) -> fmt::Result {
     if value == meant { Ok(()) } else { writeln!(f, "{key} {value}") }
 }
 
 impl Reader<'_> {
-    /// Sizes that a set can be made with.
+    /// Parses the geometry of a set that can be made.
     pub(super) fn geometry(&mut self) -> Result<Geometry, Damage> {
         let block_sectors = self.one_of("block-sectors", &[1, 8])?;
         let set_block_sectors = self.one_of("set-block-sectors", &[1, 2, 4, 8])?;

@@ -1,4 +1,5 @@
-//! What is written is read back as it was; what is damaged is refused in words, with its line, and nothing panics.
+//! Tests of scripts: what is written reads back unchanged, damage is refused with a message and its
+//! line number, and nothing panics.
 
 use super::*;
 use crate::disk::{Fault, Landed, OpKind, Rule, Survivors};
@@ -16,10 +17,10 @@ fn cuts() -> Vec<Cut> {
     (17..).zip(survivors).map(cut).collect()
 }
 
-/// A few steps of each kind, some of which a crash follows.
+/// A few steps of each kind, some of them after a crash.
 fn short() -> Script {
     let mut workload = Shape::named("trouble").unwrap().with_steps(60).draw(5);
-    // Whatever was drawn, there are these.
+    // These are present whatever was drawn.
     let fault = Fault::Fail(Landed::Nothing);
     let rule = Rule { skip: 3, ..Rule::next(OpKind::Read, 4, fault) };
     workload.steps.push(Step::Trouble { device: 2, rule });
@@ -58,7 +59,7 @@ fn comments_and_empty_lines_say_nothing() {
     assert_eq!(Script::parse(&text, ""), Ok(short()));
 }
 
-/// What a line becomes, and what is said then.
+/// For each case: the line, what it is changed to, and the expected message.
 const DAMAGES: [(&str, &str, &str); 40] = [
     ("sim script 1", "sim script 2", "line 1: the script is of version \"2\""),
     ("sim script 1", "#!/bin/sh", "line 2: a script begins with \"sim script 1\", not with \"workload"),
@@ -164,7 +165,7 @@ fn bytes_that_are_no_text_are_refused() {
     assert_eq!(parse::text_of(&bytes).unwrap_err().to_string(), "line 2: this is no text");
 }
 
-/// Whatever a flipped byte makes of a script: it is refused, or means something that can be written again and run.
+/// A flipped byte makes a script that is refused, or one that can be written again and run.
 #[test]
 fn a_flipped_byte_is_refused_or_can_be_run() {
     let system: Rc<dyn System> = Rc::new(Passthrough);
@@ -174,7 +175,7 @@ fn a_flipped_byte_is_refused_or_can_be_run() {
     for place in 0..text.len() {
         for _ in 0..6 {
             let mut bytes = text.clone().into_bytes();
-            // Half of them digits: they are most likely to pass.
+            // Half of them are digits, which are most likely to pass.
             let drawn = u8::try_from(rng.below(256)).unwrap();
             bytes[place] = if rng.one_in(2) { b'0' + drawn % 10 } else { drawn };
             match parse::text_of(&bytes).and_then(|text| Script::parse(text, "")) {
@@ -190,7 +191,7 @@ fn a_flipped_byte_is_refused_or_can_be_run() {
     assert!(refused > 1000 && run > 200, "{refused} refused, {run} run");
 }
 
-/// The engine opens at every edge of what a script may say.
+/// The engine opens at every extreme that the limits of a script allow.
 #[test]
 fn the_extremes_can_be_run() {
     let script = Script::of(&Shape::named("points").unwrap().with_steps(1).draw(1), &[]);
@@ -210,7 +211,7 @@ fn the_extremes_can_be_run() {
         geometry.volumes = vec![volume; limits::VOLUMES_MAX];
         geometry.note_records = *limits::NOTE_RECORDS.start();
         script.workload.steps = vec![Step::Write { volume: 0, sectors: 0..8, fua: true }];
-        // What was drawn for other volumes may lie behind the end of these.
+        // Steps that were drawn for other volumes may lie beyond the end of these.
         script.workload.origin = Origin::Script { file: String::new(), after: Vec::new() };
         let script = Script::parse(&script.to_string(), "").unwrap();
         if let Err(fault) = whole_of(&system, &script.workload) {

@@ -1,4 +1,4 @@
-//! How a client's request comes to the host of a set, or to a set, and its answer back.
+//! Passes a client's request to the host of a set, or to a set, and its answer back.
 
 use super::lending::Loan;
 use super::seat::Seat;
@@ -15,12 +15,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Of so many blocks of 8 sectors the requests for one go step by step, as those do for which there
-/// is a task; all others as the host will.
+/// One in this many blocks of 8 sectors has its requests served step by step, like requests that
+/// have a task. All others are served as the host decides.
 const IN_STEPS: u64 = 11;
 
-/// Who waits for the answer to a request. It comes here as `None` if the request is to be made once
-/// more.
+/// Waits for the answer to a request. The answer is `None` if the request must be submitted again.
 struct Waiting {
     told: Cell<Option<Told>>,
     reply: Coming<Option<Reply>>,
@@ -31,7 +30,7 @@ impl Waiting {
         Rc::new(Self { told: Cell::new(Some(told)), reply: Coming::default() })
     }
 
-    /// Whoever is told hears of it before anything else happens.
+    /// Delivers the reply: `told` is called before anything else happens.
     fn hear(&self, reply: Reply) {
         if let Some(told) = self.told.take() {
             told(&reply);
@@ -40,17 +39,17 @@ impl Waiting {
     }
 }
 
-/// Where the answer to a request goes.
+/// Where the answer to a request is sent.
 pub struct Answer {
     waiting: Rc<Waiting>,
     loan: Option<Arc<Loan>>,
-    /// The volume's seat, and what the engine called the volume; of one that moves.
+    /// The seat and the engine's id of a volume that may be re-added; `None` for other volumes.
     seat: Option<(Rc<Seat>, VolumeId)>,
 }
 
 impl Answer {
-    /// A volume that was given up and taken up again has another number. A route would have led the
-    /// client there.
+    /// Returns whether the request must be submitted again: a volume that was removed and added
+    /// again has another id. A route would have led the client there.
     fn is_to_be_made_again(&self, reply: &Reply) -> bool {
         let has_moved = |(seat, id): &(Rc<Seat>, VolumeId)| seat.served_as() != Some(*id);
         reply.result == Err(ErrorKind::Gone) && self.seat.as_ref().is_some_and(has_moved)
@@ -72,8 +71,8 @@ impl AnswerTo for Answer {
     }
 }
 
-/// Puts a request for the volume on a seat to a host; `told` hears of its end before anything else
-/// happens.
+/// Submits a request for the volume on a seat to a host; `told` is called at its end before
+/// anything else happens.
 #[must_use]
 pub fn serve(
     workers: &Rc<Workers<Answer>>,
@@ -111,7 +110,7 @@ pub fn serve(
     })
 }
 
-/// Who waits for the answer of a set.
+/// Waits for the answer of a set.
 struct Asking(Cell<Option<Answer>>);
 
 impl Asker for Asking {
@@ -122,13 +121,13 @@ impl Asker for Asking {
     }
 }
 
-/// Puts a request to a set that no host has.
+/// Submits a request to a set without a host.
 #[must_use]
 pub fn serve_by_set(set: &CacheSet, id: VolumeId, operation: Operation, told: Told) -> Soon<Reply> {
     let set = set.clone();
     let is_in_steps = is_in_steps(&operation);
     let (operation, loan) = lent(operation);
-    // Nothing waits here before the set has it.
+    // Nothing is queued here before the set has the request.
     let request = match translate::work_of(operation, Time::MAX) {
         Work::Request(request) | Work::Durable(request) => request,
         Work::Answered(_) => unreachable!("nobody here asks for what is allocated"),
@@ -154,7 +153,7 @@ fn is_in_steps(operation: &Operation) -> bool {
     place / 8 % IN_STEPS == 3
 }
 
-/// A request, and what its memory is lent from, if it is.
+/// Lends a request's memory, if it is chosen; returns the request and the loan.
 fn lent(mut operation: Operation) -> (Operation, Option<Arc<Loan>>) {
     let mut loan = None;
     match &mut operation {

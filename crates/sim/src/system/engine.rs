@@ -1,9 +1,9 @@
-//! The engine under test, and the host of its set: unchanged, on simulated devices. How devices are
-//! made, with which options a set is opened, and what the checker finds.
+//! Runs the unchanged engine, and the host of its set, on simulated devices: how devices are made,
+//! with which options a set is opened, and what the checker finds.
 //!
-//! The options are those of the geometry's tuning. What is a stream follows from the batches of
-//! write-back, so that nothing more has to be drawn: with small ones some requests are already
-//! longer than the cut-off, with the largest none ever is.
+//! The options are those of the geometry's tuning. The threshold of a stream follows from the batch
+//! size of write-back, so that nothing more has to be drawn. With small batches some requests
+//! already exceed the cut-off; with the largest none does.
 
 use super::open::Open;
 use super::tuning::{SetTuning, WITHOUT_STREAMS};
@@ -24,28 +24,28 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where the data of a backing device starts: what the usual tools choose.
+/// Where the data of a backing device starts: the default of the usual tools.
 pub(super) const DATA_START: u64 = 16;
 
 /// A cache set of the real engine.
 pub struct Engine;
 
-/// Findings of the checker that a report shows.
+/// Number of checker findings that a report shows.
 const FINDINGS_SHOWN: usize = 4;
 
-/// A device that nobody uses, as the checker reads it.
+/// A device that is not in use, as the checker reads it.
 pub struct Image<'a>(pub &'a Device);
 
 impl ReadAt for Image<'_> {
     fn read_at(&self, sector: u64, buffer: &mut [u8]) -> io::Result<()> {
-        // The checker may ask for a part of the last sector.
+        // The checker may ask for part of the last sector.
         let sectors = (buffer.len() as u64).div_ceil(SECTOR_BYTES);
         if sector.checked_add(sectors).is_none_or(|end| end > self.0.model.sectors) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let mut whole =
             vec![0; usize::try_from(sectors * SECTOR_BYTES).expect("just less than a sector more")];
-        // What a device cannot read at present is judged all the same.
+        // Content that a device cannot read at present is judged all the same.
         self.0.view().read(sector, &mut whole);
         buffer.copy_from_slice(&whole[..buffer.len()]);
         Ok(())
@@ -56,10 +56,10 @@ impl ReadAt for Image<'_> {
     }
 }
 
-/// Bytes that make a stream, for each sector of a batch of write-back: 32 KiB to 2 MiB.
+/// Bytes that make a stream, for each sector of a write-back batch: 32 KiB to 2 MiB.
 const CUTOFF_BYTES_A_SECTOR: u64 = 4096;
 
-/// The options of a run.
+/// Returns the options of a run.
 fn options(geometry: &Geometry) -> Options {
     let SetTuning {
         node_budget_mib,
@@ -76,7 +76,7 @@ fn options(geometry: &Geometry) -> Options {
         cutoff_writeback,
         policy,
     } = geometry.tuning.set;
-    // With these buckets a node takes a whole one.
+    // With these buckets, a node takes a whole one.
     let least = bcached_engine::node_budget_min(u64::from(geometry.bucket_sectors), 0);
     let small = |count: u64| usize::try_from(count).expect("small");
     let defaults = Options::default();
@@ -97,7 +97,8 @@ fn options(geometry: &Geometry) -> Options {
     policy.tell(&mut volume);
     hosting::tell(geometry, &mut volume);
     Options {
-        // A cache that has failed a few times takes nothing more, and little would be seen of it.
+        // A cache that reaches the error limit takes no more data, and the run would test little of
+        // it.
         io_error_limit: if writeback_percent == 0 { defaults.io_error_limit } else { u64::MAX },
         congested_read_threshold: congested.0,
         congested_write_threshold: congested.1,
@@ -106,7 +107,7 @@ fn options(geometry: &Geometry) -> Options {
         summary_share,
         cutoff_cache_add,
         cutoff_writeback,
-        // It would hide that a rate does not suffice.
+        // It would hide that a rate is too low.
         idle_max_writeback_rate: writeback_percent != 10,
         journal_delay: Duration::from_millis(journal_delay_ms),
         leaf_delay: Duration::from_millis(leaf_delay_ms),
@@ -122,8 +123,8 @@ fn options(geometry: &Geometry) -> Options {
     }
 }
 
-/// Sectors that are made zero at once: so few that most zeroings have pieces, or some, or none.
-/// (Not drawn, either.)
+/// Returns the number of sectors that are zeroed at once: with few, most zeroings have several
+/// pieces; with more, some or none have. (Not drawn, either.)
 const fn zero_batch_sectors(writeback_delay_ms: u64) -> u64 {
     match writeback_delay_ms {
         ..=1 => 64,
@@ -133,8 +134,8 @@ const fn zero_batch_sectors(writeback_delay_ms: u64) -> u64 {
     }
 }
 
-/// Keys of the journal that a start puts in order at once: few, so that there are several such
-/// stretches, or all. (Not drawn, so that a seed draws the workload that it has always drawn.)
+/// Returns how many journal keys a start sorts at once: few, so that there are several such
+/// stretches, or all. (Not drawn, so that a seed keeps drawing the same workload.)
 const fn replay_keys(leaf_delay_ms: u64, parked_delay_ms: u64) -> usize {
     match leaf_delay_ms {
         ..=5 if parked_delay_ms > 20 => 3,
@@ -144,8 +145,8 @@ const fn replay_keys(leaf_delay_ms: u64, parked_delay_ms: u64) -> usize {
     }
 }
 
-/// Keys of the journal from which on a start serves requests before they are in the tree: any,
-/// some, or more than there are. (Not drawn either.)
+/// Returns from how many journal keys on a start serves requests before the keys are in the tree:
+/// any, some, or more than there are. (Not drawn either.)
 const fn replay_beside(parked_delay_ms: u64) -> usize {
     match parked_delay_ms {
         ..=20 => 1,
@@ -154,8 +155,8 @@ const fn replay_beside(parked_delay_ms: u64) -> usize {
     }
 }
 
-/// How long such a start takes for that: long, so that requests come in between, or as long as it
-/// takes. (Not drawn either.)
+/// Returns how long such a start pauses before it reads the next leaves: long, so that requests
+/// come in between, or not at all. (Not drawn either.)
 const fn replay_rest(parked_delay_ms: u64) -> Duration {
     match parked_delay_ms {
         ..=2 => Duration::from_millis(50),
@@ -164,8 +165,9 @@ const fn replay_rest(parked_delay_ms: u64) -> Duration {
     }
 }
 
-/// Buckets kept for the next start: none, or enough for one start before the tree has been walked,
-/// or for two. (Not drawn, so that a seed draws the workload that it has always drawn.)
+/// Returns how many buckets are reserved for the next start: none, enough for one start before the
+/// tree has been walked, or enough for two. (Not drawn, so that a seed keeps drawing the same
+/// workload.)
 const fn reserve(geometry: &Geometry) -> u64 {
     match (geometry.buckets, geometry.buckets % 4) {
         // A set that has grown.
@@ -177,7 +179,7 @@ const fn reserve(geometry: &Geometry) -> u64 {
     }
 }
 
-/// A mode in the engine's words.
+/// Converts a mode to the engine's type.
 #[must_use]
 pub const fn mode(mode: Mode) -> CacheMode {
     match mode {
@@ -188,7 +190,7 @@ pub const fn mode(mode: Mode) -> CacheMode {
     }
 }
 
-/// A policy of replacement in the engine's words.
+/// Converts a replacement policy to the engine's type.
 const fn replacement(number: u64) -> Replacement {
     match number {
         0 => Replacement::Lru,
@@ -266,10 +268,10 @@ impl System for Engine {
         older::is_told(now, copy, which)
     }
 
-    /// The offline checker, which shares nothing with the engine but the meaning of bytes. Even
-    /// after a crash a clean copy must equal its backing device: its key enters the tree only when
-    /// that is durable. And a backing device that says that nothing is dirty is served by whoever
-    /// has it at hand, whatever the cache holds.
+    /// Runs the offline checker, which shares nothing with the engine but the meaning of bytes.
+    /// Even after a crash a clean copy must equal its backing device, because its key enters the
+    /// tree only when that data is durable. A backing device that reports no dirty data may be
+    /// served without the cache, whatever the cache holds.
     fn inspect(&self, devices: &[Device], counted: Option<&[BucketCount]>) -> Vec<String> {
         let images: Vec<Image<'_>> = devices.iter().map(Image).collect();
         let backings: Vec<&dyn ReadAt> = images[1..].iter().map(|image| image as &dyn ReadAt).collect();
@@ -303,7 +305,8 @@ impl System for Engine {
     }
 }
 
-/// Where the engine's counts and the checker's differ, and what is both free and referenced.
+/// Lists the differences between the engine's and the checker's counts, and buckets that are both
+/// free and referenced.
 fn miscounted(counted: &[BucketCount], recounted: &[bcached_check::Bucket]) -> Vec<String> {
     let differs = |(index, (engine, checker)): (usize, (&BucketCount, &bcached_check::Bucket))| {
         let (live, dirty) = (checker.live_sectors, checker.dirty_sectors);

@@ -1,6 +1,6 @@
-//! What becomes of requests while a device fails, and how long its host waits for what: as the
-//! sizes and options of a run say. (None of this is drawn, so that a seed draws the workload that
-//! it has always drawn.)
+//! Chooses how requests are handled while a device fails, and how long the host waits, from the
+//! sizes and options of a run. (None of this is drawn, so that a seed keeps drawing the same
+//! workload.)
 
 use super::Geometry;
 use crate::digest::mix;
@@ -8,13 +8,13 @@ use bcached_engine::{OnError, VolumeOptions};
 use bcached_host::Limits;
 use std::time::Duration;
 
-/// Requests that a host works on at once: few, so that some wait for others, or more than are ever
+/// Returns how many requests a host works on at once: few, so that some wait, or more than are ever
 /// in flight.
 pub fn room(geometry: &Geometry) -> usize {
     [3, 1024, 1024, 8][pick(geometry, 3)]
 }
 
-/// What the volumes of a set are told of failures.
+/// Sets the failure policies of a set's volumes.
 pub fn tell(geometry: &Geometry, options: &mut VolumeOptions) {
     const POLICIES: [OnError; 4] = [OnError::Freeze, OnError::Freeze, OnError::ReadOnly, OnError::Fail];
     options.on_cache_error = POLICIES[pick(geometry, 0)];
@@ -23,7 +23,7 @@ pub fn tell(geometry: &Geometry, options: &mut VolumeOptions) {
     options.freeze_timeout = Duration::from_millis([10, 300, 2000, 8000][pick(geometry, 2)]);
 }
 
-/// How long its host waits.
+/// Returns the time limits of the host.
 pub fn limits(geometry: &Geometry) -> Limits {
     let milliseconds = |choices: [u64; 4], which| Duration::from_millis(choices[pick(geometry, which)]);
     Limits {
@@ -39,7 +39,7 @@ pub fn limits(geometry: &Geometry) -> Limits {
     }
 }
 
-/// One of four: another one for each kind of choice and each run.
+/// Picks one of four values, independently for each kind of choice and each run.
 fn pick(geometry: &Geometry, which: u64) -> usize {
     let Geometry { buckets, volumes, note_records, tuning, .. } = geometry;
     let set = &tuning.set;

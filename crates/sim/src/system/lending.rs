@@ -1,21 +1,23 @@
-//! Requests whose memory is lent, as a ublk queue's are: every other one, by where it is.
+//! Requests whose memory is lent, like that of a ublk queue: every second one, chosen by its
+//! position.
 //!
-//! A lender here is as strict as the kernel: what is read cannot be looked at, what is written cannot be changed. It is more forgiving in
-//! nothing: after its request has been answered its memory holds something else, as that of the next request would.
+//! The lender is as strict as the kernel: memory to be read into cannot be inspected, and memory to
+//! be written from cannot be changed. It is not more lenient in any way: once its request has been
+//! answered, its memory holds something else, like that of the next request.
 
 use crate::digest::mix;
 use bcached_env::{Buffer, Lender, Lent, Payload, Slot};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is found in memory whose request is over.
+/// Content of memory whose request is over.
 const OF_ANOTHER: u8 = 0xee;
 
 /// The memory of one request.
 #[derive(Debug)]
 pub(super) struct Loan {
     bytes: Mutex<Vec<u8>>,
-    /// Of a request that writes: it can be read from here.
+    /// The request is a write: its data can be read from here.
     is_written: bool,
     is_over: AtomicBool,
 }
@@ -25,7 +27,8 @@ impl Loan {
         Arc::new(Self { bytes: Mutex::new(bytes.to_vec()), is_written, is_over: AtomicBool::new(false) })
     }
 
-    /// That of a read which would have had `buffer`, which holds anything, and what the engine is given.
+    /// Lends the memory for a read into `buffer`, with its arbitrary content; returns the loan and
+    /// the buffer for the engine.
     pub(super) fn to_read(sector: u64, buffer: &Buffer) -> Option<(Arc<Self>, Buffer)> {
         is_lent(sector, buffer.len()).then(|| {
             let loan = Self::new(buffer.as_slice(), false);
@@ -33,7 +36,7 @@ impl Loan {
         })
     }
 
-    /// That of a write of `payload`, and what the engine is given.
+    /// Lends the memory of a write of `payload`; returns the loan and the payload for the engine.
     pub(super) fn to_write(sector: u64, payload: &Payload) -> Option<(Arc<Self>, Payload)> {
         is_lent(sector, payload.len()).then(|| {
             let loan = Self::new(payload.as_slice(), true);
@@ -41,7 +44,7 @@ impl Loan {
         })
     }
 
-    /// Its request has been answered: what it held then.
+    /// Ends the loan when its request has been answered; returns what the memory held.
     pub(super) fn end(&self) -> Buffer {
         self.is_over.store(true, Ordering::Relaxed);
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,7 +75,7 @@ impl Lender for Loan {
     }
 }
 
-/// Decided without drawing: what is drawn stays what it is.
+/// Decides whether to lend, without drawing, so that the rest of the draws stay the same.
 fn is_lent(sector: u64, bytes: usize) -> bool {
     bytes > 0 && mix(&[sector, bytes as u64]).is_multiple_of(2)
 }

@@ -1,5 +1,5 @@
-//! Volumes of the engine that live in the cache alone: made, found again at each start by their
-//! label, and deleted.
+//! Flash-only volumes of the engine, which live in the cache alone: creates them, finds them by
+//! label at each start, and deletes them.
 
 use super::Refusal;
 use super::seat::{Seat, gone, uuid_of};
@@ -7,12 +7,12 @@ use bcached_engine::{CacheSet, Cancel, Error, Removed, VolumeId, VolumeInfo};
 use bcached_format::Label;
 use bcached_host::Host;
 
-/// What the volume of this number is called.
+/// Returns the label of the volume with this number.
 fn label(volume: u32) -> Label {
     Label::from_text(&format!("lodger-{volume}")).expect("it is short")
 }
 
-/// The volume of this number, if the set serves it.
+/// Returns the volume with this number, if the set serves it.
 pub fn find(set: &CacheSet, volume: u32) -> Option<VolumeInfo> {
     set.volumes().into_iter().find(|info| info.flash_only && info.label == label(volume))
 }
@@ -43,7 +43,7 @@ pub async fn delete(host: &Host, seat: &Seat) -> Result<bool, Refusal> {
             seat.back(Some(id));
             return Ok(false);
         }
-        // Whatever of it is not durable is not to be any more.
+        // Data of it that is not durable need not become durable any more.
         (Some(uuid), Ok(Removed { disk: None, .. })) => Ok(uuid),
         (_, outcome) => Err(outcome.err().unwrap_or(Error::NoVolume)),
     };
@@ -55,7 +55,7 @@ pub async fn delete(host: &Host, seat: &Seat) -> Result<bool, Refusal> {
     deleted.map(|()| true).map_err(Refusal::from_error)
 }
 
-/// It loses what it has behind that.
+/// Shrinks the volume; it loses the data after the new end.
 pub async fn shrink(set: &CacheSet, id: VolumeId, sectors: u64, cancel: &Cancel) -> Result<(), Error> {
     let shrinking = set.begin_shrinking(id, sectors, cancel).await?;
     set.shrink_flash_only(shrinking).await

@@ -1,5 +1,5 @@
-//! A volume of the engine whose disk dies: what is told of it, what the cache forgets, and the disk
-//! that takes its place.
+//! A volume of the engine whose disk dies: what is reported as lost, what the cache forgets, and
+//! the disk that takes its place.
 
 use super::engine::{DATA_START, Image};
 use super::seat::{Seat, add, gone};
@@ -15,7 +15,7 @@ use bcached_format::{
 use bcached_host::Host;
 use std::ops::Range;
 
-/// See [`super::Running::begin_forget`]. A volume that is past the cache is nothing to forget.
+/// See [`super::Running::begin_forget`]. For a detached volume there is nothing to forget.
 pub async fn begin(host: &Host, seat: &Seat) -> Result<Option<Lost>, Refusal> {
     let Some(id) = seat.id().await.filter(|_| host.works() && !seat.is_away()) else { return Ok(None) };
     let found = host.status().volumes.into_iter().find(|info| info.id == id);
@@ -41,7 +41,7 @@ pub async fn begin(host: &Host, seat: &Seat) -> Result<Option<Lost>, Refusal> {
     }
 }
 
-/// What is lost with a volume, all of it, as sectors of the volume.
+/// Returns everything that is lost with a volume, as sectors of the volume.
 async fn set_out(set: &CacheSet, uuid: Uuid) -> Result<(Vec<Range<u64>>, Forgetting), Refusal> {
     set.walked().await.map_err(Refusal::from_error)?;
     let forgetting = set.begin_forgetting(uuid).map_err(Refusal::from_error)?;
@@ -94,7 +94,7 @@ fn renamed(former: &BackingSuperblock, uuid: Uuid, device_sectors: u64) -> Backi
         uuid,
         set_uuid: former.set_uuid(),
         block_sectors: u16::try_from(former.block_sectors()).expect("blocks are small"),
-        // Nobody reads that of a backing device.
+        // The bucket size of a backing device is never read.
         bucket_sectors: 128,
         data_offset: None,
         cache_mode: former.cache_mode(),

@@ -1,4 +1,5 @@
-//! What the host of a set needs beside its devices: memory that is a device, and the note.
+//! Provides what the host of a set needs besides its devices: memory that acts as a device, and the
+//! note.
 
 use super::Process;
 use crate::disk::{Background, Device, Model};
@@ -41,7 +42,7 @@ impl Machine for SimMachine {
         self.world.borrow_mut().remove_memory(disk);
     }
 
-    /// By its path: what somebody has removed is not found there any more.
+    /// Opens the note by its path: a removed file is not found.
     fn open_note(&self) -> Result<Box<dyn Note>, Error> {
         self.world.borrow_mut().hosting.reopenings += 1;
         self.note.opened_again();

@@ -1,5 +1,6 @@
-//! Faulty forms of the passthrough, one fault each. A simulator that lets one of them pass is broken; the tests run all
-//! of them through the random workload and see each one caught.
+//! Faulty variants of the passthrough, with one fault each. A simulator that lets one of them pass
+//! is broken; the tests run all of them through the random workload and check that each one is
+//! caught.
 
 use super::passthrough::{disk_of, make, serve, shapes};
 use super::{Geometry, Mode, Process, Refusal, Running, Soon, System, VolumeShape};
@@ -12,46 +13,47 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What is wrong.
+/// The fault of a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// A flush is acknowledged and not done.
+    /// A flush is acknowledged and not carried out.
     FlushSkipped,
-    /// A flush is acknowledged before it is done.
+    /// A flush is acknowledged before it is carried out.
     FlushEarly,
     /// FUA is dropped from writes.
     FuaLost,
     /// A stop does not flush.
     StopWithoutFlush,
-    /// A write is acknowledged first and done a little later, in any order.
+    /// A write is acknowledged first and carried out a little later, in any order.
     WriteLate,
-    /// A large write is acknowledged when its first half is done.
+    /// A large write is acknowledged when its first half is written.
     WriteHalfLate,
     /// The last sector (or block) of some writes is not written.
     WriteShort,
-    /// Some writes go one block too far.
+    /// Some writes are shifted by one block.
     WriteShifted,
-    /// Data once read is served from memory for a while, whatever was written since.
+    /// Data that was read once is served from memory for a while, whatever was written since.
     ReadStale,
-    /// Some reads come from another volume's place.
+    /// Some reads return another volume's data.
     ReadElsewhere,
     /// Only half of the range of a zeroing is zeroed.
     ZeroesHalf,
     /// A discard reaches one block beyond its range.
     DiscardWide,
-    /// A discard is acknowledged, and takes effect later, under what was read or written since.
+    /// A discard is acknowledged and takes effect later, below what was read or written since.
     DiscardLate,
-    /// One request in a while is never answered.
+    /// Now and then a request is never answered.
     Forgets,
-    /// Opening puts an old copy of a block back.
+    /// Opening restores an old copy of a block.
     OpenReverts,
-    /// A write touches its device in two steps, the first of them zeroes.
+    /// A write changes its device in two steps; the first one writes zeroes.
     WriteThroughZero,
-    /// Requests are sent to the device off its blocks (on 512-byte devices: beyond the end).
+    /// Requests are submitted to the device unaligned to its blocks (on 512-byte devices: beyond
+    /// the end).
     Unaligned,
 }
 
-/// All of them.
+/// All faults.
 pub const ALL: [Fault; 17] = [
     Fault::FlushSkipped,
     Fault::FlushEarly,
@@ -72,7 +74,7 @@ pub const ALL: [Fault; 17] = [
     Fault::Unaligned,
 ];
 
-/// Acts wrongly once in this many times, so that it is not found by looking once.
+/// The fault strikes once in this many times, so that one check does not find it.
 const SELDOM: u64 = 10;
 
 /// A passthrough with one fault.
@@ -82,7 +84,7 @@ pub struct Mutant {
 }
 
 impl Mutant {
-    /// With this fault.
+    /// Creates a variant with this fault.
     #[must_use]
     pub fn new(fault: Fault) -> Self {
         Self { name: format!("mutant-{fault:?}"), fault }
@@ -123,7 +125,8 @@ impl System for Mutant {
     }
 }
 
-/// Keeps a copy of the first written block it finds on the unused cache device, and puts it back on the next opening.
+/// Copies the first written block that it finds to the unused cache device, and restores it on the
+/// next opening.
 async fn revert_something(env: &Env) {
     let (disk, spare) = (disk_of(env, 0), env.disk(bcached_env::DiskId(0)));
     let unit = u64::from(disk.info().logical_block_sectors);
@@ -140,13 +143,13 @@ async fn revert_something(env: &Env) {
 }
 
 impl Open {
-    /// One in [`SELDOM`] requests.
+    /// Returns true for one in [`SELDOM`] requests.
     fn seldom(&self) -> bool {
         self.requests.set(self.requests.get() + 1);
         self.requests.get().is_multiple_of(SELDOM)
     }
 
-    /// Does `work` after a while, unasked.
+    /// Does `work` after a delay; no caller waits for it.
     fn later(&self, work: impl Future<Output = Reply> + 'static) {
         let env = self.env.clone();
         let delay = Duration::from_micros(self.env.random() % 20_000);
@@ -207,7 +210,7 @@ impl Open {
     }
 }
 
-/// Serves what was read here before, once; else reads, and remembers.
+/// Serves once what was read here before; otherwise reads and remembers.
 async fn serve_seen(seen: Rc<RefCell<Seen>>, disk: Disk, volume: u32, sector: u64, buffer: Buffer) -> Reply {
     let kept = seen.borrow_mut().remove(&(volume, sector));
     if let Some(kept) = kept.filter(|kept| kept.len() == buffer.len()) {
@@ -224,7 +227,7 @@ const fn zeroes(sector: u64, sectors: u64, fua: bool) -> Operation {
     Operation::WriteZeroes { sector, sectors, fua, may_discard: false }
 }
 
-/// An answer at once.
+/// Answers at once.
 fn done() -> Soon<Reply> {
     Box::pin(async { Reply::done() })
 }

@@ -1,16 +1,16 @@
-//! A device is exchanged for an older copy of itself: a snapshot of the SSD that was brought back,
-//! a disk out of a drawer. What can be told of it must be refused, and nothing may be written to
-//! what the refusal is about.
+//! Devices that are replaced by an older copy of themselves: a restored snapshot of the SSD, or a
+//! disk out of a drawer. What is detectable must be refused, and nothing may be written to what the
+//! refusal concerns.
 
 use super::tables::superblock;
 use crate::disk::Device;
 use bcached_format::{BackingState, BackingSuperblock, Superblock};
 
-/// Whether it must be noticed that `copy` stands in the place of device `which` of `now`. Both were
-/// left by an orderly stop of a process, and not by the same one.
+/// Returns whether the system must notice that `copy` is in the place of device `which` of `now`.
+/// They were left by two different orderly stops of a process.
 pub fn is_told(now: &[Device], copy: &Device, which: usize) -> bool {
     if which == 0 {
-        // Each volume that is attached says what the cache must know of it.
+        // Each attached volume records what the cache must know of it.
         return now[1..].iter().any(|device| attached(device).is_some());
     }
     match (attached(copy), attached(&now[which])) {
@@ -21,7 +21,8 @@ pub fn is_told(now: &[Device], copy: &Device, which: usize) -> bool {
     }
 }
 
-/// What a backing device says that is attached, and whose data in the cache is not void.
+/// Returns the superblock of a backing device that is attached and whose data in the cache is not
+/// void.
 fn attached(device: &Device) -> Option<BackingSuperblock> {
     match superblock(device) {
         Some(Superblock::Backing(backing)) => {

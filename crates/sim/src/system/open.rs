@@ -1,4 +1,4 @@
-//! An open set with its host, as clients use it. This file only translates.
+//! Implements [`Running`] for an open set with its host. This file only translates.
 
 use super::asking::{self, Answer};
 use super::machine::SimMachine;
@@ -31,7 +31,7 @@ impl Open {
     /// Opens the set on the devices of a process, with all of their volumes.
     ///
     /// # Errors
-    /// The engine's.
+    /// The engine's error.
     pub async fn open(process: &Process, geometry: &Geometry, options: Options) -> Result<Self, Error> {
         let (env, note) = (process.env.clone(), Box::new(process.note.clone()));
         let set = CacheSet::open(env.clone(), DiskId(0), note, options.clone()).await?;
@@ -74,7 +74,7 @@ impl Open {
         Rc::clone(&self.seats[volume as usize])
     }
 
-    /// Does something with a volume as soon as it is served.
+    /// Calls `ask` with a volume as soon as it is served.
     fn with<T: 'static>(
         &self,
         volume: u32,
@@ -84,14 +84,14 @@ impl Open {
         Box::pin(async move {
             let id = seat.id().await.ok_or_else(gone)?;
             let set = host.settled(id).map_err(Refusal::from_error)?;
-            // Who lets go of a set waits for those who hold it.
+            // Closing a set waits until all handles on it are dropped.
             let asked = ask(&set, id);
             drop(set);
             asked.await
         })
     }
 
-    /// Likewise something long, which [`Running::cancel`] gives up.
+    /// Like [`Open::with`], for long work that [`Running::cancel`] can cancel.
     fn long<T: 'static>(
         &self,
         volume: u32,
@@ -103,14 +103,15 @@ impl Open {
 }
 
 impl Drop for Open {
-    /// The process is over: a request that a set has keeps its host, and that the set.
+    /// Breaks a reference cycle at the end of the process: a request in the set keeps its host, and
+    /// the host keeps the set.
     fn drop(&mut self) {
         self.host.abandon();
     }
 }
 
-/// Changes the cache's replacement policy along with a mode, so that its superblock is written
-/// while it is used.
+/// Returns the replacement policy to change to along with a mode, so that the cache's superblock is
+/// written while it is in use.
 const fn replacement_with(mode: Mode) -> Replacement {
     match mode {
         Mode::Writethrough => Replacement::Fifo,
@@ -119,7 +120,7 @@ const fn replacement_with(mode: Mode) -> Replacement {
     }
 }
 
-/// Changes the mode of a volume of a set that no host has.
+/// Changes the mode of a volume of a set without a host.
 #[must_use]
 pub fn set_mode(set: &CacheSet, id: VolumeId, wanted: Mode) -> Soon<Result<(), Refusal>> {
     let set = set.clone();
@@ -132,11 +133,11 @@ pub fn set_mode(set: &CacheSet, id: VolumeId, wanted: Mode) -> Soon<Result<(), R
 
 async fn keep_replacement(set: &CacheSet, mode: Mode) {
     let replacement = Some(replacement_with(mode));
-    // Nobody waits for that.
+    // No caller waits for the result.
     let _ = set.keep_settings(Settings { replacement, ..Settings::default() }).await;
 }
 
-/// Stops a set that no host has.
+/// Stops a set without a host.
 #[must_use]
 pub fn stop(set: &CacheSet) -> Soon<Result<(), Refusal>> {
     let set = set.clone();
@@ -306,7 +307,7 @@ impl Running for Open {
         true
     }
 
-    /// Of a volume that is gone a stop promises nothing.
+    /// Stops in order; for a volume that is gone this promises nothing.
     fn stop(&self) -> Soon<Result<(), Refusal>> {
         let (host, seats) = (self.host.clone(), self.seats.clone());
         Box::pin(async move {

@@ -1,5 +1,5 @@
-//! The smallest system: each volume is its backing device. It has no cache and no fault; it proves that the simulator
-//! does not cry wolf.
+//! The smallest system: each volume is its backing device. It has no cache and no fault, and proves
+//! that the simulator raises no false alarms.
 
 use super::{Geometry, Mode, Process, Refusal, Running, Soon, System, VolumeShape};
 use crate::disk::Device;
@@ -8,28 +8,30 @@ use bcached_port::{ErrorKind, Operation, Reply};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Volume `v` is device `1 + v`.
+/// A system in which volume `v` is device `1 + v`.
 pub struct Passthrough;
 
 struct Open {
     env: Env,
     volumes: u32,
-    /// Of each volume.
+    /// By volume.
     failures: Vec<Rc<Failures>>,
 }
 
-/// Flushes of one device that have failed. Each may have dropped what others had written, and the next one succeeds.
+/// Counts the flushes of one device that have failed. Each may have dropped what others had
+/// written, and the next one succeeds.
 #[derive(Default)]
 struct Failures {
     count: Cell<u64>,
-    /// How many of them a client's flush has told of.
+    /// How many of them a client's flush has reported.
     told: Cell<u64>,
     /// Changes that were acknowledged and are not durable by themselves.
     acknowledged: Cell<u64>,
 }
 
-/// As [`serve`], but no flush overrules another's failure: not for what was durable only with both, nor for what was
-/// acknowledged before, nor for what was under way meanwhile and is acknowledged afterwards.
+/// Like [`serve`], but no successful flush hides the failure of another one. This holds for changes
+/// that needed both flushes to be durable, for changes that were acknowledged before, and for
+/// changes in flight that are acknowledged afterwards.
 async fn serve_durably(disk: Disk, operation: Operation, failures: Rc<Failures>) -> Reply {
     let is_flush = matches!(operation, Operation::Flush);
     let is_read = matches!(operation, Operation::Read { .. });
@@ -46,7 +48,8 @@ async fn serve_durably(disk: Disk, operation: Operation, failures: Rc<Failures>)
         reply.result = Err(ErrorKind::Io);
     }
     if is_flush {
-        // A failure during this flush, its own too, may have dropped what was acknowledged during it: the next one tells.
+        // A failure during this flush, its own included, may have dropped what was acknowledged
+        // during it: the next flush reports that.
         let is_alone = failures.acknowledged.get() == before;
         failures.told.set(failures.told.get().max(begun + if is_alone { own } else { 0 }));
     } else {
@@ -55,19 +58,19 @@ async fn serve_durably(disk: Disk, operation: Operation, failures: Rc<Failures>)
     reply
 }
 
-/// The device behind a volume.
+/// Returns the device behind a volume.
 pub(super) fn disk_of(env: &Env, volume: u32) -> Disk {
     env.disk(DiskId(1 + volume))
 }
 
-/// Devices without any metadata.
+/// Makes devices without any metadata.
 pub(super) fn make(geometry: &Geometry) -> Vec<Device> {
     let volumes = 0..u32::try_from(geometry.volumes.len()).expect("few volumes");
     let backing = volumes.map(|volume| geometry.backing_device(volume, 0));
     std::iter::once(geometry.cache_device()).chain(backing).collect()
 }
 
-/// The form of the volumes.
+/// Returns the shapes of the volumes.
 pub(super) fn shapes(env: &Env, volumes: u32) -> Vec<VolumeShape> {
     let info = |volume| disk_of(env, volume).info();
     let shape = |volume| VolumeShape {
@@ -77,7 +80,7 @@ pub(super) fn shapes(env: &Env, volumes: u32) -> Vec<VolumeShape> {
     (0..volumes).map(shape).collect()
 }
 
-/// Does with the device what is asked of the volume.
+/// Carries out a request for a volume on its device.
 pub(super) async fn serve(disk: Disk, operation: Operation) -> Reply {
     let mut memory: Option<Buffer> = None;
     let result = match operation {
@@ -90,7 +93,8 @@ pub(super) async fn serve(disk: Disk, operation: Operation) -> Reply {
         Operation::Write { sector, payload, fua: false } => disk.write(sector, payload).await,
         Operation::Flush => disk.flush().await,
         Operation::Discard { sector, sectors, .. } => match disk.discard(sector, sectors).await {
-            // A discard is a hint; a device without it leaves the former values, which is allowed.
+            // A discard is a hint; a device without support leaves the former values, which is
+            // allowed.
             Err(error) if error.kind == IoErrorKind::Unsupported => Ok(()),
             other => other,
         },
@@ -105,7 +109,7 @@ pub(super) async fn serve(disk: Disk, operation: Operation) -> Reply {
     Reply { result: result.map_err(|_| ErrorKind::Io), buffer: memory, extents: Vec::new() }
 }
 
-/// Zeroes are written where the device cannot be told to make them.
+/// Zeroes a range; writes the zeroes if the device cannot zero by itself.
 async fn zero(disk: &Disk, sector: u64, sectors: u64, may_unmap: bool) -> Result<(), IoError> {
     let ways: &[bool] = if may_unmap { &[true, false] } else { &[false] };
     for unmap in ways {

@@ -1,23 +1,25 @@
-//! The policies of a volume: what it is told of when to write back and how fast. Each is a knob with a number, so that what is drawn,
-//! what a script says and what is changed while requests are in flight are the same words.
+//! The write-back policies of a volume: when to write back and how fast. Each is a knob with a
+//! number, so that drawn policies, scripts, and changes while requests are in flight use the same
+//! words.
 
 use bcached_engine::VolumeOptions;
 use bcached_env::rng::Rng;
 use std::time::Duration;
 
-/// The engine's own least rate.
+/// The engine's own minimum rate.
 const RATE_MINIMUM: u64 = 8;
-/// A least rate at which all of a cache leaves in a minute or less.
+/// A minimum rate at which a whole cache is written back in a minute or less.
 const LASTING: u64 = 400;
 
-/// What can be turned. See `bcached_engine::VolumeOptions`; 0 is none of it, where it is no truth.
+/// The settings that can be changed. See `bcached_engine::VolumeOptions`. 0 disables a setting,
+/// unless it is a boolean.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Knob {
     /// In milliseconds.
     MaxDirtyAge,
-    /// A truth.
+    /// A boolean.
     Quiet,
-    /// In sectors a second.
+    /// In sectors per second.
     Ceiling,
     /// In microseconds.
     Latency,
@@ -25,22 +27,22 @@ pub enum Knob {
     Spindown,
     /// In sectors.
     Stripe,
-    /// A truth: the array has parity.
+    /// A boolean: the array has parity.
     Parity,
-    /// A truth.
+    /// A boolean.
     Fragment,
     /// In milliseconds.
     RateUpdate,
-    /// In sectors a second.
+    /// In sectors per second.
     RateMinimum,
-    /// A truth: write-back runs.
+    /// A boolean: write-back runs.
     Running,
     /// In percent.
     Percent,
 }
 
 impl Knob {
-    /// All of them; those of [`Policy`] first.
+    /// All knobs; those of [`Policy`] come first.
     pub const ALL: [Self; 12] = [
         Self::MaxDirtyAge,
         Self::Quiet,
@@ -56,10 +58,11 @@ impl Knob {
         Self::Percent,
     ];
 
-    /// Those that a volume begins with. The last two stand elsewhere, as they always have.
+    /// Number of knobs that a volume's initial policy sets. The last two knobs are set elsewhere,
+    /// as they always were.
     pub const FIRST: usize = 10;
 
-    /// How steps and scripts name it.
+    /// Returns its name in steps and scripts.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -78,19 +81,19 @@ impl Knob {
         }
     }
 
-    /// The knob of this name.
+    /// Returns the knob of this name.
     #[must_use]
     pub fn named(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|knob| knob.word() == word)
     }
 
-    /// The least that it can be turned to.
+    /// Returns its minimum value.
     #[must_use]
     pub const fn least(self) -> u64 {
         matches!(self, Self::RateUpdate) as u64
     }
 
-    /// The most.
+    /// Returns its maximum value.
     #[must_use]
     pub const fn most(self) -> u64 {
         match self {
@@ -103,7 +106,8 @@ impl Knob {
         }
     }
 
-    /// What it is drawn from. A run takes a few virtual seconds, and a second's ceiling must leave room for what clients wait for.
+    /// Returns the values to draw from. A run takes a few virtual seconds, and a rate ceiling must
+    /// leave room for what clients wait for.
     const fn choices(self) -> [u64; 4] {
         match self {
             Self::MaxDirtyAge => [0, 0, 40, 1000],
@@ -121,12 +125,12 @@ impl Knob {
         }
     }
 
-    /// A value of it.
+    /// Draws a value for it.
     pub fn draw(self, rng: &mut Rng) -> u64 {
         self.choices()[usize::try_from(rng.below(4)).expect("below four")]
     }
 
-    /// Turns it.
+    /// Sets it.
     pub const fn turn(self, options: &mut VolumeOptions, value: u64) {
         const fn some(value: Duration) -> Option<Duration> {
             if value.is_zero() { None } else { Some(value) }
@@ -150,35 +154,36 @@ impl Knob {
     }
 }
 
-/// What a volume begins with: a value for each of the first knobs.
+/// The initial policy of a volume: a value for each of the first knobs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Policy([u64; Knob::FIRST]);
 
 impl Policy {
-    /// What every set had before there was more to draw: nothing in particular, on an array whose parity followed from something else.
+    /// Returns the policy that every set had before policies were drawn: the defaults, on an array
+    /// whose parity follows from another setting.
     #[must_use]
     pub const fn plain(has_parity: bool) -> Self {
         Self([0, 0, 0, 0, 0, 64, has_parity as u64, 1, 5000, RATE_MINIMUM])
     }
 
-    /// Half of the sets have none.
+    /// Draws a policy; half of the sets keep this one.
     pub(super) fn draw(self, rng: &mut Rng) -> Self {
         if rng.one_in(2) { self } else { Self(std::array::from_fn(|place| Knob::ALL[place].draw(rng))) }
     }
 
-    /// The first knobs and their values.
+    /// Returns the first knobs and their values.
     pub fn values(self) -> impl Iterator<Item = (Knob, u64)> {
         Knob::ALL.into_iter().zip(self.0)
     }
 
-    /// The value of a knob; 0 of one that stands elsewhere.
+    /// Returns the value of a knob; 0 for one that is set elsewhere.
     #[must_use]
     pub const fn value(&self, knob: Knob) -> u64 {
         let place = knob as usize;
         if place < Knob::FIRST { self.0[place] } else { 0 }
     }
 
-    /// The same with another value of one.
+    /// Returns the same policy with another value for one knob.
     #[must_use]
     pub const fn with(mut self, knob: Knob, value: u64) -> Self {
         let place = knob as usize;
@@ -188,8 +193,10 @@ impl Policy {
         self
     }
 
-    /// What is dirty leaves by itself. Where data may be dirty for some time only, nothing else makes it: neither the hours nor a disk
-    /// that may sleep nor a ceiling are to keep it longer. Elsewhere it leaves at the least rate.
+    /// Returns a policy under which dirty data is written back automatically. If the age of dirty
+    /// data is limited, only that limit triggers write-back: quiet hours, a disk that may sleep,
+    /// and a ceiling must not keep the data longer. Otherwise it is written back at the minimum
+    /// rate.
     #[must_use]
     pub const fn hurried(self) -> Self {
         let is_limited = self.value(Knob::MaxDirtyAge) > 0;
@@ -200,7 +207,7 @@ impl Policy {
             .with(Knob::RateMinimum, LASTING)
     }
 
-    /// Tells it.
+    /// Applies the policy to `options`.
     pub fn tell(self, options: &mut VolumeOptions) {
         self.values().for_each(|(knob, value)| knob.turn(options, value));
     }

@@ -1,7 +1,7 @@
-//! A volume of the engine whose device was pulled and is back, as another device of the system.
+//! A volume of the engine whose device was pulled and is back as another device of the system.
 //!
-//! As the daemon does, the device is not looked for before the former one has answered all that it
-//! was asked.
+//! As in the daemon, the device is not taken back before the former one has answered all its
+//! requests.
 
 use super::seat::{LOOK, TRIES};
 use super::{Refusal, Return};

@@ -1,4 +1,4 @@
-//! A volume that may be given up and taken up again while clients ask: under another number each
+//! A volume that may be removed and added again while clients submit requests, with a new id each
 //! time.
 
 use super::Refusal;
@@ -11,22 +11,22 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How often a volume is tried to be added again; its device may be failing.
+/// How many times adding a volume is tried; its device may be failing.
 pub(super) const TRIES: u32 = 8;
 
 /// The place of one volume.
 pub struct Seat {
-    /// What the engine calls it now; `None`: it could not be added again.
+    /// The engine's current id for it; `None` if it could not be added again.
     id: Cell<Option<VolumeId>>,
     is_away: Cell<bool>,
-    /// The volume lives in the cache alone, and may be nowhere.
+    /// The volume lives in the cache alone, and may not exist.
     is_lodger: bool,
     back: Notify,
-    /// Of the long work that has been asked for.
+    /// Cancels the long work that has been requested.
     cancel: RefCell<Cancel>,
 }
 
-/// What comes of something that a failing device may need to be asked more than once.
+/// Repeats an attempt that a failing device may let fail, up to `TRIES` times.
 pub async fn tried<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> Result<T, Error> {
     let mut outcome = attempt().await;
     for _ in 1..TRIES {
@@ -37,23 +37,23 @@ pub async fn tried<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> Result<T, 
     outcome
 }
 
-/// What becomes of a request to a volume that is gone.
+/// Returns the refusal of a request to a volume that is gone.
 pub fn gone() -> Refusal {
     Refusal("the volume is not served any more".to_owned())
 }
 
 impl Seat {
-    /// Of a volume that is served.
+    /// Creates the seat of a volume that is served.
     pub fn of(id: VolumeId) -> Rc<Self> {
         Self::new(Some(id), false)
     }
 
-    /// Of a volume that lives in the cache alone, if it is there.
+    /// Creates the seat of a volume that lives in the cache alone, if it exists.
     pub fn of_lodger(id: Option<VolumeId>) -> Rc<Self> {
         Self::new(id, true)
     }
 
-    /// Of a volume that lives in the cache alone.
+    /// Returns whether the volume lives in the cache alone.
     pub const fn is_lodger(&self) -> bool {
         self.is_lodger
     }
@@ -68,22 +68,22 @@ impl Seat {
         })
     }
 
-    /// What gives up long work on the volume that is asked for now.
+    /// Returns the cancel handle for long work on the volume that is requested now.
     pub fn cancel(&self) -> Cancel {
         self.cancel.borrow().clone()
     }
 
-    /// What gives up all such work that has been asked for.
+    /// Takes the handle that cancels all such work that has been requested.
     pub fn cancelled(&self) -> Cancel {
         self.cancel.take()
     }
 
-    /// What the engine calls the volume now; `None`: it is away, or gone.
+    /// Returns the engine's current id for the volume; `None` if it is away or gone.
     pub fn served_as(&self) -> Option<VolumeId> {
         self.id.get().filter(|_| !self.is_away.get())
     }
 
-    /// What the engine calls the volume, as soon as it has it; `None` if it is gone.
+    /// Returns the engine's id for the volume as soon as it has one; `None` if it is gone.
     pub async fn id(&self) -> Option<VolumeId> {
         while self.is_away.get() {
             self.back.wait().await;
@@ -91,35 +91,34 @@ impl Seat {
         self.id.get()
     }
 
-    /// It could not be added again, or nobody can say what is on it.
+    /// Returns whether it could not be added again, or its content is unknown.
     pub fn is_gone(&self) -> bool {
         !self.is_lodger && !self.is_away.get() && self.id.get().is_none()
     }
 
-    /// It is being given up, or taken up again.
+    /// Returns whether it is being removed or added again.
     pub fn is_away(&self) -> bool {
         self.is_away.get()
     }
 
-    /// Requests wait from here on; who it was.
+    /// Makes requests wait from here on; returns the former id.
     pub fn leave(&self) -> Option<VolumeId> {
         self.is_away.set(true);
         self.id.get()
     }
 
-    /// It is served again, as `id`, or is gone.
+    /// Ends the absence: the volume is served again as `id`, or is gone.
     pub fn back(&self, id: Option<VolumeId>) {
         self.id.set(id);
         self.is_away.set(false);
         self.back.notify_all();
     }
 
-    /// Gives the volume up and adds it again. Whether it did so: that is a flush, too. A volume of
-    /// a set that has failed comes back by itself.
+    /// Removes the volume and adds it again. Returns whether it did so, which is a flush, too. A
+    /// volume of a set that has failed comes back automatically.
     ///
     /// # Errors
-    /// If it cannot be added again, after which it is gone, or if something acknowledged may be
-    /// lost.
+    /// If it cannot be added again, after which it is gone, or if acknowledged data may be lost.
     pub async fn readd(&self, host: &Host) -> Result<bool, Refusal> {
         let Some(id) = self.served_as().filter(|_| host.works()) else { return Ok(false) };
         self.leave();
@@ -140,7 +139,7 @@ impl Seat {
             }
         };
         if let (Ok(id), Some(_)) = (&added, &removed.lost) {
-            // Requests were answered since this was asked for: the next flush tells of them.
+            // Requests were answered since this was requested: the next flush reports the loss.
             host.has_lost([*id]);
         }
         self.back(added.as_ref().ok().copied());
@@ -149,19 +148,19 @@ impl Seat {
     }
 }
 
-/// How long who adds a volume waits for a set that is being opened again: less than clients wait
-/// for any answer.
+/// How long adding a volume waits for a set that is being opened again: less than clients wait for
+/// any answer.
 const REOPENED_LIMIT: Duration = Duration::from_secs(5);
 
-/// How often it looks, as who waits for a device that answers does.
+/// Polling interval, here and when waiting for a device's answers.
 pub(super) const LOOK: Duration = Duration::from_millis(1);
 
-/// Has the set of a host serve a backing device.
+/// Adds a backing device to the set of a host.
 pub async fn add(host: &Host, disk: DiskId) -> Result<VolumeId, Error> {
     add_by(host, async |set: CacheSet| set.add_backing(disk, None).await).await
 }
 
-/// Has the set of a host serve a volume, unless that set takes too long to be opened again.
+/// Adds a volume to the set of a host, unless opening that set again takes too long.
 async fn add_by(
     host: &Host,
     add: impl AsyncFn(CacheSet) -> Result<VolumeId, Error>,
@@ -178,7 +177,7 @@ async fn add_by(
     .await
 }
 
-/// The identity of a volume.
+/// Returns the UUID of a volume.
 pub fn uuid_of(host: &Host, id: VolumeId) -> Option<Uuid> {
     let volumes = host.settled(id).ok()?.volumes();
     volumes.into_iter().find(|info| info.id == id).map(|info| info.uuid)

@@ -1,6 +1,7 @@
-//! The table of volumes is not what was written: a write to the cache that was lost, in part or whole, went elsewhere, or has decayed;
-//! or an older table or another set's stands there. Spoiled are slots of which a backing device says the same. The others stay as they
-//! are: nothing else tells whose number that was.
+//! Damages the volume table (the uuid bucket) on the cache. The damage imitates a write to the
+//! cache that was lost in part or whole, was misdirected, or has decayed; or an older table, or
+//! that of another set, in its place. Only slots are damaged whose content a backing device also
+//! records. The others stay as they are: nothing else tells whose number that was.
 
 use super::engine::Image;
 use crate::disk::Device;
@@ -13,8 +14,8 @@ use bcached_format::{
 };
 use std::collections::BTreeSet;
 
-/// Damages the table that the newest journal entry names, in a way that `seed` tells. False: there is no such table, or nothing in it
-/// that can be spoiled.
+/// Damages the table that the newest journal entry names, in a way chosen by `seed`. Returns false
+/// if there is no such table, or nothing in it to damage.
 pub fn damage(devices: &mut [Device], seed: u64) -> bool {
     let known: BTreeSet<Uuid> = devices[1..].iter().filter_map(attached).collect();
     let cache = &mut devices[0];
@@ -25,7 +26,7 @@ pub fn damage(devices: &mut [Device], seed: u64) -> bool {
     let mut slots = newest.clone();
     spoil(&mut slots, &backed, former.as_deref(), &mut Rng::new(seed));
     if slots == newest {
-        // The former one says the same, or there is no other slot to go wrong with.
+        // The former table has the same slots, or there is no other slot for the damage.
         backed.iter().for_each(|index| slots[*index] = UuidSlot::FREE);
     }
     let bytes: Vec<u8> = slots.iter().flat_map(UuidSlot::to_bytes).collect();
@@ -33,16 +34,16 @@ pub fn damage(devices: &mut [Device], seed: u64) -> bool {
     !backed.is_empty()
 }
 
-/// The tables of a cache.
+/// The volume tables of a cache.
 struct Tables {
     /// Where the newest one lies.
     sector: u64,
     newest: Vec<UuidSlot>,
-    /// The one before, if it is still there.
+    /// The previous one, if it is still there.
     former: Option<Vec<UuidSlot>>,
 }
 
-/// Those of a set of which bcached has written the newest.
+/// Returns the tables of a set, if bcached wrote the newest one.
 fn tables(cache: &Device) -> Option<Tables> {
     let Some(Superblock::Cache(superblock)) = superblock(cache) else { return None };
     let geometry = Geometry::of(&superblock);
@@ -56,7 +57,7 @@ fn tables(cache: &Device) -> Option<Tables> {
     })
 }
 
-/// The table that a journal entry names, if it is one.
+/// Returns the table that a journal entry names, if it is valid.
 fn table(cache: &Device, header: &JsetHeader, geometry: &Geometry) -> Option<Vec<UuidSlot>> {
     let pointer = header.uuids.pointers.as_slice().first()?;
     let mut bytes = vec![0; geometry.meta_bytes()];
@@ -64,7 +65,7 @@ fn table(cache: &Device, header: &JsetHeader, geometry: &Geometry) -> Option<Vec
     uuid::parse(&bytes).ok().map(Iterator::collect)
 }
 
-/// The uuid of a backing device that says under which number the cache holds its data.
+/// Returns the UUID of a backing device that records under which number the cache holds its data.
 fn attached(device: &Device) -> Option<Uuid> {
     match superblock(device) {
         Some(Superblock::Backing(backing)) => backing.attachment().map(|_| backing.uuid()),
@@ -90,12 +91,12 @@ fn spoil(slots: &mut [UuidSlot], backed: &[usize], former: Option<&[UuidSlot]>, 
         3 => slots[any].uuid = Uuid::INVALIDATED,
         4 => slots.swap(first, backed.last().copied().unwrap_or(first)),
         5 => free.into_iter().for_each(|free| slots.swap(any, free)),
-        // A table of before, or a part of it.
+        // An older table, or a part of it.
         6 => former
             .into_iter()
             .for_each(|former| backed.iter().for_each(|index| slots[*index] = former[*index])),
         7 => former.into_iter().for_each(|former| slots[any] = former[any]),
-        // The same of another set.
+        // The same slot, sealed for another set.
         8 => {
             let (set, number) = (Uuid([7; 16]), u32::try_from(any).expect("few slots"));
             let edition = slots[any].edition;
@@ -105,7 +106,7 @@ fn spoil(slots: &mut [UuidSlot], backed: &[usize], former: Option<&[UuidSlot]>, 
     }
 }
 
-/// Of all whole entries of the journal, in their order.
+/// Returns the headers of all whole journal entries, in order.
 fn headers(cache: &Device, geometry: &Geometry) -> Vec<JsetHeader> {
     let mut headers: Vec<JsetHeader> = Vec::new();
     for index in 0..geometry.journal_buckets {

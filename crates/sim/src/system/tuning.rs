@@ -1,48 +1,49 @@
-//! What a system and its devices can be told and that is not a size: drawn from one number, and spelled out from then on,
-//! so that a script holds the values and not a number whose meaning may change.
+//! Settings of a system and its devices that are not sizes. They are drawn from one number and
+//! stored as values, because the meaning of that number may change and a script must not.
 
 use super::Mode;
 use super::policy::Policy;
 use crate::disk::Zeroing;
 use bcached_env::rng::Rng;
 
-/// How devices behave, and what their superblocks say at first.
+/// How devices behave, and what their superblocks contain at first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceTuning {
-    /// On the cache device a durable write is a write and a flush.
+    /// On the cache device a write with FUA is a write and a flush.
     pub cache_fua_flushes: bool,
-    /// On backing devices.
+    /// Likewise on the backing devices.
     pub backing_fua_flushes: bool,
-    /// Middle latency of the cache device; which of the devices is the slower one decides much.
+    /// Nominal latency of the cache device; much depends on which device is slower.
     pub cache_latency_us: u64,
-    /// Of the backing devices.
+    /// Nominal latency of the backing devices.
     pub backing_latency_us: u64,
     /// The cache discards buckets that it has emptied.
     pub discard: bool,
-    /// By how much longer the cache takes to read a whole bucket, as a node is, of some buckets. So a walk lasts.
+    /// Additional time that the cache takes to read certain whole buckets, as nodes are read. It
+    /// makes a walk take time.
     pub node_read_us: u64,
-    /// Backing devices carry out discards, now and then.
+    /// Backing devices carry out discards, some of the time.
     pub backing_discard: bool,
-    /// What backing devices make of being told to zero a range, by its place in [`Zeroing::ALL`].
+    /// How backing devices respond to zeroing requests, as an index into [`Zeroing::ALL`].
     pub backing_zeroing: u64,
-    /// Where volume 0 begins in the round of [`DeviceTuning::first_mode`], 0 to 5.
+    /// The starting index of volume 0 in the cycle of [`DeviceTuning::first_mode`], 0 to 5.
     pub first_mode: u64,
-    /// Which clean bucket is given up first: the oldest use, the oldest data, or any.
+    /// Which clean bucket is evicted first: the least recently used, the oldest data, or any.
     pub replacement: u64,
 }
 
 /// Options of a cache set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SetTuning {
-    /// Memory for nodes, in MiB; 0: as little as goes.
+    /// Memory for nodes, in MiB; 0 means the minimum.
     pub node_budget_mib: u64,
-    /// See `bcached_engine::Options`, here and below. In milliseconds.
+    /// See `bcached_engine::Options` for this and the following. In milliseconds.
     pub journal_delay_ms: u64,
     /// In milliseconds.
     pub leaf_delay_ms: u64,
     /// In milliseconds.
     pub parked_delay_ms: u64,
-    /// Pieces.
+    /// Number of pieces.
     pub parked_max: u64,
     /// In milliseconds.
     pub writeback_delay_ms: u64,
@@ -52,27 +53,27 @@ pub struct SetTuning {
     pub writeback_running: bool,
     /// In percent.
     pub writeback_percent: u64,
-    /// One sector in so many of a dirty bucket may be for its summary.
+    /// At most one sector in this many of a dirty bucket holds its summary.
     pub summary_share: u64,
     /// In percent.
     pub cutoff_cache_add: u64,
     /// In percent.
     pub cutoff_writeback: u64,
-    /// What its volumes begin with.
+    /// The initial policy of its volumes.
     pub policy: Policy,
 }
 
-/// All of it.
+/// All settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
-    /// Of the devices.
+    /// Settings of the devices.
     pub devices: DeviceTuning,
-    /// Of the set.
+    /// Settings of the set.
     pub set: SetTuning,
 }
 
 impl DeviceTuning {
-    /// What bits 40 and up of `number` say: the mode in the lowest of them.
+    /// Draws the settings from bits 40 and up of `number`; the first mode is in the lowest of them.
     #[must_use]
     pub const fn draw(number: u64) -> Self {
         Self {
@@ -89,13 +90,14 @@ impl DeviceTuning {
         }
     }
 
-    /// What backing devices make of being told to zero a range.
+    /// Returns how backing devices respond to zeroing requests.
     #[must_use]
     pub const fn backing_zeroing(&self) -> Zeroing {
         Zeroing::ALL[(self.backing_zeroing & 3) as usize]
     }
 
-    /// A volume's mode when it is made: write-through, write-around, four times write-back, and so on.
+    /// Returns the initial mode of a volume: writethrough, writearound, then four times writeback,
+    /// repeating.
     #[must_use]
     pub const fn first_mode(&self, volume: u64) -> Mode {
         match self.first_mode.wrapping_add(volume) % 6 {
@@ -106,19 +108,20 @@ impl DeviceTuning {
     }
 }
 
-/// Where nothing else is said. Buckets here are small.
+/// Default value. Buckets here are small.
 pub const SUMMARY_SHARE: u64 = 16;
-/// The engine's own.
+/// The engine's default.
 pub const CUTOFF_CACHE_ADD: u64 = 95;
-/// The engine's own.
+/// The engine's default.
 pub const CUTOFF_WRITEBACK: u64 = 90;
 
-/// With batches of write-back of so many sectors nothing is a stream, and a slow cache is not congested: two more kinds of set, without
-/// more to draw.
+/// With write-back batches of this many sectors, nothing is a stream and a slow cache is not
+/// congested. This gives two more kinds of set without another draw.
 pub const WITHOUT_STREAMS: u64 = 8192;
 
 impl SetTuning {
-    /// Some runs have little memory for nodes, impatient journals and eager write-back, and others none of it.
+    /// Draws the settings: some runs have little memory for nodes, short journal delays and eager
+    /// write-back, and others none of these.
     fn draw(number: u64) -> Self {
         let mut rng = Rng::new(number);
         let mut pick = |choices: [u64; 4]| choices[usize::try_from(rng.below(4)).expect("below four")];
@@ -140,13 +143,15 @@ impl SetTuning {
         Self { policy: Policy::plain(drawn.has_parity()), ..drawn }
     }
 
-    /// A quarter of the sets lies on arrays with parity, where nothing else is said.
+    /// Returns whether the set lies on arrays with parity, where nothing else is specified: a
+    /// quarter of the sets do.
     #[must_use]
     pub const fn has_parity(&self) -> bool {
         self.parked_max == 16
     }
 
-    /// The same, but work in the background neither rests nor waits long, and everything that is read is cached.
+    /// Returns the same settings, but background work neither rests nor waits long, and everything
+    /// that is read is cached.
     #[must_use]
     pub fn hurried(self) -> Self {
         let is_plain = self.policy == Policy::plain(self.has_parity());
@@ -163,13 +168,13 @@ impl SetTuning {
 }
 
 impl Tuning {
-    /// What follows from `number`.
+    /// Draws all settings from `number`.
     #[must_use]
     pub fn draw(number: u64) -> Self {
         Self { devices: DeviceTuning::draw(number), set: SetTuning::draw(number) }
     }
 
-    /// The same with policies that follow from `number`.
+    /// Returns the same settings with policies drawn from `number`.
     #[must_use]
     pub fn with_policies(mut self, number: u64) -> Self {
         let mut rng = Rng::new(number);

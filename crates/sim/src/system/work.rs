@@ -1,30 +1,30 @@
-//! Long work on a volume of an engine, which whoever asked may give up.
+//! Long work on a volume of an engine, which the requester may cancel.
 
 use super::{Refusal, Soon, lodger};
 use bcached_engine::{CacheSet, Cancel, Error, VolumeId};
 
-/// Takes a volume from the cache.
+/// Detaches a volume from the cache.
 #[must_use]
 pub fn detach(set: &CacheSet, id: VolumeId, cancel: Cancel) -> Soon<Result<(), Refusal>> {
     let set = set.clone();
     Box::pin(async move { unless_there(set.detach(id, &cancel).await) })
 }
 
-/// Puts a volume back behind the cache.
+/// Attaches a volume to the cache.
 #[must_use]
 pub fn attach(set: &CacheSet, id: VolumeId, cancel: Cancel) -> Soon<Result<(), Refusal>> {
     let set = set.clone();
     Box::pin(async move { unless_there(set.attach(id, &cancel).await) })
 }
 
-/// Writes back what is dirty of a volume.
+/// Writes back the dirty data of a volume.
 #[must_use]
 pub fn clean(set: &CacheSet, id: VolumeId, cancel: Cancel) -> Soon<Result<(), Refusal>> {
     let set = set.clone();
     Box::pin(async move { unless_there(set.write_back(id, &cancel).await) })
 }
 
-/// Serves so many sectors of a volume and no more, which may be a lodger.
+/// Shrinks a volume, which may live in the cache alone, to this many sectors.
 #[must_use]
 pub fn shrink(
     set: &CacheSet,
@@ -43,7 +43,7 @@ pub fn shrink(
     })
 }
 
-/// Serves so many sectors of a volume.
+/// Grows a volume to this many sectors.
 #[must_use]
 pub fn grow(set: &CacheSet, id: VolumeId, cancel: Cancel, sectors: u64) -> Soon<Result<bool, Refusal>> {
     let set = set.clone();
@@ -54,7 +54,8 @@ pub fn grow(set: &CacheSet, id: VolumeId, cancel: Cancel, sectors: u64) -> Soon<
     })
 }
 
-/// Who asks for what is so already, or is under way, has not been refused anything, nor who gives it up.
+/// Ignores errors for work that is done already, is in progress, or was cancelled: these are not
+/// refusals.
 fn unless_there(done: Result<(), Error>) -> Result<(), Refusal> {
     match done {
         Err(Error::NotAttached | Error::Attached | Error::OnItsWay | Error::Cancelled) => Ok(()),
@@ -62,12 +63,13 @@ fn unless_there(done: Result<(), Error>) -> Result<(), Refusal> {
     }
 }
 
-/// How large a volume is, in sectors.
+/// Returns the size of a volume, in sectors.
 fn size(set: &CacheSet, id: VolumeId) -> Option<u64> {
     set.volumes().iter().find(|volume| volume.id == id).map(|volume| volume.sectors)
 }
 
-/// Whether a volume has another size now; it cannot while it is on its way, if there is no room, or if that is given up.
+/// Returns whether the size changed. It does not if another change is in progress, if there is no
+/// room, or if it was cancelled.
 fn if_it_stays(done: Result<(), Error>, is_as_before: impl FnOnce() -> bool) -> Result<bool, Refusal> {
     match done {
         Ok(()) => Ok(true),

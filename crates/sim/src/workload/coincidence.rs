@@ -1,5 +1,5 @@
-//! Steps that belong together: what two or three things have to meet for, and steps drawn one by
-//! one hardly ever do.
+//! Groups of steps that belong together: they make two or three conditions coincide, which steps
+//! drawn one by one hardly ever do.
 
 mod failing;
 
@@ -10,11 +10,11 @@ use crate::disk::{Fault, OpKind, Rule};
 use crate::system::Mode;
 use std::ops::Range;
 
-/// Longest that operations are late here, as a power of two in nanoseconds: half a second.
+/// Longest delay of operations here, as a power of two in nanoseconds: half a second.
 const LATE_BITS: u64 = 29;
 
 impl Painter<'_> {
-    /// Draws several steps that belong together, and gives the first.
+    /// Draws several steps that belong together, and returns the first.
     pub(super) fn coincidence(&mut self) -> Step {
         let is_troubled = self.shape.weights.trouble > 0;
         if !is_troubled && self.shape.weights.restart > 0 && self.rng.one_in(12) {
@@ -37,12 +37,12 @@ impl Painter<'_> {
         self.next.pop_front().expect("several steps")
     }
 
-    /// A promise about something whose older content is safe, at once followed by a cut of the
-    /// power that leaves nothing else: a durable request of any kind, or any change and a flush,
-    /// over what was just written and beyond it.
+    /// A promise about a range whose older content is durable, immediately followed by a power cut
+    /// that leaves nothing else. The promise is a durable request of any kind, or any change and a
+    /// flush, over what was just written and beyond it.
     fn promised(&mut self) {
         let (volume, before) = self.place();
-        // The end of a volume may be within a block.
+        // The end of a volume may lie within a block.
         let span = self.span(volume);
         let before =
             if self.rng.one_in(5) { self.fitted(volume, span.saturating_sub(16)..span) } else { before };
@@ -76,9 +76,9 @@ impl Painter<'_> {
         self.cut_off();
     }
 
-    /// An operation of a device takes its time; a request that waits for it, and longer ones over
-    /// the same sectors behind that, are under way while the volume comes, goes, or becomes
-    /// another. Then what only the longer ones are about is read.
+    /// A device operation is slow. A request that waits for it, and longer requests over the same
+    /// sectors behind that one, are in flight while the volume is attached or detached, or
+    /// otherwise changed. Then the sectors that only the longer requests cover are read.
     fn queued(&mut self) {
         let (volume, first) = self.place();
         let is_lodger = volume as usize >= self.shape.volumes;
@@ -91,7 +91,7 @@ impl Painter<'_> {
         }
         let sectors = (8 * (1 + first.start / 8)).min(span);
         if !comes && self.shape.weights.shrink > 0 && self.shape.weights.grow > 0 && self.rng.one_in(4) {
-            // What is asked for next is cut off, until it is there again.
+            // The sectors of the next requests are cut off until the volume grows again.
             self.next.extend([Step::Shrink { volume, sectors }, Step::Settle]);
         }
         if self.rng.one_in(3) {
@@ -125,8 +125,8 @@ impl Painter<'_> {
         self.next.extend([Step::Settle, Step::Read { volume, sectors: long }]);
     }
 
-    /// What write-back is about to read from the cache, which takes its time, is discarded, and so
-    /// much is written elsewhere meanwhile that the bucket may be had again.
+    /// Data that write-back is about to read from the cache, slowly, is discarded. Meanwhile so
+    /// much is written elsewhere that the bucket may be reused.
     fn discarded_while_written_back(&mut self) {
         let (volume, near) = self.place();
         if volume as usize >= self.shape.volumes {
@@ -154,8 +154,8 @@ impl Painter<'_> {
         self.next.push_back(Step::Mode { volume, mode: self.first_mode(volume) });
     }
 
-    /// Two volumes that live in the cache alone become larger at the same time, and then are
-    /// written from end to end, and again in small pieces: perhaps there is room for one of them only.
+    /// Two volumes that live in the cache alone grow at the same time, and are then written from
+    /// end to end, and again in small pieces. There may be room for only one of them.
     fn grown_together(&mut self) {
         let first = u32::try_from(self.shape.volumes).expect("few volumes");
         if self.shape.lodgers.len() < 2 || self.shape.weights.grow == 0 {
@@ -172,7 +172,7 @@ impl Painter<'_> {
         for volume in both {
             self.filled(volume);
         }
-        // In pieces they take the most room.
+        // Small pieces take the most room.
         for _ in 0..self.rng.below(512) {
             let volume = both[usize::try_from(self.rng.below(2)).expect("two")];
             let start = self.rng.below(self.span(volume) / 8) * 8;
@@ -181,9 +181,9 @@ impl Painter<'_> {
         self.next.push_back(Step::Settle);
     }
 
-    /// Requests of many pieces to a slow device, with a flush and a short request beside each; a
-    /// failing device may drop what that flush covers. What was said of them holds after a cut of
-    /// the power.
+    /// Requests of many pieces to a slow device, with a flush and a short request beside each. A
+    /// failing device may drop what that flush covers. After a power cut, the answers that were
+    /// given must still hold.
     fn pieces(&mut self) {
         let (volume, near) = self.place();
         let is_lodger = volume as usize >= self.shape.volumes;
@@ -212,8 +212,7 @@ impl Painter<'_> {
         self.next.push_back(Step::Read { volume, sectors: long });
     }
 
-    /// Two orderly stops with something done in between, and an older copy of a device in the place
-    /// of it.
+    /// Two orderly stops with a write before each, and an older copy of a device in its place.
     fn brought_back(&mut self) {
         let is_last = self.rng.one_in(2);
         for is_first in [true, false] {
@@ -231,8 +230,8 @@ impl Painter<'_> {
         }
     }
 
-    /// The end of the process, in workloads that have such: mostly the power goes, and nothing that
-    /// was not durable is there.
+    /// Ends the process, in workloads that do so. Mostly the power is cut, and nothing survives
+    /// that was not durable.
     fn cut_off(&mut self) {
         if self.shape.weights.restart == 0 {
             return self.next.push_back(Step::Pause(1 << self.rng.below(4)));
@@ -246,7 +245,7 @@ impl Painter<'_> {
         }));
     }
 
-    /// Whether this device is one that fails in this shape.
+    /// Returns whether this device is one that fails in this shape.
     const fn is_failing(&self, device: usize) -> bool {
         match self.shape.failing {
             Failing::Anything | Failing::Sets => true,
@@ -255,7 +254,7 @@ impl Painter<'_> {
         }
     }
 
-    /// A volume that is served becomes another one, or is served otherwise.
+    /// Draws a change of a volume that is served, or of how it is served.
     fn change_of(&mut self, volume: u32, span: u64) -> Step {
         let weights = self.shape.weights;
         let is_lodger = volume as usize >= self.shape.volumes;
@@ -279,7 +278,7 @@ impl Painter<'_> {
         choices.swap_remove(usize::try_from(self.rng.below(choices.len() as u64)).expect("few"))
     }
 
-    /// Anything a client may ask for.
+    /// Draws any request of a client.
     fn request(&mut self, volume: u32, sectors: Range<u64>) -> Step {
         match self.rng.below(4) {
             0 => Step::Read { volume, sectors },
@@ -288,7 +287,7 @@ impl Painter<'_> {
         }
     }
 
-    /// A change that is durable when it is answered.
+    /// Draws a change that is durable at its completion.
     fn durable(&mut self, volume: u32, sectors: Range<u64>) -> Step {
         match self.rng.below(4) {
             0 => Step::Zero { volume, sectors, fua: true, may_unmap: false },
@@ -297,7 +296,7 @@ impl Painter<'_> {
         }
     }
 
-    /// One that is not.
+    /// Draws a change that is not.
     fn change(&mut self, volume: u32, sectors: Range<u64>) -> Step {
         match self.rng.below(6) {
             0 => Step::Zero { volume, sectors, fua: false, may_unmap: false },
@@ -307,7 +306,7 @@ impl Painter<'_> {
         }
     }
 
-    /// A short range that has something of `near`.
+    /// Draws a short range that overlaps `near`.
     fn beside(&mut self, volume: u32, near: &Range<u64>) -> Range<u64> {
         let unit = self.unit;
         let length = unit * (1 + self.rng.below((24 / unit).max(2)));
@@ -316,7 +315,7 @@ impl Painter<'_> {
         self.fitted(volume, start..start + length)
     }
 
-    /// From somewhere in the one range to somewhere in the other, or a little beyond.
+    /// Draws a range from somewhere in one range to somewhere in the other, or a little beyond.
     fn astride(&mut self, volume: u32, one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
         let unit = self.unit;
         let (left, right) = if one.start <= other.start { (one, other) } else { (other, one) };
@@ -328,7 +327,7 @@ impl Painter<'_> {
         self.fitted(volume, start..end)
     }
 
-    /// Longer than any request that is drawn otherwise, with `near` somewhere in it.
+    /// Draws a range around `near` that is longer than any request that is drawn otherwise.
     fn widened(&mut self, volume: u32, near: &Range<u64>) -> Range<u64> {
         let unit = self.unit;
         let more = self.shape.longest.max(4 * unit) / unit;
@@ -337,7 +336,7 @@ impl Painter<'_> {
         self.fitted(volume, start..end)
     }
 
-    /// The part of a range that the volume has; something of it is there.
+    /// Returns the part of a range that the volume has, or its last unit.
     fn fitted(&self, volume: u32, sectors: Range<u64>) -> Range<u64> {
         let end = sectors.end.min(self.span(volume));
         sectors.start.min(end - self.unit)..end

@@ -1,10 +1,13 @@
-//! Which drawing a seed is of. A seed means a workload only together with the code that draws: other weights, another
-//! shape, another order of asking for random numbers, and the same seed is another workload. So the drawing has a number,
-//! which every printed command carries, and a seed of another drawing is refused instead of running something else.
+//! Numbers the versions of the drawing. A seed determines a workload only together with the code
+//! that draws it. With other weights, another shape, or another order of drawing random numbers,
+//! the same seed gives another workload. So the drawing has a number, which every printed command
+//! carries, and a seed of another drawing is refused instead of running something else.
 
-/// What every drawing so far has drawn, as the test below sums it up; the last one is what this code draws.
+/// The digests of all drawings so far, as the test below computes them; the last one is that of
+/// this code.
 ///
-/// Whoever changes what is drawn appends the new sum that the test prints, and takes no old one away.
+/// A change of what is drawn must append the new digest, which the test prints, and must not remove
+/// an old one.
 const DRAWINGS: &[u64] = &[
     0xc6d5_857a_e4fc_14b4,
     0x93db_79ee_86a1_ecf3,
@@ -41,26 +44,26 @@ const DRAWINGS: &[u64] = &[
     0x80ab_49d0_a2db_8ac7,
 ];
 
-/// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a hunt and the simulated devices
-/// make of a seed.
+/// The number of this code's drawing: of what [`Shape::draw`](super::Shape::draw), the rounds of a
+/// hunt and the simulated devices derive from a seed.
 #[expect(clippy::cast_possible_truncation, reason = "one entry for each change of the drawing")]
 pub const DRAWING: u32 = DRAWINGS.len() as u32;
 
-/// A seed means something else here.
+/// The error for a seed of another drawing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "the seed is of drawing {given} and this simulator draws by {DRAWING}, which makes another workload of it: build the \
      commit that printed the seed, or run the script that the workload was saved in (sim run --script FILE)"
 )]
 pub struct OtherDrawing {
-    /// The drawing that the seed is of.
+    /// The drawing that the seed belongs to.
     pub given: u32,
 }
 
-/// That a seed of drawing `given` can be drawn here.
+/// Checks that a seed of drawing `given` can be drawn here.
 ///
 /// # Errors
-/// If it would be another workload.
+/// If it would give another workload.
 pub const fn check_drawing(given: u32) -> Result<(), OtherDrawing> {
     if given == DRAWING { Ok(()) } else { Err(OtherDrawing { given }) }
 }
@@ -77,13 +80,13 @@ mod tests {
     use crate::workload::{Shape, Workload};
     use std::rc::Rc;
 
-    /// Some seeds of all shapes, what follows a recovery, and some rounds of each kind of some hunt.
+    /// Draws some seeds of all shapes, and some rounds of each kind of one hunt.
     fn drawn() -> Vec<Workload> {
         let shapes = Shape::all().iter().flat_map(|shape| (0..4).map(|seed| shape.draw(seed)));
         shapes.chain((0..300).map(|index| Round::of(1, index).workload)).collect()
     }
 
-    /// All that a script says, and what is done after a crash.
+    /// Adds all that a script contains, and the steps after a crash.
     fn take_in(digest: &mut Digest, workload: &Workload) {
         digest.bytes(Script::of(workload, &[]).to_string().as_bytes());
         for step in Shape::aftermath(workload, workload.seed, 8) {
@@ -91,7 +94,8 @@ mod tests {
         }
     }
 
-    /// What the devices make of a seed: of a system that hides nothing of them, so that only they can have changed.
+    /// Returns the digest of a run on a system that hides nothing of the devices, so that it
+    /// changes only with what they derive from a seed.
     fn course(shape: &str) -> u64 {
         let system: Rc<dyn System> = Rc::new(Passthrough);
         let workload = Shape::named(shape).expect("a shape").draw(0);

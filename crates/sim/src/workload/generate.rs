@@ -1,4 +1,4 @@
-//! Drawing a workload of a shape from a seed, step by step.
+//! Draws a workload of a shape from a seed, step by step.
 
 use super::shape::{Buckets, Shape, Weights};
 use super::{Origin, Restart, Step, Workload};
@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 impl Shape {
-    /// The workload of this shape and seed.
+    /// Draws the workload of this shape and seed.
     #[must_use]
     pub fn draw(&self, seed: u64) -> Workload {
         let mut rng = Rng::new(mix(&[seed, self.steps as u64]));
@@ -42,7 +42,8 @@ impl Shape {
         }
     }
 
-    /// A few more steps for after a recovery: what the script says, or so many of the workload's shape.
+    /// Returns a few more steps to run after a recovery: those of the script, or `steps` steps of
+    /// the workload's shape.
     #[must_use]
     pub fn aftermath(workload: &Workload, seed: u64, steps: usize) -> Vec<Step> {
         if let Origin::Script { after, .. } = &workload.origin {
@@ -50,7 +51,7 @@ impl Shape {
         }
         let shape = Self::named(&workload.name)
             .expect("a workload is drawn from a shape, or a script says what follows");
-        // Nor do knobs stay turned to where nothing is written back.
+        // No knobs are turned, because they might stay at values that stop write-back.
         let weights = Weights { restart: 0, pause: 1, trouble: 0, turn: 0, ..shape.weights };
         let calm = Self { weights, ..shape };
         let mut painter = Painter::new(&calm, Rng::new(seed), &workload.geometry);
@@ -65,7 +66,8 @@ impl Shape {
             _ => 16,
         };
         let torn_sectors = if block_sectors == 1 && rng.one_in(2) { 1 } else { 8 };
-        // Requests may be smaller than the blocks of the set, and then most volumes end within one.
+        // Requests may be smaller than the blocks of the set, and then most volumes end within a
+        // block.
         let set_block_sectors = if rng.one_in(4) { block_sectors } else { 8 };
         let odd = set_block_sectors - block_sectors;
         let volumes = (0..self.volumes).map(|_| self.span + rng.below(u64::from(odd) + 1)).collect();
@@ -74,7 +76,7 @@ impl Shape {
             set_block_sectors,
             bucket_sectors,
             buckets: match self.buckets {
-                // Fewer are no set with a journal.
+                // A set with a journal needs at least this many.
                 Buckets::Scarce => (512 + rng.below(400)).max(516),
                 Buckets::Fewest => 516 + rng.below(64),
                 Buckets::Many => 2800 + rng.below(400),
@@ -95,7 +97,7 @@ impl Shape {
     }
 }
 
-/// Draws steps one by one; remembers where it wrote, to come back there.
+/// Draws steps one by one, and remembers where it wrote, to return there.
 pub(super) struct Painter<'a> {
     pub(super) shape: &'a Shape,
     pub(super) rng: Rng,
@@ -107,17 +109,17 @@ pub(super) struct Painter<'a> {
     /// Size of the cache device.
     pub(super) cache_sectors: u64,
     recent: Vec<(u32, Range<u64>)>,
-    /// What belongs to the last step.
+    /// Steps that belong to the last step.
     pub(super) next: VecDeque<Step>,
 }
 
-/// In such pieces all of a volume is read.
+/// Piece size for reading a whole volume, in sectors.
 pub(super) const READ_SECTORS: usize = 512;
 
-/// Whole blocks of any set, in sectors.
+/// A multiple of any set's block, in sectors.
 const BLOCK: u64 = 8;
 
-/// Places remembered.
+/// Number of places remembered.
 const RECENT_MAX: usize = 32;
 
 impl<'a> Painter<'a> {
@@ -199,7 +201,8 @@ impl<'a> Painter<'a> {
         }
     }
 
-    /// Where devices do not fail otherwise a quarter of the starts meet a damaged table of volumes.
+    /// Draws a restart. Where devices do not fail anyway, a quarter of the starts find a damaged
+    /// volume table.
     fn restart(&mut self) -> Step {
         let restart = Step::Restart(match self.rng.below(4) {
             0 => Restart::Stop,
@@ -214,8 +217,8 @@ impl<'a> Painter<'a> {
         Step::Table(self.rng.next())
     }
 
-    /// The note is gone while some writes are answered. Mostly another takes its place soon, else the next
-    /// process makes one.
+    /// The note's file is gone while some writes are answered. Mostly another one takes its place
+    /// soon; otherwise the next process creates one.
     fn note_gone(&mut self) -> Step {
         for _ in 0..1 + self.rng.below(4) {
             let (volume, sectors) = self.place();
@@ -229,7 +232,8 @@ impl<'a> Painter<'a> {
         Step::Note { is_there: false }
     }
 
-    /// Long work on a volume, which is perhaps given up soon, while it waits for a request that its device takes its time for.
+    /// Long work on a volume. It may be cancelled soon, while it waits for a request that its
+    /// device carries out slowly.
     fn begun(&mut self, volume: u32, work: Step) -> Step {
         if !self.rng.one_in(4) {
             return work;
@@ -251,14 +255,15 @@ impl<'a> Painter<'a> {
         Step::Turn { volume: self.any(), knob, value: knob.draw(&mut self.rng) }
     }
 
-    /// Whole blocks of any set stay.
+    /// Leaves whole blocks of any set.
     fn shrinking(&mut self) -> Step {
         let volume = self.any();
         let sectors = BLOCK * (1 + self.rng.below(self.span(volume) / BLOCK - 1));
         self.begun(volume, Step::Shrink { volume, sectors })
     }
 
-    /// Half of the time to what it had at first, else to any end; of one that lives in the cache alone any of whole blocks.
+    /// Half of the time grows to the original size, otherwise to any size. A volume that lives in
+    /// the cache alone keeps whole blocks.
     fn growing(&mut self) -> Step {
         let volume = self.any();
         let unit = if volume as usize >= self.shape.volumes { BLOCK } else { self.unit };
@@ -267,7 +272,8 @@ impl<'a> Painter<'a> {
         self.begun(volume, Step::Grow { volume, sectors: blocks * unit })
     }
 
-    /// Some operations of a device take their time, and others overtake them. No request fails for that.
+    /// Some operations of a device are slow, and others overtake them. No request fails because of
+    /// that.
     fn delay(&mut self) -> Step {
         if self.shape.weights.detach > 2 && self.rng.one_in(2) {
             return self.overtaken();
@@ -283,8 +289,9 @@ impl<'a> Painter<'a> {
         Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, fault) } }
     }
 
-    /// A read of a backing device, of what is not in the cache, takes so long that this is written twice meanwhile, the second
-    /// time while the volume leaves the cache; and it is read again and again.
+    /// A read of uncached data from a backing device is so slow that the data is written twice
+    /// meanwhile, the second time while the volume leaves the cache. The data is also read
+    /// repeatedly.
     fn overtaken(&mut self) -> Step {
         let (volume, sectors) = self.place();
         let pause = |rng: &mut Rng| Step::Pause(1 << rng.below(5));
@@ -304,36 +311,36 @@ impl<'a> Painter<'a> {
         u32::try_from(self.rng.below(self.shape.volumes as u64)).expect("few volumes")
     }
 
-    /// One that lives in the cache alone.
+    /// Draws a volume that lives in the cache alone.
     pub(super) fn lodger(&mut self) -> u32 {
         let (first, count) = (self.shape.volumes as u64, self.shape.lodgers.len() as u64);
         u32::try_from(first + self.rng.below(count)).expect("few volumes")
     }
 
-    /// One of either kind.
+    /// Draws a volume of either kind.
     pub(super) fn any(&mut self) -> u32 {
         let count = self.shape.volumes + self.shape.lodgers.len();
         u32::try_from(self.rng.below(count as u64)).expect("few volumes")
     }
 
-    /// The size of a volume.
+    /// Returns the size of a volume.
     pub(super) fn span(&self, volume: u32) -> u64 {
         self.spans[volume as usize]
     }
 
-    /// The mode that a volume begins in.
+    /// Returns the initial mode of a volume.
     pub(super) const fn first_mode(&self, volume: u32) -> Mode {
         self.devices.first_mode(volume as u64)
     }
 
-    /// A volume that lives in the cache alone is made and written from end to end.
+    /// A volume that lives in the cache alone is created and written from end to end.
     fn filling(&mut self) -> Step {
         let volume = self.lodger();
         self.filled(volume);
         Step::Create { volume }
     }
 
-    /// All of a volume is written, one piece after the other.
+    /// Writes a whole volume, one piece after the other.
     pub(super) fn filled(&mut self, volume: u32) {
         let (span, longest) = (self.span(volume), self.shape.longest);
         let pieces =
@@ -341,7 +348,8 @@ impl<'a> Painter<'a> {
         self.next.extend(pieces.map(|sectors| Step::Write { volume, sectors, fua: false }));
     }
 
-    /// Half of the time at or near a recent write, else anywhere or, seldom, at the end; lengths lean to the short.
+    /// Half of the time draws a range at or near a recent write, otherwise anywhere or, rarely, at
+    /// the end. Short lengths are more likely.
     pub(super) fn place(&mut self) -> (u32, Range<u64>) {
         let other = self.any();
 
@@ -367,8 +375,8 @@ impl<'a> Painter<'a> {
         (other, first * self.unit..(first + length) * self.unit)
     }
 
-    /// Where requests are small against the volume, much of it goes at once now and then: a tree of many keys would never
-    /// become sparse otherwise.
+    /// Where requests are small compared with the volume, sometimes discards much of it at once: a
+    /// tree of many keys would never become sparse otherwise.
     fn discarded(&mut self) -> (u32, Range<u64>) {
         if !self.has_many_keys() || !self.rng.one_in(4) {
             return self.place();
@@ -379,7 +387,8 @@ impl<'a> Painter<'a> {
         self.anywhere(volume, length * self.unit)
     }
 
-    /// There it reaches over the ends of leaves now and then, and yet is short enough to be written as zeroes.
+    /// In such volumes sometimes reaches across the ends of leaves, and yet is short enough to be
+    /// written as zeroes.
     fn zeroed(&mut self) -> (u32, Range<u64>) {
         if !self.has_many_keys() || !self.rng.one_in(4) {
             return self.place();
@@ -393,7 +402,7 @@ impl<'a> Painter<'a> {
         self.shape.longest * 256 <= self.shape.span
     }
 
-    /// A range of that length, in sectors.
+    /// Draws a range of that length, in sectors.
     fn anywhere(&mut self, volume: u32, length: u64) -> (u32, Range<u64>) {
         let first = self.rng.below((self.span(volume) - length) / self.unit) * self.unit;
         (volume, first..first + length)

@@ -1,4 +1,5 @@
-//! The shapes of workloads: named sets of weights and sizes, each of which brings out one kind of trouble.
+//! The shapes of workloads: named sets of weights and sizes, each of which provokes one kind of
+//! trouble.
 
 use crate::growth;
 use crate::system::Tuning;
@@ -34,7 +35,7 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// As the drawing of a step numbers the kinds.
+    /// Returns the weights in the order in which the drawing of a step numbers the kinds.
     pub(super) const fn in_order(self) -> [u64; 23] {
         let Self { write, read, flush, discard, zero, mode, .. } = self;
         let Self { pause, settle, restart, trouble, detach, attach, delay, clean, readd, .. } = self;
@@ -78,59 +79,60 @@ pub struct Shape {
     pub(super) volumes: usize,
     /// Sizes of the volumes that live in the cache alone, in sectors.
     pub(super) lodgers: &'static [u64],
-    /// Sectors of a volume that are used.
+    /// Number of sectors of a volume that are used.
     pub(super) span: u64,
     /// Longest request, in sectors.
     pub(super) longest: u64,
-    /// One write in so many carries FUA.
+    /// One write in this many carries FUA.
     pub(super) fua_one_in: u64,
-    /// How many buckets, of which sizes in sectors.
+    /// Number and size of the buckets.
     pub(super) buckets: Buckets,
-    /// Which devices fail, where any do.
+    /// Which devices fail, if any do.
     pub(super) failing: Failing,
-    /// What it needs of the tuning that was drawn.
+    /// Adapts the drawn tuning to the needs of the shape.
     pub(super) tune: fn(Tuning) -> Tuning,
 }
 
-/// What fails in a shape with trouble.
+/// The devices that fail in a shape with trouble.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Failing {
-    /// Anything; half of it the cache.
+    /// Any device; half of the time the cache.
     Anything,
     /// Backing devices.
     Backing,
-    /// Flushes of the cache, and writes to some of it.
+    /// Flushes of the cache, and writes to some of its sectors.
     CacheData,
-    /// Writes of the cache's metadata, after which a set writes nothing more until it is opened again; and backing devices.
+    /// Writes of the cache's metadata, after which a set writes nothing more until it is opened
+    /// again; and backing devices.
     Sets,
 }
 
-/// Nothing in particular.
+/// Changes nothing.
 const fn as_drawn(tuning: Tuning) -> Tuning {
     tuning
 }
 
-/// Volumes begin in write-through and write-around.
+/// Makes volumes start in writethrough and writearound mode.
 const fn written_through(mut tuning: Tuning) -> Tuning {
     tuning.devices.first_mode = 0;
     tuning
 }
 
-/// The cache takes dirty data until it is full.
+/// Makes the cache accept dirty data until it is full.
 const fn taken_up(mut tuning: Tuning) -> Tuning {
     tuning.set.cutoff_cache_add = CUTOFF_CACHE_ADD;
     tuning.set.cutoff_writeback = CUTOFF_WRITEBACK;
     tuning
 }
 
-/// Dirty data stays.
+/// Keeps dirty data in the cache.
 const fn kept_dirty(mut tuning: Tuning) -> Tuning {
     tuning.devices.first_mode = 2;
     tuning.set.writeback_running = false;
     taken_up(tuning)
 }
 
-/// Data is dirty, and backing devices take their time.
+/// Makes data dirty, with slow backing devices.
 const fn behind_a_fast_cache(mut tuning: Tuning) -> Tuning {
     tuning.devices.first_mode = 2;
     tuning.devices.cache_latency_us = 20;
@@ -138,7 +140,7 @@ const fn behind_a_fast_cache(mut tuning: Tuning) -> Tuning {
     tuning
 }
 
-/// Of every other set the leaves are written soon, so that little holds back what the journal may let go.
+/// Makes every second set write its leaves soon, so that few journal entries stay pinned.
 const fn half_of_them_prompt(mut tuning: Tuning) -> Tuning {
     if tuning.devices.first_mode % 2 == 1 {
         tuning.set.leaf_delay_ms = 2;
@@ -147,7 +149,8 @@ const fn half_of_them_prompt(mut tuning: Tuning) -> Tuning {
     tuning
 }
 
-/// The same, and nodes are read slowly: the tree is walked for long.
+/// Like [`half_of_them_prompt`], and makes node reads slow, so that the walk of the tree takes
+/// long.
 const fn walked_slowly(tuning: Tuning) -> Tuning {
     let mut tuning = half_of_them_prompt(tuning);
     if tuning.devices.node_read_us == 0 {
@@ -156,7 +159,7 @@ const fn walked_slowly(tuning: Tuning) -> Tuning {
     tuning
 }
 
-/// The same, and so much more slowly as a smaller tree takes to be walked for as long.
+/// Like [`walked_slowly`], and slower still, so that the walk of a smaller tree takes as long.
 const fn walked_more_slowly(tuning: Tuning) -> Tuning {
     let mut tuning = walked_slowly(tuning);
     tuning.devices.node_read_us *= 5;
@@ -166,19 +169,19 @@ const fn walked_more_slowly(tuning: Tuning) -> Tuning {
 /// The cache device of a shape.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Buckets {
-    /// 600 to 1,000 of 64 KiB.
+    /// 600 to 1,000 buckets of 64 KiB.
     Usual,
-    /// As many of 8 or 16 KiB, so that trees get deep.
+    /// As many, of 8 or 16 KiB, so that trees get deep.
     Small,
     /// Fewer than the volume fills, of 8 KiB.
     Scarce,
-    /// As few as there can be, of 8 KiB.
+    /// The minimum number, of 8 KiB.
     Fewest,
-    /// So many of 8 KiB that their priorities do not fit into one.
+    /// So many, of 8 KiB, that their priorities do not fit into one bucket.
     Many,
     /// A set that has grown.
     Grown,
-    /// One that has grown a little.
+    /// A set that has grown a little.
     Copse,
 }
 
@@ -210,11 +213,11 @@ const MIXED: Weights = Weights {
     coincidence: 2,
 };
 
-/// Volumes stay attached, and what is dirty is not written back because somebody asks.
+/// Volumes stay attached, and no client requests write-back of dirty data.
 const STAYING: Weights =
     Weights { detach: 0, attach: 0, clean: 0, shrink: 0, grow: 0, forget: 0, coincidence: 0, ..MIXED };
 
-/// What most shapes do not say.
+/// Defaults for most shapes.
 const PLAIN: Shape = Shape {
     name: "",
     weights: MIXED,
@@ -248,7 +251,7 @@ const SHAPES: [Shape; 24] = [
         buckets: Buckets::Small,
         ..PLAIN
     },
-    // A few blocks that everybody wants.
+    // A few contended blocks.
     Shape {
         name: "hot",
         weights: Weights { flush: 10, discard: 6, zero: 6, mode: 4, ..MIXED },
@@ -259,7 +262,7 @@ const SHAPES: [Shape; 24] = [
         fua_one_in: 5,
         ..PLAIN
     },
-    // More data than the cache holds, over and over: buckets are reused, trees split.
+    // More data than the cache holds, repeatedly: buckets are reused, nodes split.
     Shape {
         name: "turnover",
         weights: Weights { write: 70, read: 20, restart: 0, discard: 1, zero: 1, coincidence: 1, ..STAYING },
@@ -284,7 +287,7 @@ const SHAPES: [Shape; 24] = [
         buckets: Buckets::Small,
         ..PLAIN
     },
-    // Ends of processes, of all kinds, close to each other.
+    // Process ends of all kinds, in quick succession.
     Shape {
         name: "restarts",
         weights: Weights { restart: 8, mode: 3, ..MIXED },
@@ -294,7 +297,8 @@ const SHAPES: [Shape; 24] = [
         buckets: Buckets::Small,
         ..PLAIN
     },
-    // The same on a set whose priorities are a chain of buckets, each of which may be torn or missing.
+    // Likewise on a set whose priorities are a chain of buckets, each of which may be torn or
+    // missing.
     Shape {
         name: "chains",
         weights: Weights { restart: 12, mode: 0, ..MIXED },
@@ -303,7 +307,7 @@ const SHAPES: [Shape; 24] = [
         buckets: Buckets::Many,
         ..PLAIN
     },
-    // Devices that fail, drop what they should flush, and are late; and ends of processes.
+    // Devices that fail, drop what they should flush, and are late; and process ends.
     Shape {
         name: "trouble",
         weights: Weights {
@@ -321,8 +325,8 @@ const SHAPES: [Shape; 24] = [
         buckets: Buckets::Small,
         ..PLAIN
     },
-    // More dirty data than fits, in small pieces: what is live is moved together, everything waits for buckets. A detach
-    // would write it all back, and then there would be room.
+    // More dirty data than fits, in small pieces: live data is moved together, and everything waits
+    // for buckets. A detach would write it all back and free the space.
     Shape {
         name: "scarce",
         weights: Weights { write: 70, read: 14, restart: 0, discard: 3, coincidence: 1, ..STAYING },
@@ -335,7 +339,7 @@ const SHAPES: [Shape; 24] = [
         tune: taken_up,
         ..PLAIN
     },
-    // A tree of two or three levels, a node of which is about to split.
+    // A tree of two or three levels, with a node that is about to split.
     Shape {
         name: "forest",
         weights: Weights { write: 52, read: 36, mode: 0, pause: 2, settle: 1, restart: 0, ..STAYING },
@@ -348,7 +352,8 @@ const SHAPES: [Shape; 24] = [
         tune: half_of_them_prompt,
         ..PLAIN
     },
-    // The same, started again and again: each start is served while the tree is walked, and many end before that has.
+    // Likewise, restarted again and again: each start is served during the walk of the tree, and
+    // many end before the walk does.
     Shape {
         name: "walks",
         weights: Weights {
@@ -370,8 +375,8 @@ const SHAPES: [Shape; 24] = [
         tune: walked_slowly,
         ..PLAIN
     },
-    // A tree of two levels and two volumes, with all that may be asked for before it has been walked, and late operations: most
-    // starts end before their walk.
+    // A tree of two levels and two volumes, with every kind of request that is possible before the
+    // walk has ended, and late operations. Most starts end before their walk does.
     Shape {
         name: "early",
         weights: Weights { flush: 8, restart: 8, settle: 1, delay: 6, ..MIXED },
@@ -384,7 +389,7 @@ const SHAPES: [Shape; 24] = [
         tune: walked_more_slowly,
         ..PLAIN
     },
-    // Volumes that become smaller and larger, and lose their disks.
+    // Volumes that shrink, grow, and lose their disks.
     Shape {
         name: "sizes",
         weights: Weights {
@@ -404,17 +409,20 @@ const SHAPES: [Shape; 24] = [
         buckets: Buckets::Small,
         ..PLAIN
     },
-    // Volumes that live in the cache alone come, are filled, become smaller and larger, and go, beside one that has a device.
+    // Volumes that live in the cache alone are created, filled, resized and deleted, beside one
+    // that has a device.
     Shape { name: "lodgers", ..LODGERS },
-    // The same where devices fail.
+    // Likewise where devices fail.
     Shape { name: "lodgers-trouble", weights: Weights { trouble: 4, ..LODGERS.weights }, ..LODGERS },
-    // The same with nearly as much as they can be promised, while another makes dirty what room there is.
+    // Likewise with nearly as much space as can be promised to them, while another volume fills the
+    // remaining room with dirty data.
     Shape {
         name: "promised",
         weights: Weights { write: 70, create: 3, fill: 1, grow: 1, coincidence: 1, ..STAYING },
         steps: 700,
         depth: 12,
-        // The second has room beside a part of the first, the third has none, unless the engine promises too much.
+        // The second has room beside part of the first. The third has none, unless the engine
+        // promises too much.
         lodgers: &[1792, 1024, 4096],
         span: 4096,
         longest: 64,
@@ -423,16 +431,17 @@ const SHAPES: [Shape; 24] = [
         tune: taken_up,
         ..PLAIN
     },
-    // Dirty data that nobody writes back, in small pieces that are overwritten: what is live is moved together all the time.
+    // Dirty data that is never written back, in small pieces that are overwritten: live data is
+    // moved together all the time.
     Shape { name: "moves", weights: PACKED, ..MOVES },
-    // The same on a cache that drops what it should flush, and is worn in places.
+    // Likewise on a cache that drops what it should flush and is worn in places.
     Shape {
         name: "moves-trouble",
         weights: Weights { trouble: 3, flush: 10, restart: 2, readd: 3, coincidence: 2, ..PACKED },
         failing: Failing::CacheData,
         ..MOVES
     },
-    // Write-through and write-around on backing devices that fail.
+    // Writethrough and writearound on backing devices that fail.
     Shape {
         name: "through",
         weights: Weights { read: 46, flush: 8, mode: 0, restart: 2, trouble: 5, ..MIXED },
@@ -444,25 +453,26 @@ const SHAPES: [Shape; 24] = [
         tune: written_through,
         ..PLAIN
     },
-    // Steps that belong together, one after the other, on volumes of both kinds.
+    // Steps that belong together, one group after the other, on volumes of both kinds.
     Shape { name: "coincidences", ..COINCIDENCES },
-    // The same where devices fail.
+    // Likewise where devices fail.
     Shape {
         name: "coincidences-trouble",
         weights: Weights { trouble: 2, ..COINCIDENCES.weights },
         ..COINCIDENCES
     },
-    // Volumes that leave the cache with dirty data, while slow reads of their backing devices are under way; and come back.
-    // Small ones, so that who reads and who writes meet.
+    // Volumes that leave the cache with dirty data while slow reads of their backing devices are in
+    // flight, and come back. The volumes are small, so that readers and writers meet.
     Shape { name: "leaving", span: 64, longest: 16, ..LEAVING },
-    // The same where backing devices fail, and their superblocks with them.
+    // Likewise where backing devices fail, and their superblock writes with them.
     Shape {
         name: "leaving-trouble",
         weights: Weights { trouble: 6, restart: 2, ..LEAVING.weights },
         failing: Failing::Backing,
         ..LEAVING
     },
-    // Sets that fail again and again, and are opened again, while backing devices drop things and are pulled.
+    // Sets that fail again and again and are reopened, while backing devices drop data and are
+    // pulled.
     Shape {
         name: "reopens",
         weights: Weights {
@@ -485,7 +495,7 @@ const SHAPES: [Shape; 24] = [
     },
 ];
 
-/// See the shape of this name.
+/// The base of the `leaving` shapes.
 const LEAVING: Shape = Shape {
     weights: Weights { detach: 8, attach: 12, delay: 12, mode: 0, clean: 2, readd: 6, ..MIXED },
     span: 256,
@@ -495,7 +505,7 @@ const LEAVING: Shape = Shape {
     ..PLAIN
 };
 
-/// See the shape of this name.
+/// The base of the `coincidences` shapes.
 const COINCIDENCES: Shape = Shape {
     weights: Weights { write: 40, read: 12, create: 4, coincidence: 12, ..MIXED },
     steps: 250,
@@ -507,7 +517,7 @@ const COINCIDENCES: Shape = Shape {
     ..PLAIN
 };
 
-/// See the shape of this name.
+/// The base of the `lodgers` shapes.
 const LODGERS: Shape = Shape {
     weights: Weights { create: 10, delete: 2, fill: 1, restart: 3, readd: 6, shrink: 6, grow: 6, ..MIXED },
     steps: 150,
@@ -518,7 +528,7 @@ const LODGERS: Shape = Shape {
     ..PLAIN
 };
 
-/// See the shape of this name.
+/// The base of the `moves` shapes.
 const MOVES: Shape = Shape {
     steps: 2500,
     depth: 12,
@@ -531,19 +541,19 @@ const MOVES: Shape = Shape {
 };
 
 impl Shape {
-    /// All shapes.
+    /// Returns all shapes.
     #[must_use]
     pub const fn all() -> &'static [Self] {
         &SHAPES
     }
 
-    /// The shape of this name.
+    /// Returns the shape of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         SHAPES.iter().find(|shape| shape.name == name).cloned()
     }
 
-    /// The same shape with another number of steps.
+    /// Returns the same shape with another number of steps.
     #[must_use]
     pub const fn with_steps(mut self, steps: usize) -> Self {
         self.steps = steps;

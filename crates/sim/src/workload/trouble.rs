@@ -1,4 +1,4 @@
-//! Devices that do something wrong.
+//! Draws device faults.
 
 use super::Step;
 use super::generate::{Painter, READ_SECTORS};
@@ -7,8 +7,8 @@ use crate::disk::{Fault, Landed, OpKind, Rule, Survivors};
 use bcached_format::SUPERBLOCK_SECTOR;
 
 impl Painter<'_> {
-    /// Of the cache mostly where its data is: the first write of metadata that fails ends all
-    /// writing there.
+    /// Draws a fault. For the cache it mostly affects the data area: the first failed write of
+    /// metadata ends all writing there.
     pub(super) fn trouble(&mut self) -> Step {
         if !self.shape.lodgers.is_empty() && self.rng.one_in(3) {
             return self.reopened();
@@ -55,8 +55,8 @@ impl Painter<'_> {
         Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, fault) } }
     }
 
-    /// A volume that lives in the cache alone is made, later than others; then the journal cannot
-    /// be written, and the set is opened again.
+    /// A volume that lives in the cache alone is created, later than others. Then the journal
+    /// cannot be written, and the set is reopened.
     fn reopened(&mut self) -> Step {
         let volume = self.lodger();
         let fails = self.failing_journal();
@@ -74,7 +74,7 @@ impl Painter<'_> {
         Step::Trouble { device: 0, rule: Rule { on: OpKind::Write, sectors, skip: 0, count: 1, fault } }
     }
 
-    /// A set fails; or a backing device drops what it had, is pulled, or is late.
+    /// A set fails; or a backing device drops data, is pulled, or is late.
     fn failing_set(&mut self) -> Step {
         let volume = self.volume();
         let device = 1 + volume as usize;
@@ -90,7 +90,7 @@ impl Painter<'_> {
         }
     }
 
-    /// The next writes of a journal fail, or some that are soon to come, with requests beside them.
+    /// The next or almost next writes of the journal fail, with requests beside them.
     fn failing_metadata(&mut self) -> Step {
         let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
         let fault = Fault::Fail(landed[usize::try_from(self.rng.below(3)).expect("three")]);
@@ -106,9 +106,8 @@ impl Painter<'_> {
         Step::Trouble { device: 0, rule }
     }
 
-    /// A backing device is to drop what it is given at its next flush, which may be the one for
-    /// which a set is closed; and it may be pulled meanwhile. What somebody flushes afterwards must
-    /// be there.
+    /// A backing device drops data at its next flush, which may be the one that closes a set, and
+    /// it may be pulled meanwhile. Data that is flushed afterwards must be there.
     fn closed_over_a_loss(&mut self, volume: u32) -> Step {
         let device = 1 + volume as usize;
         let (_, sectors) = self.place();
@@ -130,7 +129,7 @@ impl Painter<'_> {
         Step::Write { volume, sectors, fua: false }
     }
 
-    /// What a rule is about.
+    /// Draws the kind of operation that a rule applies to.
     pub(super) fn operation(&mut self) -> OpKind {
         [OpKind::Read, OpKind::Write, OpKind::Flush][usize::try_from(self.rng.below(3)).expect("three")]
     }
@@ -141,8 +140,8 @@ impl Painter<'_> {
         Rule { skip, ..Rule::next(OpKind::Flush, 1, Fault::Fail(Landed::Nothing)) }
     }
 
-    /// A device that cannot be reached for some time, and then can, with all that it had. (Only
-    /// discards reach it meanwhile.)
+    /// A device is unreachable for some time, and then comes back with all its content. (Meanwhile
+    /// only discards reach it.)
     fn vanishing(&mut self, device: usize) -> Step {
         let count = 4 << self.rng.below(5);
         let unreachable = |on| {
@@ -153,7 +152,7 @@ impl Painter<'_> {
         unreachable(OpKind::Read)
     }
 
-    /// A backing device that is pulled and comes back, with requests in between.
+    /// A backing device is pulled and comes back, with requests in between.
     fn pulling(&mut self, device: usize) -> Step {
         for _ in 0..self.rng.below(6) {
             let (volume, sectors) = self.place();
@@ -169,7 +168,7 @@ impl Painter<'_> {
         Step::Pull { device, survivors: self.survivors() }
     }
 
-    /// What of a volatile cache is there when its device is back: mostly nothing.
+    /// Draws how much of the volatile cache is left when its device is back: mostly nothing.
     pub(super) fn survivors(&mut self) -> Survivors {
         let seed = self.rng.next();
         match seed % 8 {
@@ -179,8 +178,7 @@ impl Painter<'_> {
         }
     }
 
-    /// A device that has much else to do: all that is asked of it next takes a quarter of a second,
-    /// or two.
+    /// A device is overloaded: its next operations take from a quarter of a second to two seconds.
     pub(super) fn stalling(&mut self, device: usize) -> Step {
         let count = 4 << self.rng.below(3);
         let fault = Fault::Late(1 << (28 + self.rng.below(4)));
@@ -189,7 +187,7 @@ impl Painter<'_> {
         late(OpKind::Read)
     }
 
-    /// Places that a backing device is asked for next cannot be read any more, until they are
+    /// The next sectors that a backing device is asked for become unreadable until they are
     /// written.
     fn decaying(&mut self, device: usize) -> Step {
         let skip = u32::try_from(self.rng.below(8)).expect("few");
@@ -197,7 +195,7 @@ impl Painter<'_> {
         Step::Trouble { device, rule: Rule { skip, ..Rule::next(on, count, Fault::Decayed) } }
     }
 
-    /// The next change of what a backing device says of itself fails.
+    /// The next write of a backing device's superblock fails.
     fn failing_superblock(&mut self) -> Rule {
         let landed = [Landed::Nothing, Landed::Part, Landed::Everything];
         let fault = Fault::Fail(landed[usize::try_from(self.rng.below(3)).expect("three")]);
@@ -205,8 +203,7 @@ impl Painter<'_> {
         Rule { on: OpKind::Write, sectors, skip: 0, count: 1, fault }
     }
 
-    /// A backing device that drops what a flush covers while writes that it has taken are not
-    /// answered.
+    /// A backing device drops what a flush covers while writes that it has accepted are unanswered.
     fn dropping(&mut self, device: usize) -> Step {
         let flush = self.failing_flush();
         let late = Fault::Late(1 << (23 + self.rng.below(6)));
@@ -215,8 +212,8 @@ impl Painter<'_> {
         Step::Trouble { device, rule: writes }
     }
 
-    /// A device that drops what one of the next flushes covers; and all of a volume is read after
-    /// one.
+    /// A device drops what one of the next flushes covers, and a whole volume is read after a
+    /// flush.
     fn dropped_and_read(&mut self, device: usize) -> Step {
         let volume = u32::try_from(device.saturating_sub(1)).expect("few volumes");
         self.next.extend([Step::Flush { volume }, Step::Settle]);
@@ -227,8 +224,8 @@ impl Painter<'_> {
         Step::Trouble { device, rule: self.failing_flush() }
     }
 
-    /// A stretch of the cache, up to an eighth of it, that cannot be written (or, seldom, read) for
-    /// some time.
+    /// A region of the cache, up to an eighth of it, cannot be written (or, rarely, read) for some
+    /// time.
     fn worn_region(&mut self) -> Step {
         let eighth = self.cache_sectors / 8;
         let start = self.rng.below(self.cache_sectors);

@@ -1,4 +1,5 @@
-//! What a device can do, as far as it has not refused it yet: some of that is known only once it has been tried.
+//! What a device can do, as far as it has not refused it yet: some abilities are known only once
+//! they are tried.
 
 use super::{Device, DeviceKind};
 use std::sync::atomic::Ordering;
@@ -12,7 +13,8 @@ impl Device {
         self.dsync.store(false, Ordering::Relaxed);
     }
 
-    /// Whether a range becomes zero without a transfer, its space kept, or given up if it may `unmap`.
+    /// Returns whether a range can be zeroed without a transfer: keeping its space, or possibly
+    /// giving it up if `unmap`.
     pub(crate) fn zeroes(&self, unmap: bool) -> bool {
         let known = if unmap { &self.unmap } else { &self.zero_range };
         known.load(Ordering::Relaxed)
@@ -22,7 +24,8 @@ impl Device {
         if unmap {
             self.unmap.store(false, Ordering::Relaxed);
         }
-        // Of a block device it is one request: where that fails the kernel would write what has to keep its space.
+        // On a block device both are one request: where that fails, the kernel would write the
+        // range that has to keep its space.
         if !unmap || self.kind == DeviceKind::Block {
             self.zero_range.store(false, Ordering::Relaxed);
         }

@@ -1,12 +1,15 @@
-//! The claims of this process on devices, and how they go to another process.
+//! The claims of this process on devices, and their hand-over to another process.
 //!
-//! A claim is an open file description: `O_EXCL` of a block device, a lock of a file. It lives as long as any descriptor of it, in any
-//! process, so a daemon that another one replaces passes its descriptors on, and nobody else can have the device between the two.
+//! A claim is an open file description: `O_EXCL` of a block device, a lock of a file. It lives as
+//! long as any descriptor of it, in any process. So a daemon that is being replaced passes its
+//! descriptors on, and no other process can take the device in between.
 //!
-//! But then both have the claim, and it does not say who of them may write. That is said by a second lock, of one byte far behind the end,
-//! which belongs to the description that I/O is done through: the process that takes over opens one of its own (by the claim, so that it
-//! is the same device whatever its name says by now) and gets that lock only when the former one has given it up, or is dead **and its
-//! last operation has ended**. So of two processes that both think that a device is theirs, one cannot open it.
+//! But then both processes hold the claim, and it does not say which of them may write. A second
+//! lock says that: of one byte far behind the end, owned by the description that I/O is done
+//! through. The process that takes over opens a description of its own. It does so through the
+//! claim, so that it is the same device whatever its name refers to by now. It gets that lock only
+//! when the former process has released it, or is dead **and its last operation has ended**. So of
+//! two processes that both believe they own a device, one cannot open it.
 
 use super::{Access, DeviceErrorKind, Identity};
 use crate::ioctl::{self, Lock, Part};
@@ -18,33 +21,34 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The claim on a device. The last one to be dropped, in any process, lets others have the device.
+/// The claim on a device. When the last copy in any process is dropped, others can claim the
+/// device.
 #[derive(Debug)]
 pub struct Claim {
     file: File,
-    /// The claims on what is under a loop device.
+    /// The claims on what is beneath a loop device.
     beneath: Vec<File>,
 }
 
 #[derive(Default)]
 struct Claims {
-    /// Of devices that are open, or were.
+    /// Claims on devices that are open, or were.
     live: Vec<Weak<Claim>>,
-    /// From the process before, for whoever opens the device here.
+    /// Claims from the previous process, for the code that opens the devices here.
     inherited: Vec<Inherited>,
-    /// Those that somebody here still had when all others had been opened again: this process was to be replaced and goes on, and what
-    /// it was before has not done with them.
+    /// Claims still in use in this process when all others had been opened again. This process was
+    /// to be replaced and continues, and its former work has not finished with them.
     kept: Vec<(Identity, Weak<Claim>)>,
 }
 
 struct Inherited {
     of: Identity,
     claim: Arc<Claim>,
-    /// It has been, since it was inherited.
+    /// It has been opened since it was inherited.
     is_opened: bool,
 }
 
-/// The process has claims as the system sees it; they are found again by what the device is.
+/// Process-wide, because the system sees claims per process; they are found by device identity.
 static CLAIMS: Mutex<Claims> =
     Mutex::new(Claims { live: Vec::new(), inherited: Vec::new(), kept: Vec::new() });
 
@@ -55,10 +59,11 @@ impl Claim {
         claim
     }
 
-    /// From descriptors that another process has passed: that of the device first.
+    /// Creates a claim from descriptors that another process has passed; that of the device comes
+    /// first.
     ///
     /// # Errors
-    /// They are none of a device.
+    /// They are not of a device.
     pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> io::Result<Arc<Self>> {
         let mut descriptors = descriptors.into_iter();
         let file = descriptors.next().ok_or(io::ErrorKind::InvalidInput)?;
@@ -66,7 +71,8 @@ impl Claim {
         claim.identity().map(|_| Arc::new(claim))
     }
 
-    /// The descriptors that make another process have it as well, that of the device first.
+    /// Returns the descriptors that share the claim with another process; that of the device comes
+    /// first.
     #[must_use]
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         std::iter::once(&self.file).chain(&self.beneath).map(File::as_fd).collect()
@@ -77,7 +83,8 @@ impl Claim {
         super::classify(&stat).map(|(_, identity)| identity).map_err(|_| io::ErrorKind::InvalidInput.into())
     }
 
-    /// Another description of the device for I/O, which claims nothing, and whether it is `O_DIRECT`.
+    /// Opens another description of the device for I/O, which claims nothing; returns it and
+    /// whether it is `O_DIRECT`.
     pub(super) fn open(&self) -> Result<(File, bool), Errno> {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         super::open_direct(Path::new(&path), OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::RDWR)
@@ -89,7 +96,8 @@ impl Claim {
 pub(super) struct Writing(File);
 
 impl Writing {
-    /// Of `file`'s description. `EAGAIN` if another one has it. Where there are no locks there is nothing to pass on either.
+    /// Takes the right for `file`'s description. Fails with `EAGAIN` if another one has it. On a
+    /// file system without locks there is nothing to hand over either.
     fn of(file: &File) -> Result<Option<Self>, Errno> {
         match ioctl::lock(file, Lock::Exclusive, Part::Writing) {
             Ok(()) => file.try_clone().map(|file| Some(Self(file))).map_err(|_| Errno::MFILE),
@@ -100,13 +108,14 @@ impl Writing {
 }
 
 impl Drop for Writing {
-    /// The claim may live on with the same description.
+    /// Unlocks explicitly: the claim may live on with the same description.
     fn drop(&mut self) {
         let _it_goes_with_the_last_descriptor = ioctl::unlock(&self.0, Part::Writing);
     }
 }
 
-/// The right to write. Who has had it before, and passed the claim on, may be about to end.
+/// Takes the right to write. Waits for a former holder that passed the claim on and may be about to
+/// end.
 pub(super) fn may_write(file: &File, access: Access) -> Result<Option<Writing>, DeviceErrorKind> {
     if access != Access::Own {
         return Ok(None);
@@ -120,7 +129,7 @@ pub(super) fn may_write(file: &File, access: Access) -> Result<Option<Writing>, 
 impl Claims {
     fn remember(&mut self, claim: &Arc<Claim>) {
         let new = Arc::downgrade(claim);
-        // One that went to another process and came back is known already.
+        // A claim that went to another process and came back is known already.
         self.live.retain(|live| live.strong_count() > 0 && !live.ptr_eq(&new));
         self.live.push(new);
     }
@@ -130,7 +139,8 @@ fn claims() -> MutexGuard<'static, Claims> {
     CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Those of all devices that this process owns now, also those that it has inherited and has not opened.
+/// Returns the claims of all devices that this process owns now, including those it has inherited
+/// and not opened.
 #[must_use]
 pub fn live() -> Vec<Arc<Claim>> {
     let claims = claims();
@@ -142,16 +152,16 @@ pub fn live() -> Vec<Arc<Claim>> {
     live
 }
 
-/// Has the devices of these opened by them, until [`settle`].
+/// Uses these claims for devices that are opened from now on, until [`settle`].
 ///
 /// # Errors
-/// One is of no device any more.
+/// One of them is no longer of a device.
 pub fn inherit(passed: Vec<Arc<Claim>>) -> io::Result<()> {
     let passed =
         passed.into_iter().map(|claim| Ok(Inherited { of: claim.identity()?, claim, is_opened: false }));
     let passed = passed.collect::<io::Result<Vec<_>>>()?;
     let mut claims = claims();
-    // What is in use is inherited again, and so is what nobody has settled since the last time.
+    // Claims in use are inherited again, and so are those left unsettled since the last time.
     claims.kept.clear();
     let is_passed = |of: Identity| passed.iter().any(|passed| passed.of == of);
     let before: Vec<_> = claims.inherited.extract_if(.., |before| is_passed(before.of)).collect();
@@ -161,7 +171,8 @@ pub fn inherit(passed: Vec<Arc<Claim>>) -> io::Result<()> {
     Ok(())
 }
 
-/// All that were wanted have been opened: the others are given up, but for what this process itself still has in use.
+/// Ends the inheritance: all devices that are needed have been opened. The other claims are
+/// released, except those that this process itself still uses.
 pub fn settle() {
     let mut claims = claims();
     let rest = std::mem::take(&mut claims.inherited);
@@ -172,10 +183,11 @@ pub fn settle() {
     drop(rest);
 }
 
-/// That on a device which is to be opened, if it was inherited.
+/// Returns the inherited claim on a device that is to be opened, if there is one.
 ///
 /// # Errors
-/// This process has opened the device already, or has had it before it was to be replaced, and still uses it.
+/// This process has opened the device already, or had it before it was to be replaced and still
+/// uses it.
 pub(super) fn inherited(identity: Identity, access: Access) -> Result<Option<Arc<Claim>>, DeviceErrorKind> {
     if access != Access::Own {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! Why a device could not be had: what, why, and what to do next, in one sentence for people and in parts for JSON.
+//! Why a device could not be used: what, why, and what to do next, as one sentence for people and
+//! in parts for JSON.
 
 use super::holders::Holder;
 use crate::errno::kind_of;
@@ -7,13 +8,13 @@ use rustix::io::Errno;
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// A failure of opening a device or of offline work on it.
+/// A failure to open a device, or of offline work on it.
 #[derive(Debug, Error)]
 #[error("{}: {}; {}", self.what(), self.why(), self.next())]
 pub struct DeviceError {
     /// The device, as it was named.
     pub path: PathBuf,
-    /// What to decide on.
+    /// The kind, for decisions.
     pub kind: DeviceErrorKind,
 }
 
@@ -23,7 +24,7 @@ pub struct DeviceError {
 pub enum DeviceErrorKind {
     /// Nothing is there.
     NotFound,
-    /// The user may not.
+    /// The user lacks permission.
     Permission,
     /// The block device is set to read-only, or its file system is.
     ReadOnly,
@@ -31,15 +32,16 @@ pub enum DeviceErrorKind {
     NotADevice(&'static str),
     /// The path led to another device a moment later.
     Changed,
-    /// Somebody else has it. Empty if who could not be found out.
+    /// It is in use. Empty if the holders could not be found out.
     Busy(Vec<Holder>),
     /// This process has it already, perhaps by another path.
     Twice,
-    /// Who passed it on still writes to it: another process, or this one, which was to be replaced and goes on.
+    /// The process that passed it on still writes to it: another one, or this one, which was to be
+    /// replaced and continues.
     StillWritten,
-    /// No whole block fits into the file.
+    /// The file is too short for a whole block.
     Empty,
-    /// The block device has no size: nothing is in the reader, or nobody has set it up.
+    /// The block device has no size: the reader is empty, or the device is not set up.
     NoMedium,
     /// The device's blocks are larger than the format's. In sectors.
     BlockTooLarge {
@@ -50,19 +52,19 @@ pub enum DeviceErrorKind {
     },
     /// Offline work outside the device. In sectors.
     OutOfRange {
-        /// First sector asked for.
+        /// First sector requested.
         sector: u64,
         /// Sectors of the device.
         sectors: u64,
     },
-    /// Offline work that is not whole blocks.
+    /// Offline work that is not in whole blocks.
     Unaligned {
-        /// First sector asked for.
+        /// First sector requested.
         sector: u64,
         /// Sectors in a block of the device.
         block: u32,
     },
-    /// The operating system refused or the device failed.
+    /// The operating system refused, or the device failed.
     Io {
         /// What was being done: "open", "read sector 8"..
         doing: String,
@@ -82,7 +84,8 @@ impl DeviceErrorKind {
 }
 
 impl DeviceError {
-    /// The device or what leads to it answers with errors: not the system, which may have no room for another open file.
+    /// Returns true if the device, or what leads to it, answers with errors. A lack of system
+    /// resources, such as open files, does not count.
     #[must_use]
     pub fn is_of_device(&self) -> bool {
         let DeviceErrorKind::Io { source, .. } = &self.kind else { return false };
@@ -104,7 +107,7 @@ impl DeviceError {
         }
     }
 
-    /// Why.
+    /// Why it failed.
     #[must_use]
     pub fn why(&self) -> String {
         match &self.kind {
@@ -169,13 +172,14 @@ impl DeviceError {
         }
     }
 
-    /// Who has the device, if that is the reason.
+    /// Returns the holders of the device, if they are the reason.
     #[must_use]
     pub fn holders(&self) -> &[Holder] {
         if let DeviceErrorKind::Busy(holders) = &self.kind { holders } else { &[] }
     }
 
-    /// True if the refusal protects somebody's data rather than reports a fault (exit status 3 instead of 4).
+    /// Returns true if the refusal protects data in use rather than reports a fault (exit status 3
+    /// instead of 4).
     #[must_use]
     pub const fn is_refusal(&self) -> bool {
         matches!(self.kind, DeviceErrorKind::Busy(_) | DeviceErrorKind::Twice | DeviceErrorKind::StillWritten)

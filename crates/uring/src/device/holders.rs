@@ -1,9 +1,10 @@
-//! Who has a device. For the sentence of a refusal, and for whether it may soon be free; the refusal itself is the
-//! kernel's (`O_EXCL`, locks).
+//! Finds out which processes or kernel users hold a device: for the text of a refusal, and for
+//! whether the device may soon be free. The refusal itself is the kernel's (`O_EXCL`, locks).
 //!
-//! Everything is best effort: without privileges other users' processes cannot be seen, and what is found may be gone
-//! a moment later. Sources: `/proc/PID/fd` and `fdinfo` (also in containers: only what is visible there), the mount
-//! table, swaps, and sysfs `holders` (md, device-mapper) and `bcache`, of the device and its partitions.
+//! Everything is best effort: without privileges, other users' processes are invisible, and what is
+//! found may be gone a moment later. Sources: `/proc/PID/fd` and `fdinfo` (also in containers: only
+//! what is visible there), the mount table, swaps, and sysfs `holders` (md, device-mapper) and
+//! `bcache`, of the device and its partitions.
 
 use super::Identity;
 use super::limits::sysfs;
@@ -12,7 +13,7 @@ use std::fmt;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-/// Somebody who has a device.
+/// A holder of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Holder {
@@ -27,7 +28,8 @@ pub enum Holder {
     Mount(PathBuf),
     /// It is swap space.
     Swap,
-    /// Another block device of the kernel is built on it: md, device-mapper (LVM, crypt, multipath), loop.
+    /// Another block device of the kernel is built on it: md, device-mapper (LVM, crypt,
+    /// multipath), loop.
     Device(String),
     /// The kernel's own bcache has registered it.
     KernelBcache,
@@ -46,7 +48,7 @@ impl fmt::Display for Holder {
 }
 
 impl Holder {
-    /// What a person does about it.
+    /// Returns what a person can do about it.
     #[must_use]
     pub fn how_to_release(&self) -> String {
         match self {
@@ -67,7 +69,7 @@ impl Holder {
     }
 }
 
-/// Everybody who has the device open or built something on it.
+/// Returns all that have the device open or have built something on it.
 pub(super) fn find(identity: Identity) -> Vec<Holder> {
     let mut holders = Vec::new();
     if let Identity::Block { major, minor } = identity {
@@ -77,12 +79,12 @@ pub(super) fn find(identity: Identity) -> Vec<Holder> {
             holders.extend(swaps(&number));
         }
     }
-    // With a kernel holder found, a process that has the device open is probably only looking.
+    // If there is a kernel holder, a process that has the device open is probably only looking.
     if holders.is_empty() {
         holders = processes(&|found| found == identity, |_| true);
     }
     if holders.is_empty() {
-        // A claim of a disk is one of its partitions, and the other way round.
+        // A claim on a disk is one on its partitions, and the other way round.
         let relatives = relatives(identity);
         let is_relative = |found| matches!(found, Identity::Block { .. }) && relatives.contains(&found);
         holders = processes(&is_relative, |_| true);
@@ -90,37 +92,40 @@ pub(super) fn find(identity: Identity) -> Vec<Holder> {
     holders
 }
 
-/// The same, but for the kernel's bcache, which serves it.
+/// The same, except for the kernel's bcache, which serves the device.
 pub(super) fn find_users(identity: Identity) -> Vec<Holder> {
     let mut users = find(identity);
     users.retain(|holder| *holder != Holder::KernelBcache);
     if users.is_empty() { processes(&|found| found == identity, |_| true) } else { users }
 }
 
-/// True if nobody of them goes on: no one can be found, or they are processes that were killed.
+/// Returns true if none of the holders persists: none is found, or all are processes that were
+/// killed.
 pub(super) fn are_dying(holders: &[Holder]) -> bool {
     holders.iter().all(|holder| matches!(holder, Holder::Process { id, .. } if is_dying(*id)))
 }
 
-/// True for a process that ends, or will when it comes back from where the kernel waits.
+/// Returns true for a process that is exiting, or will exit when it returns from its wait in the
+/// kernel.
 fn is_dying(id: u32) -> bool {
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{id}/{name}"));
     let (Ok(stat), Ok(status)) = (read("stat"), read("status")) else { return true };
     ends(&stat) || has_been_killed(&status)
 }
 
-/// `/proc/PID/stat` says that the process is a zombie, or in the middle of its end.
+/// Returns true if `/proc/PID/stat` shows a zombie or an exiting process.
 fn ends(stat: &str) -> bool {
     /// From `linux/sched.h`.
     const PF_EXITING: u64 = 4;
-    // "123 (a name) S ..": the name may hold anything; see proc(5). The flags are seven fields from the state.
+    // "123 (a name) S ..": the name may hold anything; see proc(5). The flags are the seventh
+    // field, counted from the state.
     let mut fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
     let state = fields.next();
     let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or(0);
     matches!(state, Some("Z" | "X")) || flags & PF_EXITING != 0
 }
 
-/// `/proc/PID/status` names SIGKILL among what is pending.
+/// Returns true if `/proc/PID/status` lists SIGKILL as pending.
 fn has_been_killed(status: &str) -> bool {
     const SIGKILL: u64 = 1 << 8;
     status.lines().any(|line| {
@@ -129,7 +134,7 @@ fn has_been_killed(status: &str) -> bool {
     })
 }
 
-/// The disk of a partition, or the partitions of a disk.
+/// Returns the disk of a partition, or the partitions of a disk.
 fn relatives(identity: Identity) -> Vec<Identity> {
     let Identity::Block { major, minor } = identity else { return Vec::new() };
     let place = sysfs(major, minor);
@@ -143,7 +148,7 @@ fn relatives(identity: Identity) -> Vec<Identity> {
     numbers.iter().filter_map(|number| Identity::of_block(number)).collect()
 }
 
-/// The processes that hold a lock on the file.
+/// Returns the processes that hold a lock on the file.
 pub(super) fn find_lockers(identity: Identity) -> Vec<Holder> {
     let holds_lock = |fdinfo: &Path| {
         std::fs::read_to_string(fdinfo).is_ok_and(|text| text.lines().any(|line| line.starts_with("lock:")))
@@ -151,7 +156,7 @@ pub(super) fn find_lockers(identity: Identity) -> Vec<Holder> {
     processes(&|found| found == identity, holds_lock)
 }
 
-/// The loop devices over the file.
+/// Returns the loop devices over the file.
 pub(super) fn find_loops(identity: Identity) -> Vec<Holder> {
     let Ok(entries) = std::fs::read_dir("/sys/block") else { return Vec::new() };
     let mut loops = Vec::new();
@@ -174,7 +179,8 @@ pub(super) fn identity_of(path: &Path) -> Option<Identity> {
     Some(Identity::File { device: found.dev(), inode: found.ino() })
 }
 
-/// The same of what a process has open, by what the system knows without asking: a file on a server that does not answer would keep us waiting.
+/// The same for what a process has open, from what the system has cached: a file on a server that
+/// does not answer would block us.
 fn identity_of_open(descriptor: &Path) -> Option<Identity> {
     let known = StatxFlags::TYPE | StatxFlags::INO;
     let found = statx(CWD, descriptor, AtFlags::STATX_DONT_SYNC, known).ok()?;
@@ -185,7 +191,7 @@ fn identity_of_open(descriptor: &Path) -> Option<Identity> {
     Some(Identity::File { device, inode: found.stx_ino })
 }
 
-/// The device's number (`8:1`) and place in sysfs, then those of its partitions.
+/// Returns the device's number (`8:1`) and place in sysfs, then those of its partitions.
 fn with_partitions(major: u32, minor: u32) -> Vec<(String, PathBuf)> {
     let place = sysfs(major, minor);
     let mut all = vec![(format!("{major}:{minor}"), place.clone())];
@@ -217,7 +223,7 @@ fn kernel_holders(place: &Path) -> Vec<Holder> {
     holders
 }
 
-/// Mounts of the device with this number (`8:1`), in this mount namespace.
+/// Returns the mounts of the device with this number (`8:1`), in this mount namespace.
 fn mounts(number: &str) -> Vec<Holder> {
     let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else { return Vec::new() };
     let mut found = Vec::new();
@@ -226,7 +232,8 @@ fn mounts(number: &str) -> Vec<Holder> {
         let mut fields = line.split(' ');
         let (device, place) = (fields.nth(2), fields.nth(1));
         let source = line.split_once(" - ").and_then(|(_, rest)| rest.split(' ').nth(1));
-        // Some file systems (btrfs) have a number of their own; their source still names the device.
+        // Some file systems (btrfs) have a number of their own; their source still names the
+        // device.
         let by_source =
             || source.filter(|source| source.starts_with('/')).is_some_and(|source| is(source, number));
         if device == Some(number) || by_source() {
@@ -242,7 +249,7 @@ fn swaps(number: &str) -> Option<Holder> {
     paths.any(|path| is(&unescape(path), number)).then_some(Holder::Swap)
 }
 
-/// True if `path` is the block device with this number.
+/// Returns true if `path` is the block device with this number.
 fn is(path: &str, number: &str) -> bool {
     matches!(identity_of(Path::new(path)), Some(Identity::Block { major, minor }) if format!("{major}:{minor}") == number)
 }
@@ -254,7 +261,8 @@ fn unescape(text: &str) -> String {
         .fold(text.to_owned(), |text, (escaped, plain)| text.replace(escaped, plain))
 }
 
-/// Processes that have such a device open, as far as they can be seen; `counts` is asked with the path of the fdinfo.
+/// Returns the visible processes that have such a device open; `counts` filters by the path of the
+/// fdinfo.
 fn processes(is_it: &dyn Fn(Identity) -> bool, counts: impl Fn(&Path) -> bool) -> Vec<Holder> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {

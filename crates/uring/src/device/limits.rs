@@ -1,9 +1,10 @@
-//! What a device is and can do, asked without changing anything on it.
+//! Measures what a device is and can do, without changing anything on it.
 //!
-//! Block devices tell through `BLKSSZGET` and `/sys/dev/block/MAJOR:MINOR/queue`; a partition's queue is its disk's.
-//! What sysfs does not tell is assumed in the safe direction: a volatile cache, no FUA, no discard, no write-zeroes.
-//! Files are tried: direct reads show the smallest block their file system transfers directly, since `statx` knows
-//! it only on some file systems and since Linux 6.1.
+//! Block devices report it through `BLKSSZGET` and `/sys/dev/block/MAJOR:MINOR/queue`; a
+//! partition's queue is its disk's. What sysfs does not report is assumed in the safe direction: a
+//! volatile cache, no FUA, no discard, no write-zeroes. Files are probed: direct reads show the
+//! smallest block their file system transfers directly, since `statx` reports it only on some file
+//! systems and since Linux 6.1.
 
 use super::{DeviceErrorKind, DeviceKind, Identity};
 use crate::prepared_op::SECTOR;
@@ -16,7 +17,8 @@ use std::path::{Path, PathBuf};
 /// Blocks that are tried on a file, in bytes: the smallest that works is taken.
 const BLOCKS: [u32; 4] = [512, 1024, 2048, 4096];
 
-/// The largest alignment asked for by anything, in bytes. Devices that name a larger one are not used directly.
+/// The largest alignment that is supported, in bytes. Devices that report a larger one are not used
+/// directly.
 const ALIGNMENT_MAX: u32 = 4096;
 
 /// The measurements.
@@ -35,7 +37,8 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Measures `file`, which was opened with `O_DIRECT` if `direct`; turns that off where it does not work.
+    /// Measures `file`, which was opened with `O_DIRECT` if `direct`; turns that off where it does
+    /// not work.
     pub(super) fn of(file: &File, identity: Identity, direct: bool) -> Result<Self, DeviceErrorKind> {
         let limits = match identity {
             Identity::Block { major, minor } => Self::of_block(file, &sysfs(major, minor), direct)?,
@@ -53,7 +56,8 @@ impl Limits {
         let block = rustix::fs::ioctl_blksszget(file).map_err(failed)?.max(512);
         let number = |name| queue(sysfs, name).and_then(|text| text.parse::<u64>().ok());
         let write_zeroes = number("write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0);
-        // Without a word from statx: before Linux 6.0 a direct transfer needed memory aligned to the block.
+        // The fallback without statx: before Linux 6.0, a direct transfer needed memory aligned to
+        // the block.
         let memory = statx_memory_alignment(file).unwrap_or(block).clamp(1, ALIGNMENT_MAX);
         Ok(Self {
             sectors: whole_blocks(size(file, DeviceKind::Block)?, block),
@@ -61,14 +65,16 @@ impl Limits {
             memory_alignment: if direct { alignment(memory) } else { 1 },
             direct,
             volatile_cache: queue(sysfs, "write_cache").is_none_or(|text| text != "write through"),
-            // The page cache in between knows no FUA.
+            // The page cache in between has no FUA.
             fua: direct && number("fua") == Some(1),
             discard: number("discard_max_bytes").is_some_and(|bytes| bytes > 0),
             write_zeroes,
-            // Of the two the kernel makes the same request, which says whether the device may unmap.
+            // The kernel turns both into the same request, with a flag for whether the device may
+            // unmap.
             unmap: write_zeroes,
             optimal_io_sectors: number("optimal_io_size").unwrap_or(0) / SECTOR,
-            // The kernel asks the queue, which tells nobody else; of arrays in arrays, and below other layers, nobody knows here.
+            // The kernel uses a queue limit for this that it does not export. For nested arrays, or
+            // arrays below other layers, it is unknown here.
             partial_stripes_expensive: attribute(sysfs, "md", "level")
                 .is_some_and(|level| has_parity(&level)),
         })
@@ -82,7 +88,7 @@ impl Limits {
             let flags = rustix::fs::fcntl_getfl(file).map_err(failed)?;
             rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT).map_err(failed)?;
         }
-        // Without O_DIRECT there is no block: a sector is the engine's smallest unit.
+        // Without O_DIRECT there is no block size: a sector is the engine's smallest unit.
         let sector = BLOCKS[0];
         let memory = statx_memory_alignment(file).unwrap_or(0).max(block.unwrap_or(0)).min(ALIGNMENT_MAX);
         Ok(Self {
@@ -90,21 +96,21 @@ impl Limits {
             logical_block_sectors: block.unwrap_or(sector) / sector,
             memory_alignment: if block.is_some() { alignment(memory) } else { 1 },
             direct: block.is_some(),
-            // The page cache or the disk below: either loses what was not synced.
+            // The page cache or the disk below: either loses data that was not synced.
             volatile_cache: true,
             fua: false,
-            // Not known before it is tried; the first refusal is remembered.
+            // Unknown until it is tried; the first refusal is remembered.
             discard: true,
             write_zeroes: true,
             unmap: true,
-            // What lies under the file is not looked for.
+            // The storage under the file is not examined.
             optimal_io_sectors: 0,
             partial_stripes_expensive: false,
         })
     }
 }
 
-/// Size in bytes.
+/// Returns the size in bytes.
 pub(super) fn size(file: &File, kind: DeviceKind) -> Result<u64, DeviceErrorKind> {
     let failed = |errno| DeviceErrorKind::from_errno("ask the size of", errno);
     match kind {
@@ -116,24 +122,25 @@ pub(super) fn size(file: &File, kind: DeviceKind) -> Result<u64, DeviceErrorKind
     }
 }
 
-/// True if the system says that the block device has no size. It is not asked itself, so nobody waits for it.
+/// Returns true if the system reports that the block device has no size. The device itself is not
+/// asked, so this does not block.
 pub(super) fn is_empty(identity: Identity) -> bool {
     let Identity::Block { major, minor } = identity else { return false };
     std::fs::read_to_string(sysfs(major, minor).join("size")).is_ok_and(|text| text.trim() == "0")
 }
 
-/// True if the block device is set to read-only.
+/// Returns true if the block device is set to read-only.
 pub(super) fn is_read_only(identity: Identity) -> bool {
     let Identity::Block { major, minor } = identity else { return false };
     std::fs::read_to_string(sysfs(major, minor).join("ro")).is_ok_and(|text| text.trim() == "1")
 }
 
-/// Where the kernel tells about a block device.
+/// The kernel's sysfs folder of a block device.
 pub(super) fn sysfs(major: u32, minor: u32) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
-/// The number that no other disk has had since the boot, of the disk or the partition's disk.
+/// Returns the disk sequence number, unique since boot, of the disk or the partition's disk.
 pub(super) fn disk_sequence(sysfs: &Path) -> Option<u64> {
     attribute(sysfs, "", "diskseq")?.parse().ok()
 }
@@ -144,22 +151,22 @@ const fn whole_blocks(bytes: u64, block: u32) -> u64 {
     bytes / block * block / SECTOR
 }
 
-/// As a number that addresses are tested against: a power of two.
+/// Rounds up to the power of two that addresses are tested against.
 fn alignment(bytes: u32) -> usize {
     usize::try_from(bytes.next_power_of_two()).expect("an alignment of at most 4096")
 }
 
-/// Whether arrays of this level keep parity, so that a write of a part of a stripe costs reads.
+/// Returns whether arrays of this level keep parity, so that writing part of a stripe costs reads.
 fn has_parity(level: &str) -> bool {
     matches!(level, "raid4" | "raid5" | "raid6")
 }
 
-/// A queue setting of the disk, or of the partition's disk.
+/// Reads a queue setting of the disk, or of the partition's disk.
 fn queue(sysfs: &Path, name: &str) -> Option<String> {
     attribute(sysfs, "queue", name)
 }
 
-/// What `folder` says of the disk, or of the partition's disk.
+/// Reads an attribute in `folder` of the disk, or of the partition's disk.
 fn attribute(sysfs: &Path, folder: &str, name: &str) -> Option<String> {
     // The link must be resolved first: `..` of a partition is its disk.
     let device = std::fs::canonicalize(sysfs).ok()?;
@@ -168,14 +175,16 @@ fn attribute(sysfs: &Path, folder: &str, name: &str) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// What `statx` says of memory for direct I/O, in bytes; `None` if it does not know.
+/// Returns the memory alignment for direct I/O that `statx` reports, in bytes; `None` if it is
+/// unknown.
 fn statx_memory_alignment(file: &File) -> Option<u32> {
     let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let known = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
     (known && found.stx_dio_mem_align != 0).then_some(found.stx_dio_mem_align)
 }
 
-/// The smallest block that can be read directly; `None` if none can. A file too short to try has none.
+/// Returns the smallest block that can be read directly; `None` if none can. A file too short to
+/// try has none.
 fn smallest_direct_block(file: &File, bytes: u64) -> Result<Option<u32>, DeviceErrorKind> {
     let mut memory = Buffer::zeroed(4096);
     for block in BLOCKS {
@@ -197,7 +206,7 @@ fn smallest_direct_block(file: &File, bytes: u64) -> Result<Option<u32>, DeviceE
 mod tests {
     use super::*;
 
-    /// A partition of an array: what it is stands with its disk.
+    /// A partition of an array: its level is found at its disk.
     #[test]
     fn an_array_with_parity_is_known_by_its_level() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -1,16 +1,15 @@
-//! A device as the operating system has it: a block device or a regular file, opened, measured and claimed.
+//! A block device or a regular file as the operating system has it: opened, measured and claimed.
 //!
-//! The claim (one owner: the kernel, one bcached, or one offline tool) lasts as long as the [`Device`]:
-//! - block devices are opened `O_EXCL`, which the kernel refuses while they are mounted, swap, part of md, LVM or
-//!   multipath, registered with the kernel's bcache, or claimed by another process; a claimed partition also keeps
-//!   its disk from being claimed. No lasting `flock`: udev would skip its events.
-//! - files carry a lock of the open file description, exclusive for [`Access::Own`], shared for [`Access::Check`].
+//! The claim (one owner: the kernel, one bcached, or one offline tool) lasts as long as the value:
+//! - block devices are opened with `O_EXCL`, which the kernel refuses while they are mounted, swap,
+//!   part of md, LVM or multipath, registered with its bcache, or claimed by another process. A
+//!   claimed partition also blocks claims on its disk. No lasting `flock`: udev would miss events.
+//! - files carry a lock of the open file description: exclusive for [`Access::Own`], else shared.
 //!
-//! Both are bound to the device, not to its name, so the same device by two paths is refused, in one process too.
-//! [`Access::Look`] claims nothing and never fails because somebody else does.
+//! Both are bound to the device, not to its name: the same device by two paths is refused, also
+//! within one process. [`Access::Look`] claims nothing and ignores other claims.
 //!
-//! `O_DIRECT` is used where the device takes it; where not (tmpfs), everything works through the page cache and
-//! [`Device::is_direct`] says so.
+//! `O_DIRECT` is used where supported, else (tmpfs) the page cache; see [`Device::is_direct`].
 
 mod abilities;
 pub mod claim;
@@ -41,11 +40,11 @@ use std::time::{Duration, Instant};
 /// What the opener is going to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Read only, claim nothing: `show` works on a device in use. What is read may change meanwhile.
+    /// Read only, claim nothing: `show` works on a device in use, which may change meanwhile.
     Look,
-    /// Read only, and nobody may write meanwhile: `check`, `dump`.
+    /// Read only, and lock out writers: `check`, `dump`.
     Check,
-    /// Read and write, alone.
+    /// Read and write, exclusively.
     Own,
 }
 
@@ -78,14 +77,14 @@ pub enum Identity {
 }
 
 impl Identity {
-    /// The block device with a number as sysfs writes it: `8:1`.
+    /// Returns the block device with a number as sysfs writes it: `8:1`.
     #[must_use]
     pub fn of_block(number: &str) -> Option<Self> {
         let (major, minor) = number.trim().split_once(':')?;
         Some(Self::Block { major: major.parse().ok()?, minor: minor.parse().ok()? })
     }
 
-    /// The file under a loop device, if the device is one and its file can be seen from here.
+    /// Returns the file under a loop device, if it is one and the file is visible from here.
     #[must_use]
     pub fn file_beneath(self) -> Option<PathBuf> {
         let Self::Block { major, minor } = self else { return None };
@@ -109,19 +108,17 @@ pub struct Device {
     partial_stripes_expensive: bool,
     direct: AtomicBool,
     logical_block_sectors: AtomicU32,
-    /// What the device demands of a memory address, in bytes; a power of two.
+    /// Memory alignment that the device requires, in bytes; a power of two.
     memory_alignment: AtomicUsize,
     discard: AtomicBool,
     zero_range: AtomicBool,
     unmap: AtomicBool,
     dsync: AtomicBool,
-    /// Submitting may wait for the device itself.
     submits_slowly: bool,
     in_memory: bool,
     shrunk: Shrunk,
-    /// What the system knew of it when it was opened.
     presence: Presence,
-    /// The right to write, before the claim is given up.
+    /// The right to write; declared before the claim, so that it is released first.
     #[allow(dead_code, reason = "held, not used")]
     writing: Option<Writing>,
     #[allow(dead_code, reason = "held, not used")]
@@ -129,14 +126,14 @@ pub struct Device {
 }
 
 impl Identity {
-    /// That of the block device or file at `path`, if there is one.
+    /// Returns the identity of the block device or file at `path`, if there is one.
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
         holders::identity_of(path)
     }
 
-    /// Who uses the device, as far as can be found out: mounts, swap, what stands on it, else processes. A volume of the kernel's bcache
-    /// is not used by that.
+    /// Returns the users of the device, as far as visible: mounts, swap, devices stacked on it,
+    /// else processes. The kernel's bcache is not counted as a user of its volumes.
     #[must_use]
     pub fn users(self) -> Vec<Holder> {
         holders::find_users(self)
@@ -144,11 +141,11 @@ impl Identity {
 }
 
 impl Device {
-    /// Says whether this process could open the device at `path` for writing, and opens nothing: closing a disk that
-    /// was open for writing makes udev look at it anew, and rules of others act on that.
+    /// Checks whether this process could open the device at `path` for writing, without opening it:
+    /// closing a disk that was open for writing makes udev probe it, and other rules act on that.
     ///
     /// # Errors
-    /// It is read-only, or may not be written by this process.
+    /// It is read-only, or this process may not write to it.
     pub fn may_own(path: impl AsRef<Path>) -> Result<(), DeviceError> {
         let path = path.as_ref();
         let failed = |kind| DeviceError { path: path.to_owned(), kind };
@@ -164,11 +161,10 @@ impl Device {
         })
     }
 
-    /// Opens and claims the device at `path`. A claim of others of which no holder is alive, or can be found out, is
-    /// waited for up to five seconds.
+    /// Opens and claims the device; waits up to 5 s for a claim without a known live holder.
     ///
     /// # Errors
-    /// Nothing is claimed then. If somebody else has the device, the error names who, as far as can be found out.
+    /// Nothing is claimed then. If the device is in use, the error names its visible holders.
     pub fn open(path: impl AsRef<Path>, access: Access) -> Result<Self, DeviceError> {
         let path = path.as_ref();
         let failed = |kind| DeviceError { path: path.to_owned(), kind };
@@ -189,7 +185,7 @@ impl Device {
                 errno => DeviceErrorKind::from_errno("open", errno),
             })
         })?;
-        // The name may have been given to something else between the two looks; what counts is what was opened.
+        // The path may lead elsewhere since the first check; what was opened counts.
         let opened =
             rustix::fs::fstat(&file).map_err(|errno| failed(DeviceErrorKind::from_errno("stat", errno)))?;
         if classify(&opened).map_err(failed)? != (kind, identity) {
@@ -253,7 +249,7 @@ impl Device {
         self.kind
     }
 
-    /// Which device it is, by any path.
+    /// Which device it is, by whatever path.
     #[must_use]
     pub const fn identity(&self) -> Identity {
         self.identity
@@ -265,14 +261,13 @@ impl Device {
         self.access
     }
 
-    /// True if I/O goes past the page cache.
+    /// Returns true if I/O bypasses the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.direct.load(Ordering::Relaxed)
     }
 
-    /// Size and abilities, as the engine sees them. `discard`, `write_zeroes` and `unmap` turn false when the device
-    /// or file system first refuses.
+    /// Size and abilities. `discard`, `write_zeroes` and `unmap` turn false at the first refusal.
     #[must_use]
     pub fn info(&self) -> DiskInfo {
         DiskInfo {
@@ -291,31 +286,30 @@ impl Device {
     /// Asks for the size again (a device can grow) and returns it, in sectors.
     ///
     /// # Errors
-    /// If the device does not tell; the old size stays.
+    /// If the device does not report it; the old size stays.
     pub fn refresh(&self) -> Result<u64, DeviceError> {
         let sectors = self.capacity()?;
         self.sectors.store(sectors, Ordering::Relaxed);
         Ok(sectors)
     }
 
-    /// How large the device is at this moment, in sectors, whatever it is said to be. May wait for the device.
+    /// Returns the current size of the device in sectors, whatever size is configured. May block.
     ///
     /// # Errors
-    /// If the device does not tell.
+    /// If the device does not report it.
     pub fn capacity(&self) -> Result<u64, DeviceError> {
         let bytes = limits::size(&self.file, self.kind).map_err(|kind| self.error(kind))?;
         let block = u64::from(self.logical_block_sectors.load(Ordering::Relaxed));
         Ok(bytes / crate::prepared_op::SECTOR / block * block)
     }
 
-    /// From now on the device is said to have so many sectors, because it was seen to, or because nobody needs more: then somebody may
-    /// make it as short as that.
+    /// Sets the reported size: as measured, or as much as is needed (it may then shrink to that).
     pub fn count_on(&self, sectors: u64) {
         self.sectors.store(sectors, Ordering::Relaxed);
     }
 
-    /// Makes sure that blocks of `sectors` can be read and written on their own. A file on a disk with larger blocks
-    /// leaves `O_DIRECT` for that; a block device cannot.
+    /// Ensures that blocks of `sectors` can be read and written individually. A file on a disk with
+    /// larger blocks leaves `O_DIRECT` for that; a block device cannot.
     ///
     /// # Errors
     /// [`DeviceErrorKind::BlockTooLarge`] if the device's own blocks are larger.
@@ -336,11 +330,11 @@ impl Device {
         self.refresh().map(drop)
     }
 
-    /// Keeps udev from probing the block device until the guard is dropped: for `make`, `convert` and `repair` only,
-    /// a lasting one would make udev miss events. Does nothing on files.
+    /// Keeps udev from probing the block device until the guard is dropped: for `make`, `convert`
+    /// and `repair` only, since a lasting one would make udev miss events. Does nothing on files.
     ///
     /// # Errors
-    /// If somebody else holds the lock: udev itself (for moments) or another formatter.
+    /// The lock is held: by udev itself (for moments) or another formatter.
     pub fn quiet_udev(&self) -> Result<QuietUdev<'_>, DeviceError> {
         if self.kind == DeviceKind::Block {
             let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
@@ -369,7 +363,7 @@ pub struct QuietUdev<'a> {
 impl Drop for QuietUdev<'_> {
     fn drop(&mut self) {
         if self.device.kind == DeviceKind::Block {
-            // Closing the device would unlock it as well; there is nothing to do about a failure.
+            // Closing the device would unlock it as well, so a failure is ignored.
             let _ = rustix::fs::flock(&self.device.file, rustix::fs::FlockOperation::Unlock);
         }
     }
@@ -385,18 +379,18 @@ impl Device {
         self.access == Access::Own
     }
 
-    /// True if the device can transfer to or from this memory as it lies.
+    /// Returns true if the device can transfer to or from this memory as it lies.
     pub(crate) fn takes(&self, memory: &[u8]) -> bool {
         memory.as_ptr().addr() & (self.memory_alignment.load(Ordering::Relaxed) - 1) == 0
     }
 
-    /// True if the device takes memory as requests of a block device of ours bring it: that begins at sectors, as the kernel sees to.
+    /// Returns true if the device accepts request memory of our block devices: aligned to sectors.
     pub(crate) fn takes_lent(&self) -> bool {
         self.memory_alignment.load(Ordering::Relaxed) as u64 <= crate::prepared_op::SECTOR
     }
 
-    /// Where to go on after a transfer of `got` bytes at `done`, of which `target` was the aim; `None` if no way
-    /// leads further. Direct transfers go on at a block: the rest of a block that came in part is transferred again.
+    /// Returns where to continue after `got` bytes were transferred at `done` towards `target`, if
+    /// possible. Direct transfers continue at a block: a partly transferred one is repeated.
     pub(crate) fn advance(&self, done: usize, got: usize, target: usize) -> Option<usize> {
         let reached = done.checked_add(got).filter(|reached| *reached <= target)?;
         if reached == target {
@@ -408,13 +402,13 @@ impl Device {
         (next > done).then_some(next)
     }
 
-    /// True if a ring must hand operations on this device to a worker of its own at once: the file system ignores that
-    /// it must not wait (FUSE, network file systems), and one that hangs would stop every other device.
+    /// Returns true if a ring must hand operations on this device to its workers at once: the file
+    /// system blocks regardless (FUSE, network), and one that hangs would stop every other device.
     pub(crate) const fn submits_slowly(&self) -> bool {
         self.submits_slowly
     }
 
-    /// True if a transfer is a copy in memory: a ring would have it done by a worker, and the two hops take longer than the copy.
+    /// Returns true if a transfer is a memory copy, faster than the hops to and from a worker.
     pub(crate) const fn in_memory(&self) -> bool {
         self.in_memory
     }
@@ -423,7 +417,7 @@ impl Device {
 /// tmpfs, from `linux/magic.h`.
 const TMPFS: u64 = 0x0102_1994;
 
-/// File systems known to come back at once from an operation that would wait: ext4, XFS, btrfs and tmpfs.
+/// File systems known to honour non-blocking submission: ext4, XFS, btrfs and tmpfs.
 const NEVER_BLOCK: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, TMPFS];
 
 fn file_system(file: &File) -> Option<u64> {
@@ -431,7 +425,7 @@ fn file_system(file: &File) -> Option<u64> {
     u64::try_from(found.f_type).ok()
 }
 
-/// What `path` leads to. Looks before opening: opening a FIFO would block.
+/// Returns what `path` leads to, before it is opened: opening a FIFO would block.
 fn identify(path: &Path) -> Result<(DeviceKind, Identity), DeviceErrorKind> {
     let stat = rustix::fs::stat(path).map_err(|errno| DeviceErrorKind::from_errno("find", errno))?;
     classify(&stat)
@@ -454,7 +448,7 @@ fn classify(stat: &rustix::fs::Stat) -> Result<(DeviceKind, Identity), DeviceErr
     }
 }
 
-/// Opens with `O_DIRECT` if possible and tells whether it was.
+/// Opens with `O_DIRECT` if possible, and returns whether it was.
 fn open_file(path: &Path, kind: DeviceKind, access: Access) -> Result<(File, bool), Errno> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= if access == Access::Own { OFlags::RDWR } else { OFlags::RDONLY };
@@ -464,7 +458,6 @@ fn open_file(path: &Path, kind: DeviceKind, access: Access) -> Result<(File, boo
     open_direct(path, flags)
 }
 
-/// The same with these flags.
 fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
     match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
         Err(Errno::INVAL | Errno::OPNOTSUPP) => {
@@ -474,7 +467,7 @@ fn open_direct(path: &Path, flags: OFlags) -> Result<(File, bool), Errno> {
     }
 }
 
-/// Claims what was opened, for as long as that is kept, unless it is only looked at.
+/// Claims what was opened for as long as that is kept, unless it is opened to look.
 fn claim_device(
     file: &File,
     (kind, identity): (DeviceKind, Identity),
@@ -491,7 +484,7 @@ fn claim_device(
     Ok(Some(Claim::new(same, beneath)))
 }
 
-/// Locks a file against other owners, and refuses one that a loop device has.
+/// Locks a file against other owners, and refuses one that is under a loop device.
 fn claim_file(
     file: &File,
     kind: DeviceKind,
@@ -512,7 +505,7 @@ fn claim_file(
     if loops.is_empty() { Ok(()) } else { Err(busy(loops)) }
 }
 
-/// Opens; a block device that only a process on its way out seems to have claimed is waited for.
+/// Opens; waits for a block device if only an exiting process seems to have claimed it.
 fn open_unless_dying(
     path: &Path,
     kind: DeviceKind,
@@ -523,7 +516,7 @@ fn open_unless_dying(
     with_patience(|| open_file(path, kind, access), is_free_soon)
 }
 
-/// Locks a file; one that only a process on its way out seems to have locked is waited for.
+/// Locks a file; waits if only an exiting process seems to have locked it.
 fn lock_unless_dying(file: &File, lock: Lock, identity: Identity) -> Result<(), Errno> {
     let is_free_soon = |errno| {
         matches!(errno, Errno::AGAIN | Errno::ACCESS) && holders::are_dying(&holders::find_lockers(identity))
@@ -531,8 +524,8 @@ fn lock_unless_dying(file: &File, lock: Lock, identity: Identity) -> Result<(), 
     with_patience(|| crate::ioctl::lock(file, lock, Part::All), is_free_soon)
 }
 
-/// Tries again while `is_free_soon` says so of the error, for a while. A process that was killed keeps its claims and
-/// locks until its last operations have ended, some time after it is gone from every list.
+/// Retries for a while if `is_free_soon` says so of the error. A killed process keeps its claims
+/// and locks until its last operations have ended, some time after it is gone from every list.
 fn with_patience<T>(
     attempt: impl Fn() -> Result<T, Errno>,
     is_free_soon: impl Fn(Errno) -> bool,
@@ -548,11 +541,11 @@ fn with_patience<T>(
     }
 }
 
-/// How many devices under a device are claimed with it: a message to the process that takes over has room for so many and the device.
+/// Devices beneath a device that are claimed with it: a hand-over message holds these and it.
 const BENEATH_MAX: usize = 7;
 
-/// Claims what is under a loop device, and under that, as if it had been named itself: a daemon that serves the file, or the
-/// block device, and one that serves the loop device have the same bytes. What cannot be reached from here is nobody's that we could meet.
+/// Claims what is beneath a loop device, recursively, as if it were named: daemons on the loop
+/// device and on its file share the data. What is unreachable here cannot conflict here.
 fn claim_beneath(mut identity: Identity, access: Access) -> Result<Vec<File>, DeviceErrorKind> {
     let mut claimed = Vec::new();
     if access == Access::Look {
@@ -591,7 +584,7 @@ fn lock_file_beneath(path: &Path, access: Access) -> Result<Option<File>, Device
     match lock_unless_dying(&file, lock, beneath) {
         Ok(()) => Ok(Some(file)),
         Err(Errno::AGAIN | Errno::ACCESS) => Err(busy(holders::find_lockers(beneath))),
-        // A file system without locks: nobody else has one there either.
+        // A file system without locks: no other process has one there either.
         Err(_) => Ok(None),
     }
 }

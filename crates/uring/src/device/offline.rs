@@ -1,7 +1,7 @@
-//! Reading and writing without a driver: for the tools that work on devices while no daemon runs.
+//! Reading and writing without a driver, for the tools that work on devices while no daemon runs.
 //!
-//! Reads may start at any sector, whatever the device's blocks: the blocks around are read. Writes are whole blocks,
-//! so that nothing around them is ever rewritten.
+//! Reads may start at any sector, whatever the device's block size: the surrounding blocks are
+//! read. Writes are whole blocks, so nothing around them is ever rewritten.
 
 use super::{Device, DeviceError, DeviceErrorKind};
 use crate::prepared_op::SECTOR;
@@ -12,7 +12,7 @@ impl Device {
     /// Fills `memory` (whole sectors) from `sector` on. Blocks.
     ///
     /// # Errors
-    /// Outside the device, or an I/O error; `memory` is then undefined.
+    /// Outside the device, or an I/O error; the content of `memory` is then undefined.
     pub fn read_at(&self, sector: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
         let sectors = self.check_range(sector, memory.len())?;
         let block = u64::from(self.info().logical_block_sectors);
@@ -38,11 +38,12 @@ impl Device {
         Ok(())
     }
 
-    /// Writes `memory` (whole blocks of the device) at `sector`. Blocks; durable only after [`Device::sync`].
+    /// Writes `memory` (whole blocks of the device) at `sector`. Blocks; durable only after
+    /// [`Device::sync`].
     ///
     /// # Errors
-    /// Outside the device, not whole blocks, not opened to own, or an I/O error, after which the range may hold old
-    /// and new data mixed.
+    /// Outside the device, not whole blocks, not opened to own, or an I/O error, after which the
+    /// range may hold a mix of old and new data.
     pub fn write_at(&self, sector: u64, memory: &[u8]) -> Result<(), DeviceError> {
         let sectors = self.check_range(sector, memory.len())?;
         let block = self.info().logical_block_sectors;
@@ -68,13 +69,13 @@ impl Device {
     /// Makes everything written durable. Blocks.
     ///
     /// # Errors
-    /// An I/O error; what was written since the last success is then in doubt.
+    /// An I/O error; everything written since the last success is then in doubt.
     pub fn sync(&self) -> Result<(), DeviceError> {
         rustix::fs::fdatasync(self.file())
             .map_err(|errno| self.error(DeviceErrorKind::from_errno("sync", errno)))
     }
 
-    /// The length in sectors, if the range is inside the device and made of whole sectors.
+    /// Returns the length in sectors, if the range is inside the device and made of whole sectors.
     fn check_range(&self, sector: u64, bytes: usize) -> Result<u64, DeviceError> {
         let info = self.info();
         let bytes = bytes as u64;

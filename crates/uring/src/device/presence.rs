@@ -1,29 +1,32 @@
-//! Which device a name has led to, for who must tell later whether it is still there. The descriptor does not tell: of a disk that was
-//! pulled it stays open, and every operation fails, as those of one that is ill do.
+//! Remembers which device a path has led to, to tell later whether it is still there. The
+//! descriptor does not tell: when a disk was pulled, its descriptor stays open and every operation
+//! fails, as on a failing disk.
 //!
-//! The kernel takes such a disk out of sysfs at once, and while a descriptor is open its number is nobody else's; where it is (another
-//! medium in the same drive) the disk's sequence number is another one (Linux 5.15).
+//! The kernel removes a pulled disk from sysfs at once, and does not reuse its device number while
+//! a descriptor is open. If the number is reused (another medium in the same drive), the disk
+//! sequence number differs (Linux 5.15).
 
 use super::{Device, Identity, limits};
 use std::path::Path;
 
-/// A device that was opened, without the claim on it.
+/// The identity of a device that was opened, without the claim on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Presence {
     identity: Identity,
-    /// What sysfs said of it: `None`, nothing at all, as where there is no sysfs.
+    /// What sysfs reported about it. `None`: nothing at all, as on a system without sysfs.
     listed: Option<Listed>,
 }
 
-/// A block device as sysfs has it.
+/// A block device as listed in sysfs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Listed {
-    /// Of the disk, or of the partition's disk. `None`: the kernel numbers none.
+    /// The disk sequence number of the disk, or of the partition's disk. `None`: the kernel assigns
+    /// none.
     sequence: Option<u64>,
 }
 
 impl Device {
-    /// Which one it is, to be asked later whether it is gone.
+    /// Returns the device's presence, which can be asked later whether the device is gone.
     #[must_use]
     pub const fn presence(&self) -> Presence {
         self.presence
@@ -31,24 +34,25 @@ impl Device {
 }
 
 impl Presence {
-    /// Of a device that is open: as long as it is, its number is nobody else's.
+    /// For a device that is open: while it is, its number is not reused.
     pub(super) fn of(identity: Identity) -> Self {
         Self { identity, listed: listed(identity) }
     }
 
-    /// Which device it is, by any path.
+    /// Returns which device it is, by whatever path.
     #[must_use]
     pub const fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Whether `path` leads to it. What it leads to is not opened.
+    /// Returns whether `path` leads to it. The target of the path is not opened.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         super::identify(path).is_ok_and(|(_, identity)| identity == self.identity)
     }
 
-    /// The system has the device no more, and what is open of it never works again. Not known of files.
+    /// Returns true if the device is gone from the system, so open descriptors of it never work
+    /// again. Always false for files.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         let Some(then) = self.listed else { return false };
@@ -72,7 +76,8 @@ mod tests {
     use bcached_env::{Buffer, IoErrorKind, Op, Token};
     use std::sync::Arc;
 
-    /// What was seen in sysfs and is there no more, or under another disk's number, is gone; what was never seen there is not.
+    /// A device is gone if it was listed in sysfs and is no longer, or has another sequence number;
+    /// one that was never listed is not.
     #[test]
     fn a_device_is_gone_when_the_system_has_it_no_more() {
         let nobody = Identity::Block { major: 511, minor: 99_999 };
@@ -103,7 +108,8 @@ mod tests {
         assert!(!here.is_at(&one) && !here.is_gone());
     }
 
-    /// The kernel ends what was under way on a disk that was pulled with the error of any bad one.
+    /// The kernel ends operations in flight on a pulled disk with the same error as on a failing
+    /// one.
     #[test]
     fn an_operation_that_fails_on_a_device_that_is_gone_says_so_and_nothing_is_tried_on_it_any_more() {
         let file = tempfile::NamedTempFile::new().expect("a file");

@@ -1,5 +1,5 @@
-//! Looks at a note without opening it for use, which would mend or replace a damaged one. Says yes
-//! where it cannot tell.
+//! Inspects a note without opening it for use, which would repair or replace a damaged one. Answers
+//! yes where it cannot tell.
 
 use super::{APPENDED, FORGOTTEN, GIVEN_UP, HEADER_WORDS, NoteFound, NoteIdentity, inspect, read_words};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -7,14 +7,15 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::path::Path;
 
-/// Whether the note at `path` may hold records for `identity`: not if it is empty, or void.
+/// Returns whether the note at `path` may hold records for `identity`. It does not if it is empty
+/// or void.
 #[must_use]
 pub fn may_hold_records(path: &Path, identity: &NoteIdentity) -> bool {
     Seen::at(path).is_none_or(|seen| seen.may_hold_records(identity))
 }
 
-/// Whether the note at `path` may tell `identity` of anything: of records, or of those that were
-/// given up. A file without any length does: a note has one, so somebody has emptied it.
+/// Returns whether the note at `path` may hold anything for `identity`: records, or records that
+/// were given up. An empty file counts as well: a note has a length, so something has truncated it.
 #[must_use]
 pub fn may_hold_anything(path: &Path, identity: &NoteIdentity) -> bool {
     Seen::at(path).is_none_or(|seen| {
@@ -22,7 +23,7 @@ pub fn may_hold_anything(path: &Path, identity: &NoteIdentity) -> bool {
     })
 }
 
-/// What can be seen of a note.
+/// What can be seen of a note without opening it for use.
 struct Seen {
     header: [u64; HEADER_WORDS],
     /// In bytes.
@@ -30,9 +31,9 @@ struct Seen {
 }
 
 impl Seen {
-    /// `None`: it cannot be read, or is no file.
+    /// Returns `None` if it cannot be read or is not a file.
     fn at(path: &Path) -> Option<Self> {
-        // A FIFO would be waited for.
+        // Opening a FIFO would block otherwise.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file: File = rustix::fs::open(path, flags, Mode::empty()).ok()?.into();
         let stat = rustix::fs::fstat(&file).ok()?;
@@ -52,7 +53,7 @@ impl Seen {
     }
 }
 
-/// The page before the first record.
+/// Reads the page before the first record.
 pub(super) fn header(file: &File) -> Result<[u64; HEADER_WORDS], Errno> {
     read_words(file, 0)
 }

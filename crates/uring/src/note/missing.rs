@@ -1,11 +1,12 @@
-//! A note whose file somebody has removed: nothing finds it after a kill. Another file takes its place.
+//! Replaces the file of a note that was removed: nothing would find the note after a kill.
 //!
-//! The kernel tells a thread of ours as soon as something in the note's folder goes ([`watching`]), and the
-//! daemon looks now and then, too ([`look_after_all`]). Whoever looks first says that the note is gone: from
-//! then on the engine answers no change before the journal holds it. Then it makes the file and reserves its
-//! space. Each time it tells the engine's thread, which alone stores to a note: that copies what there is into
-//! the file and puts that in place by renaming, and as long as it cannot, it writes the journal. So nothing
-//! that was acknowledged depends on the old file once it is known to be gone, and a kill at any instruction
+//! The kernel notifies a thread of this process as soon as something is removed from the note's
+//! folder ([`watching`]), and the daemon checks periodically, too ([`look_after_all`]). The first
+//! check to notice marks the note as gone: from then on, the engine acknowledges no change before
+//! the journal holds it. Then the check creates a new file and reserves its space. Each time it
+//! notifies the engine's thread, which alone stores to a note. That thread copies the content into
+//! the new file and renames it into place; until it can, it writes the journal. So nothing that was
+//! acknowledged depends on the old file once it is known to be gone, and a kill at any instruction
 //! leaves a whole note in place, or none.
 
 mod watching;
@@ -20,31 +21,33 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// What the name of a file ends with that is to take the place of a note's.
+/// Suffix of the name of a file that is to replace a note's file.
 const UNFINISHED: &str = ".new";
 
 /// The notes that this process keeps.
 static KEPT: Mutex<Vec<Weak<Watched>>> = Mutex::new(Vec::new());
 
-/// How it is with the file of a note.
+/// The state of a note's file.
 #[derive(Debug)]
 pub enum NoteFile {
-    /// It is where it was made.
+    /// It is where it was created.
     There,
-    /// It is there, and was not since the last look: it came back, or another one has taken its place.
+    /// It is in place, but was missing since the last check: it came back, or another file replaced
+    /// it.
     WasReplaced,
-    /// It is not: another one has been made, and takes its place as soon as the engine's thread hears of it.
+    /// It is missing. A new file has been created, and replaces it as soon as the engine's thread
+    /// is notified.
     Replaced,
 }
 
-/// A note, as it is looked after.
+/// A note, as seen by the code that looks after its file.
 #[derive(Debug)]
 pub(super) struct Watched {
     path: PathBuf,
     bytes: u64,
-    /// Whether there is an offer: all that each record costs.
+    /// Whether a replacement is offered. Checking this is the only cost per record.
     is_offered: AtomicBool,
-    /// It is not where it was made: nothing that it holds outlives the process.
+    /// The file is missing: nothing that the note holds outlives the process.
     is_gone: AtomicBool,
     tell: OnceLock<Tell>,
     state: Mutex<State>,
@@ -55,15 +58,16 @@ struct State {
     /// Device and inode of the file in use.
     file: Option<(u64, u64)>,
     offer: Option<Replacement>,
-    /// It was gone, and [`look_after_all`] has not said so.
+    /// It was missing, and [`look_after_all`] has not reported that yet.
     is_untold: bool,
     /// Why the last offer could not be put in place.
     refused: Option<Errno>,
-    /// We have removed it ourselves: it is not looked after any more.
+    /// We have removed the file ourselves: it is no longer looked after.
     is_over: bool,
 }
 
-/// Who stores to the note, told that its file is gone, and of each file that is to take its place.
+/// Notifies the code that stores to the note when the file is missing, and of each file that is to
+/// replace it.
 struct Tell(Box<dyn Fn() + Send + Sync>);
 
 impl std::fmt::Debug for Tell {
@@ -72,7 +76,7 @@ impl std::fmt::Debug for Tell {
     }
 }
 
-/// A file that is to take the place of a note's.
+/// A file that is to replace a note's file.
 #[derive(Debug)]
 pub(super) struct Replacement {
     pub(super) mapping: Mapping,
@@ -80,7 +84,7 @@ pub(super) struct Replacement {
 }
 
 impl Watched {
-    /// Of the note in `file` at `path`, which has so many bytes.
+    /// For the note of `bytes` bytes in `file` at `path`.
     pub(super) fn of(path: &Path, file: &File, bytes: u64) -> Arc<Self> {
         let state = State { file: identity(file).ok(), ..State::default() };
         let watched = Arc::new(Self {
@@ -91,7 +95,7 @@ impl Watched {
             tell: OnceLock::new(),
             state: Mutex::new(state),
         });
-        // One that a killed process has left.
+        // A temporary file that a killed process has left.
         let _none = rustix::fs::unlink(watched.unfinished());
         let mut kept = kept();
         kept.retain(|one| one.strong_count() > 0);
@@ -101,10 +105,11 @@ impl Watched {
         watched
     }
 
-    /// From now on `tell` is called when the file is gone, and for each file that is to take its place. It must not wait.
+    /// Sets `tell`, which is called when the file is missing and for each file that is to replace
+    /// it. It must not block.
     pub(super) fn tells(&self, tell: impl Fn() + Send + Sync + 'static) {
         let _state = self.state();
-        // Who asks twice is told as the first one was.
+        // Only the first call counts; later ones change nothing.
         let _first = self.tell.set(Tell(Box::new(tell)));
         if !self.is_there() {
             self.tell_engine();
@@ -117,7 +122,7 @@ impl Watched {
         }
     }
 
-    /// Whether what the note holds outlives the process, as far as anybody has noticed.
+    /// Returns whether the note's content outlives the process, as far as has been noticed.
     pub(super) fn is_there(&self) -> bool {
         !self.is_gone.load(Ordering::Acquire)
     }
@@ -132,7 +137,8 @@ impl Watched {
         path.into()
     }
 
-    /// Looks for whoever tells people, and makes what is missing.
+    /// Checks the file on behalf of the code that reports to users, and creates a replacement if it
+    /// is missing.
     fn look(&self) -> Result<NoteFile, NoteError> {
         let mut state = self.state();
         let found = self.look_in(&mut state);
@@ -152,7 +158,7 @@ impl Watched {
             Ok(there) if Some((there.st_dev, there.st_ino)) == state.file => {
                 self.is_gone.store(false, Ordering::Release);
                 state.refused = None;
-                // Its folder may be another one than it was.
+                // Its folder may have been replaced.
                 watching::watch(&self.path);
                 return Ok(NoteFile::There);
             }
@@ -179,7 +185,7 @@ impl Watched {
         }
     }
 
-    /// Nobody needs it any more.
+    /// Ends the care for the file: it is not needed any more.
     pub(super) fn ends(&self) {
         let mut state = self.state();
         state.is_over = true;
@@ -203,7 +209,7 @@ impl Watched {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
         let file: File = opened.map_err(failed("replace"))?.into();
-        // The folder may be another one, too.
+        // The folder may have been replaced, too.
         watching::watch(&self.path);
         let made = crate::ioctl::lock(&file, Lock::Exclusive, Part::All)
             .map_err(failed("lock"))
@@ -222,7 +228,8 @@ impl Watched {
         Ok(Replacement { mapping: made?, file })
     }
 
-    /// The file that is to be used from now on, if there is another one: `fill` stores there what the old one holds, then it is put in place.
+    /// Returns the file to use from now on, if there is a new one. `fill` copies the content of the
+    /// old one there; then it is renamed into place.
     pub(super) fn replacement(&self, fill: impl FnOnce(&Mapping)) -> Option<Replacement> {
         if !self.is_offered.load(Ordering::Acquire) {
             return None;
@@ -231,7 +238,7 @@ impl Watched {
         self.is_offered.store(false, Ordering::Relaxed);
         let offer = state.offer.take()?;
         fill(&offer.mapping);
-        // Whoever looks next sees that it is still missing, and why.
+        // The next check sees that it is still missing, and why.
         state.refused = rustix::fs::rename(self.unfinished(), &self.path).err();
         if state.refused.is_some() {
             let _never_used = rustix::fs::unlink(self.unfinished());
@@ -259,7 +266,7 @@ fn kept() -> MutexGuard<'static, Vec<Weak<Watched>>> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks at them, and leaves it to [`look_after_all`] to tell.
+/// Checks all notes, and leaves the reporting to [`look_after_all`].
 fn look_at_all() {
     let all: Vec<_> = kept().iter().filter_map(Weak::upgrade).collect();
     for watched in all {
@@ -267,16 +274,17 @@ fn look_at_all() {
     }
 }
 
-/// Looks at the files of all notes that this process keeps, and makes those anew that are gone. May wait for the file system that they are on.
+/// Checks the files of all notes that this process keeps, and creates missing ones anew. May block
+/// on their file system.
 pub fn look_after_all() -> Vec<(PathBuf, Result<NoteFile, NoteError>)> {
     let all: Vec<_> = kept().iter().filter_map(Weak::upgrade).collect();
-    // One that nobody stores to any more may still be looked at by another thread.
+    // A note that is no longer stored to may still be checked by another thread.
     let kept = all.iter().filter(|watched| !watched.state().is_over);
     kept.map(|watched| (watched.path.clone(), watched.look())).collect()
 }
 
-/// Removes the file of the note at `path`, which holds nothing that anybody needs; no other takes its place.
-/// Where there is none, nothing happens.
+/// Removes the file of the note at `path`, which holds nothing that is still needed; it is not
+/// replaced. Does nothing if there is no file.
 pub fn remove(path: &Path) {
     let all: Vec<_> = kept().iter().filter_map(Weak::upgrade).collect();
     all.iter().filter(|watched| watched.path == path).for_each(|watched| watched.ends());

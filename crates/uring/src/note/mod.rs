@@ -1,22 +1,25 @@
-//! The note of production: a small file, mapped shared, that outlives the process.
+//! The note used in production: a small file, mapped shared, that outlives the process.
 //!
-//! It belongs on a file system in memory (`/run`): a power cut wipes it, which is right (then only flushed writes are
-//! promised), and storing to it can never wait for a disk. The boot id makes it void after a reboot wherever it lies,
-//! the set's UUID keeps it from another set, and a lock from a second daemon.
+//! It belongs on an in-memory file system (`/run`). A power cut wipes it, which is right: then only
+//! flushed writes are promised, and storing to it never waits for a disk. The boot id voids it
+//! after a reboot wherever it lies, the set's UUID ties it to its set, and a lock keeps a second
+//! daemon out.
 //!
 //! ```text
-//! page 0    magic, layout, boot id, set UUID, capacity, check | appended | forgotten | session | given up from, to, check
+//! page 0    magic, layout, boot id, set UUID, capacity, check | appended | forgotten | session
+//!           | given up from, to, check
 //! page 1..  ring of records, 8 words each: number + 1, sequence, 4 key words, count, check
 //! ```
 //!
-//! Records are numbered from 0; number N lies in place N modulo capacity. `forgotten..appended` are alive. Those that were given up
-//! are forgotten, too, and lie where they lay until the next session begins: nothing is added to the note of a set that has failed.
+//! Records are numbered from 0; number N lies in slot N modulo capacity. `forgotten..appended` are
+//! live. Records that were given up count as forgotten, too, but stay in their slots until the next
+//! session begins: nothing is added to the note of a failed set.
 //!
-//! **A kill at any instruction leaves a consistent prefix**: a record is stored whole before `appended` counts it
-//! (release), and `forgotten` has passed a place before it is used again (fence). What a killed process has stored is
-//! in the page cache, in the order of its program, so the ordering has only to bind the compiler and readers on other
-//! processors. Each record also carries its number and a check over all of it: a damaged file is noticed, and what
-//! comes before the damage is used.
+//! **A kill at any instruction leaves a consistent prefix**: a record is stored whole before
+//! `appended` counts it (release), and `forgotten` has passed a slot before it is reused (fence).
+//! What a killed process has stored is in the page cache, in program order, so the ordering only
+//! has to bind the compiler and readers on other processors. Each record also carries its number
+//! and a check over all of it: damage is noticed, and the records before it are used.
 
 mod look;
 mod mapping;
@@ -40,21 +43,22 @@ use thiserror::Error;
 
 /// "bcchNOTE", read as a little-endian word.
 const MAGIC: u64 = u64::from_le_bytes(*b"bcchNOTE");
-/// Grows when the layout changes; a note of another layout is void.
+/// Incremented when the layout changes; a note of another layout is void.
 const LAYOUT: u64 = 3;
 
-/// Words before the first record: one page, so that records never share one with the counters.
+/// Words before the first record: one page, so records never share a page with the counters.
 const HEADER_WORDS: usize = 512;
 const RECORD_WORDS: usize = 8;
-/// Fixed words of the header that its check covers.
+/// Fixed words of the header, which its check covers.
 const FIXED_WORDS: usize = 7;
-/// The counters have cache lines of their own.
+/// The counters have their own cache lines.
 const APPENDED: usize = 16;
 const FORGOTTEN: usize = 24;
-/// Whose records these are: damaged, it fits no superblock, and the note is void.
+/// The session of these records: if damaged, it matches no superblock, and the note is void.
 const SESSION: usize = 32;
 const _: () = assert!(FIXED_WORDS < APPENDED && APPENDED < FORGOTTEN);
-/// The numbers of the records that were given up, from and to, and a check over both: zeroes, which fail it, say that there are none.
+/// Numbers of the first and past the last record given up, and a check over both. All zeroes fail
+/// the check and mean that there are none.
 const GIVEN_UP: usize = 40;
 const _: () = assert!(FORGOTTEN < SESSION && SESSION < GIVEN_UP && GIVEN_UP + 2 < HEADER_WORDS);
 
@@ -62,17 +66,19 @@ const WORD: u64 = 8;
 const HEADER_BYTES: u64 = HEADER_WORDS as u64 * WORD;
 const RECORD_BYTES: u64 = RECORD_WORDS as u64 * WORD;
 
-/// The usual size of a note in bytes: 65,472 records, some journal entries' worth of the smallest keys.
+/// The usual size of a note in bytes: 65,472 records, some journal entries' worth of the smallest
+/// keys.
 pub const NOTE_BYTES: u64 = 4 << 20;
-/// More records than any note has seen: from a larger counter, which has no check, one could soon not count on.
+/// More records than any note has seen. The counter has no check; from a larger one, counting on
+/// would soon overflow.
 const APPENDED_MAX: u64 = u64::MAX / 2;
-/// The largest note that is made or opened: all of it is mapped and held in memory.
+/// The largest note that is created or opened: all of it is mapped and held in memory.
 pub const NOTE_BYTES_MAX: u64 = 1 << 30;
 
 /// What a note is for; it is void for anything else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoteIdentity {
-    /// The boot the machine is in: [`NoteIdentity::of_this_boot`].
+    /// The boot that the machine is in: [`NoteIdentity::of_this_boot`].
     pub boot: [u8; 16],
     /// The cache set's UUID.
     pub set: [u8; 16],
@@ -89,9 +95,9 @@ pub enum NoteFound {
     OtherBoot,
     /// A note of another set: void.
     OtherSet,
-    /// Something is wrong with it.
+    /// The note is damaged.
     Damaged {
-        /// What.
+        /// What is wrong with it.
         what: &'static str,
         /// Records before the damage, which are used.
         usable: usize,
@@ -119,13 +125,13 @@ impl fmt::Display for NoteFound {
     }
 }
 
-/// What has become of the records that a former process left, for whoever has given the note away.
+/// The fate of the records that a former process left, for a caller that has given the note away.
 #[derive(Clone, Default, Debug)]
 pub struct NoteFate(Arc<OnceLock<bool>>);
 
 impl NoteFate {
-    /// True: they were taken for the session that the set is in. False: they are of another one, and void. `None`: nobody has asked for
-    /// them.
+    /// Returns true if the records were taken for the set's current session, false if they belong
+    /// to another session and are void. `None`: they have not been requested yet.
     #[must_use]
     pub fn are_taken(&self) -> Option<bool> {
         self.0.get().copied()
@@ -142,7 +148,7 @@ pub enum NoteError {
     /// Not a regular file.
     #[error("the note {} is not a regular file", .0.display())]
     NotAFile(PathBuf),
-    /// A size that holds no record, or more than [`NOTE_BYTES_MAX`].
+    /// A size that holds no record, or exceeds [`NOTE_BYTES_MAX`].
     #[error("a note of {0} bytes: it can have 8 KiB to 1 GiB")]
     Size(u64),
     /// The system refused.
@@ -158,10 +164,10 @@ pub enum NoteError {
 }
 
 impl NoteIdentity {
-    /// The identity of `set`'s note in this boot.
+    /// Returns the identity of `set`'s note in this boot.
     ///
     /// # Errors
-    /// If the kernel does not tell the boot's id.
+    /// If the kernel does not report the boot id.
     pub fn of_this_boot(set: [u8; 16]) -> Result<Self, NoteError> {
         let path = Path::new("/proc/sys/kernel/random/boot_id");
         let failed = |source| NoteError::Io { path: path.to_owned(), doing: "read the boot id for", source };
@@ -171,12 +177,12 @@ impl NoteIdentity {
     }
 }
 
-/// What the system has refused to do with the note at `path`.
+/// The error for an operation that the system refused on the note at `path`.
 fn io_error(path: &Path, doing: &'static str) -> impl Fn(Errno) -> NoteError {
     move |errno| NoteError::Io { path: path.to_owned(), doing, source: errno.into() }
 }
 
-/// 32 hexadecimal digits, dashes between them ignored.
+/// Parses 32 hexadecimal digits; dashes between them are ignored.
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
     if digits.len() != 32 || !digits.is_ascii() {
@@ -185,35 +191,35 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)
 }
 
-/// A note in a mapped file. See the module.
+/// A note in a mapped file; see the module documentation.
 #[derive(Debug)]
 pub struct MappedNote {
     mapping: Mapping,
     /// Holds the lock.
     _file: File,
-    /// As somebody looks after its file.
+    /// Its file, as the code that looks after notes sees it.
     watched: Arc<Watched>,
     /// Records the file has room for.
     capacity: u64,
-    /// Goes into the records' checks, so that another note's records are never taken for ours.
+    /// Enters the records' checks, so that another note's records are never taken for ours.
     salt: u64,
     appended: u64,
     forgotten: u64,
-    /// Numbers below are of a former process.
+    /// Records with lower numbers were left by a former process.
     left_until: u64,
-    /// Numbers of what a former process has given up.
+    /// Numbers of the records that a former process has given up.
     left_given_up: Range<u64>,
     found: NoteFound,
     fate: NoteFate,
 }
 
 impl MappedNote {
-    /// Opens the note at `path` for `identity`, or makes one of `bytes` ([`NOTE_BYTES`]). What a former process left
-    /// in this boot stays until it is forgotten; anything else is wiped. All its space is reserved here, so that no
-    /// later store can fail.
+    /// Opens the note at `path` for `identity`, or creates one of `bytes` ([`NOTE_BYTES`]). Records
+    /// that a former process left in this boot stay until they are forgotten; anything else is
+    /// wiped. All space is reserved here, so that no later store can fail.
     ///
     /// # Errors
-    /// See [`NoteError`]. A damaged note is no error: see [`MappedNote::found`].
+    /// See [`NoteError`]. A damaged note is not an error: see [`MappedNote::found`].
     pub fn open(path: &Path, identity: &NoteIdentity, bytes: u64) -> Result<Self, NoteError> {
         if !(HEADER_BYTES + RECORD_BYTES..=NOTE_BYTES_MAX).contains(&bytes) {
             return Err(NoteError::Size(bytes));
@@ -239,7 +245,7 @@ impl MappedNote {
         let usual = (bytes - HEADER_BYTES) / RECORD_BYTES;
         let (capacity, found) = match inspect(&header, length, identity) {
             Ok(capacity) => (capacity, NoteFound::Nothing),
-            // One that was made has a length.
+            // A note that was created has a length.
             Err(_) if length == 0 && !is_new => {
                 (usual, NoteFound::Damaged { what: "it was cut to nothing", usable: 0 })
             }
@@ -248,7 +254,7 @@ impl MappedNote {
         let whole = HEADER_BYTES + capacity * RECORD_BYTES;
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, whole).map_err(|errno| {
             if is_new {
-                // Whoever opens it now cannot lock it.
+                // A process that opens it now cannot lock it.
                 let _left_empty = rustix::fs::unlink(path);
             }
             io("reserve space for")(errno)
@@ -292,25 +298,25 @@ impl MappedNote {
         note
     }
 
-    /// What was found when it was opened.
+    /// Returns what was found when the note was opened.
     #[must_use]
     pub const fn found(&self) -> &NoteFound {
         &self.found
     }
 
-    /// From now on `tell` is called, by any thread, when somebody has removed the file, and again when another one has been
-    /// made: [`Note::keep`] puts that in its place. It must not wait.
+    /// Sets `tell`, which is called when the file was removed, and again when another file has been
+    /// made: [`Note::keep`] puts that in place. Any thread may call it; it must not block.
     pub fn tell_when_gone(&self, tell: impl Fn() + Send + Sync + 'static) {
         self.watched.tells(tell);
     }
 
-    /// What becomes of that.
+    /// Returns a handle to the fate of the records left by a former process.
     #[must_use]
     pub fn fate(&self) -> NoteFate {
         self.fate.clone()
     }
 
-    /// Takes the records a former process left, as far as they are whole.
+    /// Takes over the records that a former process left, as far as they are intact.
     fn take_over(&mut self) {
         let words = self.mapping.words();
         let appended = words[APPENDED].load(Ordering::Acquire);
@@ -335,7 +341,8 @@ impl MappedNote {
         self.left_given_up = self.stored_given_up();
     }
 
-    /// Numbers of what was given up, as far as they make sense. Killed before it was forgotten, it is alive, and was not given up.
+    /// Returns the numbers of the records given up, as far as they are plausible. After a kill
+    /// before a record was forgotten, it is live and was not given up.
     fn stored_given_up(&self) -> Range<u64> {
         let [from, to, check] =
             [0, 1, 2].map(|index| self.mapping.words()[GIVEN_UP + index].load(Ordering::Relaxed));
@@ -349,13 +356,15 @@ impl MappedNote {
         words[0].store(from, Ordering::Relaxed);
         words[1].store(to, Ordering::Relaxed);
         words[2].store(check, Ordering::Relaxed);
-        // Before it is forgotten.
+        // Before the records are forgotten.
         fence(Ordering::SeqCst);
     }
 
-    /// Makes it an empty note of this identity. A kill on the way leaves no magic, so the next open wipes again.
+    /// Makes it an empty note of this identity. A kill on the way leaves no magic, so the next open
+    /// wipes it again.
     fn wipe(&mut self, identity: &NoteIdentity) {
-        // First the counters: without magic they would say that something has been overwritten.
+        // The counters come first: without the magic they would mean that something was
+        // overwritten.
         self.publish(0, 0);
         self.store_given_up([0; 3]);
         let words = self.mapping.words();
@@ -371,7 +380,7 @@ impl MappedNote {
         words[0].store(MAGIC, Ordering::Release);
     }
 
-    /// If its file is gone and there is another one, that is the note from now on, with all that this one holds.
+    /// If the file is gone and a replacement exists, copies everything there and continues in it.
     fn stay_findable(&mut self) {
         let from = self.mapping.words();
         let moved = self.watched.replacement(|to| {
@@ -392,23 +401,23 @@ impl MappedNote {
         let words = self.mapping.words();
         words[FORGOTTEN].store(forgotten, Ordering::Relaxed);
         words[APPENDED].store(appended, Ordering::Release);
-        // A place behind `forgotten` may be used again only after everybody can see that it is behind.
+        // A slot behind `forgotten` may be reused only after its being behind is visible to all.
         fence(Ordering::SeqCst);
     }
 
-    /// The words of the place of record `number`.
+    /// The words in the slot of record `number`.
     fn place(&self, number: u64) -> &[AtomicU64] {
         let index = usize::try_from(number % self.capacity).expect("below the capacity");
         let start = HEADER_WORDS + index * RECORD_WORDS;
         &self.mapping.words()[start..start + RECORD_WORDS]
     }
 
-    /// Those of these records that are whole.
+    /// Returns those of these records that are intact.
     fn records(&self, numbers: Range<u64>) -> impl Iterator<Item = NoteRecord> + '_ {
         numbers.filter_map(|number| self.record(number))
     }
 
-    /// Record `number`, if it is whole.
+    /// Returns record `number` if it is intact.
     fn record(&self, number: u64) -> Option<NoteRecord> {
         let mut stored = [0; RECORD_WORDS];
         for (value, word) in stored.iter_mut().zip(self.place(number)) {
@@ -423,7 +432,7 @@ impl MappedNote {
 }
 
 impl Drop for MappedNote {
-    /// A look at all notes that is under way makes no other file for one that nobody stores to any more.
+    /// From now on, a check of all notes makes no replacement for this unused file.
     fn drop(&mut self) {
         self.watched.ends();
     }
@@ -473,7 +482,7 @@ impl Note for MappedNote {
         let (from, to) = (self.forgotten.max(if are_void { self.left_until } else { 0 }), self.appended);
         let records: Vec<_> = self.records(from..to).collect();
         if from < to {
-            // What somebody has given up before and nobody was told of stays so.
+            // Records that were given up earlier without being reported stay given up.
             let before = self.stored_given_up();
             let from = if before.end == from { before.start } else { from };
             self.store_given_up([from, to, mix([self.salt, from, to])]);
@@ -505,11 +514,11 @@ impl Note for MappedNote {
     }
 }
 
-/// `N` words of the file from word `first` on; zeroes where it is shorter.
+/// Reads `N` words of the file from word `first` on; zeroes where it is shorter.
 fn read_words<const N: usize>(file: &File, first: usize) -> Result<[u64; N], Errno> {
     let mut bytes = vec![0; N * size_of::<u64>()];
     let at = first as u64 * WORD;
-    // Nobody cuts a note that is in use. A short read leaves zeroes, which are no header.
+    // No process truncates a note in use. A short read leaves zeroes, which are not a header.
     let _ = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut bytes[..], at))?;
     let mut words = [0; N];
     for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -518,11 +527,11 @@ fn read_words<const N: usize>(file: &File, first: usize) -> Result<[u64; N], Err
     Ok(words)
 }
 
-/// The capacity of a note that is ours to take over, or what it is instead.
+/// Returns the capacity of a note that is ours to take over, or what it is instead.
 fn inspect(header: &[u64; HEADER_WORDS], length: u64, identity: &NoteIdentity) -> Result<u64, NoteFound> {
     let damaged = |what| NoteFound::Damaged { what, usable: 0 };
     if header[0] == 0 && header[APPENDED..].iter().all(|word| *word == 0) {
-        // Fresh, or killed while it was made: nothing has been counted in it.
+        // Fresh, or killed while it was created: nothing has been counted in it.
         return Err(NoteFound::Nothing);
     }
     if header[0] != MAGIC || header[FIXED_WORDS] != mix(header[..FIXED_WORDS].iter().copied()) {
@@ -560,8 +569,8 @@ fn words_of(identity: &NoteIdentity) -> [u64; 4] {
     [boot, boot_rest, set, set_rest]
 }
 
-/// A check over words: notices damage, not malice. Each word goes through a bijection of 64 bits (the finaliser of
-/// `SplitMix64`), so any single changed word changes the result.
+/// A checksum over words: detects damage, not malice. Each word goes through a bijection of 64 bits
+/// (the finaliser of `SplitMix64`), so changing any single word changes the result.
 fn mix(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(0x9E37_79B9_7F4A_7C15, |state: u64, word| {
         let mut mixed = (state ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);

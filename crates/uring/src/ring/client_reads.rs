@@ -1,13 +1,17 @@
-//! What guests of a ring wait to read, and the thread's sleep where nothing else can come.
+//! Watches what guests of a ring wait to read, and lets the thread sleep there if nothing else can
+//! arrive.
 //!
-//! Sockets are watched by an `epoll`, which costs nothing while nothing comes, and nothing a request: with a poll of the ring's for each there is
-//! one more entry and one more system call. Where nothing is in the ring the thread looks there, and sleeps there; else the ring polls the
-//! `epoll`, and is told by it.
+//! An `epoll` watches the guests' sockets. It costs nothing while nothing arrives, and nothing per
+//! request; a poll of the ring for each read takes one more entry and one more system call. While
+//! the ring has nothing in flight, the thread checks the `epoll` and sleeps in it. Otherwise the
+//! ring polls the `epoll` and reports when it becomes readable.
 //!
-//! Why nothing that can be read is missed: the `epoll` tells of it for as long as it is not read, whoever looks and however often. A driver that
-//! sleeps does so there, with the signals' eventfd beside the sockets, or in a ring with a poll of it, which ends at once if it has something
-//! already; a guest that comes to wait meanwhile has been given a turn for a signal, which ends the sleep. One that always has something else to do
-//! looks every few turns (`driver.rs`).
+//! Why no readable input is missed: the `epoll` reports it for as long as it is not read, to every
+//! caller and any number of times. A driver sleeps in one of two places. One is the `epoll`, which
+//! holds the signals' eventfd beside the sockets. The other is a ring that polls the `epoll`; that
+//! poll completes at once if there is something already. A guest that starts to wait meanwhile has
+//! been given a turn because of a signal, and the signal ends the sleep. A driver that always has
+//! other work checks every few turns (`driver.rs`).
 #![allow(unsafe_code, reason = "a poll is submitted, which refers to no memory")]
 
 use super::{Ring, clients::Hosted, poll_in};
@@ -23,39 +27,40 @@ use std::time::Duration;
 /// `user_data` of the ring's poll.
 pub(super) const INPUTS: u64 = u64::MAX - 1;
 
-/// So many are told of at once; the others with the next question.
+/// Number of events taken at once; the rest comes with the next call.
 const TOLD_MAX: usize = 32;
 
-/// Of the signals' eventfd, in place of a guest's number.
+/// `epoll` data of the signals' eventfd, in place of a guest's number.
 const SIGNALS: u64 = u64::MAX;
 
-/// What is watched for guests.
+/// The descriptors that guests wait to read.
 pub(crate) struct Inputs {
     epoll: OwnedFd,
     signals: Arc<Signals>,
     watched: usize,
-    /// The ring polls it.
+    /// The ring polls the `epoll`.
     is_polled: bool,
-    /// It waits for less than milliseconds.
+    /// The system can wait with a resolution finer than milliseconds.
     is_exact: bool,
-    /// Guests that have something; kept for its memory.
+    /// Guests that have input; kept to reuse its allocation.
     told: Vec<u64>,
 }
 
 impl Inputs {
-    /// Of nobody yet. `signals`: what else may wake who sleeps here.
+    /// Creates an empty set. `signals` is what else may wake a thread that sleeps here.
     pub(crate) fn new(signals: Arc<Signals>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &signals, epoll::EventData::new_u64(SIGNALS), epoll::EventFlags::IN)?;
         let told = Vec::with_capacity(TOLD_MAX);
         let mut inputs = Self { epoll, signals, watched: 0, is_polled: false, is_exact: true, told };
-        // A container's filter may have an `epoll_wait`, and not the newer one.
+        // A container's filter may allow `epoll_wait` but not the newer call.
         inputs.is_exact = inputs.ask(Duration::from_nanos(1)).is_ok();
         inputs.ask(Duration::ZERO)?;
         Ok(inputs)
     }
 
-    /// Tells of guest `number` as long as something can be read from `device`; false if the system does not.
+    /// Reports guest `number` for as long as `device` is readable; returns false if the system
+    /// cannot.
     pub(super) fn watch(&mut self, number: usize, device: BorrowedFd<'_>) -> bool {
         let data = epoll::EventData::new_u64(number as u64);
         let is_watched = epoll::add(&self.epoll, device, data, epoll::EventFlags::IN).is_ok();
@@ -63,13 +68,13 @@ impl Inputs {
         is_watched
     }
 
-    /// No more.
+    /// Stops watching `device`.
     pub(super) fn unwatch(&mut self, device: BorrowedFd<'_>) {
         let _was_watched = epoll::delete(&self.epoll, device);
         self.watched -= 1;
     }
 
-    /// Waits until something can be read or a signal is raised, or `limit` is over.
+    /// Waits until something is readable, a signal is raised, or `limit` has passed.
     fn wait(&mut self, limit: Duration) {
         // An error is a wake-up without news: a signal.
         let _interrupted = self.ask(if self.is_exact { limit } else { whole_millis(limit) });
@@ -93,38 +98,39 @@ impl Inputs {
     }
 }
 
-/// Not less than `limit`.
+/// Rounds `limit` up to whole milliseconds.
 fn whole_millis(limit: Duration) -> Duration {
     Duration::from_millis(u64::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
 }
 
 impl Ring {
-    /// Whether guests wait to read something.
+    /// Returns true if guests wait to read something.
     pub(crate) const fn has_inputs(&self) -> bool {
         self.inputs.watched > 0
     }
 
-    /// Whether they do, and nothing else can come but signals.
+    /// Returns true if guests wait to read something and nothing else but signals can arrive.
     pub(crate) fn has_only_inputs(&self) -> bool {
         let has_none = |hosted: &Hosted| hosted.in_kernel == 0 && hosted.apart.is_none();
         self.has_inputs() && self.is_idle() && self.guests.iter().all(|(_, hosted)| has_none(hosted))
     }
 
-    /// Tells guests that have something to read; whether any has.
+    /// Notifies the guests that have something to read; returns true if any has.
     pub(crate) fn take_inputs(&mut self) -> bool {
         self.inputs.wait(Duration::ZERO);
         self.tell_inputs()
     }
 
-    /// The same, unless the ring will tell of them.
+    /// The same, unless the ring's poll will report them.
     pub(crate) fn take_untold_inputs(&mut self) -> bool {
         self.has_inputs() && !self.inputs.is_polled && self.take_inputs()
     }
 
-    /// Sleeps until guests have something to read, and tells them, or until a signal is raised or `limit` is over.
+    /// Sleeps until guests have something to read and notifies them, or until a signal is raised or
+    /// `limit` has passed.
     pub(crate) fn sleep_for_inputs(&mut self, limit: Duration) {
         self.inputs.wait(limit);
-        // What they raise is seen by itself.
+        // The caller's loop sees raised signals by itself.
         self.signals.wake_up();
         self.tell_inputs();
     }
@@ -141,17 +147,19 @@ impl Ring {
         has_any
     }
 
-    /// Has the ring tell of them with the next [`Ring::submit`]; false if there is no room for that.
+    /// Makes the ring poll for inputs from the next [`Ring::submit`] on; returns false if there is
+    /// no room for that.
     pub(crate) fn poll_inputs(&mut self) -> bool {
         if !self.inputs.is_polled {
             let poll = opcode::PollAdd::new(Fd(self.inputs.epoll.as_raw_fd()), poll_in()).build();
-            // SAFETY: the entry refers to no memory, and `inputs` keeps the descriptor open as long as the ring.
+            // SAFETY: the entry refers to no memory, and `inputs` keeps the descriptor open as long
+            // as the ring.
             self.inputs.is_polled = unsafe { self.ring.submission().push(&poll.user_data(INPUTS)) }.is_ok();
         }
         self.inputs.is_polled
     }
 
-    /// The ring has told of them.
+    /// Handles the completion of the ring's poll for inputs.
     pub(super) fn inputs_told(&mut self) {
         self.inputs.is_polled = false;
         self.take_inputs();

@@ -19,7 +19,8 @@ impl Lender for OfRing {
     }
 }
 
-/// A volume may be served by another ring than the one that its block device lives on: the same number is somebody else's memory there.
+/// A volume may be served by a ring other than the one its block device lives on: the same slot
+/// number refers to different memory there.
 #[test]
 fn memory_that_is_registered_with_another_ring_is_not_for_this_one() {
     let rings = [IoUring::new(8), IoUring::new(8)];

@@ -1,4 +1,4 @@
-//! What the tests of both backends share.
+//! Helpers shared by the tests of both backends.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use bcached_env::{Driver, Env, Event, Executor, Order};
@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// The longest any test may take before it counts as hung.
+/// The longest that any test may take before it counts as hung.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Both backends; the ring only where it works, with a printed reason if not.
+/// Returns both backends; the ring only if it works, otherwise prints the reason.
 pub fn backends() -> Vec<Choice> {
     let ring = open_driver(&DriverOptions { choice: Choice::Uring, ..DriverOptions::default() });
     match ring {
@@ -27,12 +27,12 @@ pub fn backends() -> Vec<Choice> {
     }
 }
 
-/// Opens a driver of one kind.
+/// Opens a driver with one backend.
 pub fn open(choice: Choice) -> Opened {
     open_driver(&DriverOptions { choice, ..DriverOptions::default() }).expect("it was probed")
 }
 
-/// Runs `flow` on each backend, in a thread that is given up after a while.
+/// Runs `flow` on each backend, in a thread that is abandoned after a time limit.
 pub fn on_each<F, R>(flow: F)
 where
     F: Fn(Env, Parts) -> R + Send + Sync + Copy + 'static,
@@ -72,7 +72,8 @@ pub fn within_limit(work: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Prints the one line by which the running test counts as skipped, in part or as a whole; once a test.
+/// Prints the one line by which the running test counts as skipped, in part or as a whole; once per
+/// test.
 pub fn skip(reason: &str) {
     static TESTS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
@@ -81,19 +82,19 @@ pub fn skip(reason: &str) {
     }
 }
 
-/// A file of `bytes` zeroes (sparse).
+/// Makes a file of `bytes` zeroes (sparse).
 pub fn image(bytes: u64) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().expect("a file in the temporary directory");
     file.as_file().set_len(bytes).expect("a sparse file");
     file
 }
 
-/// Opens to own.
+/// Opens a device to own it.
 pub fn own(path: &Path) -> Device {
     Device::open(path, Access::Own).expect("nobody else has it")
 }
 
-/// Lets the guests of a driver have a turn or two, without waiting.
+/// Gives the guests of a driver a turn or two, without waiting.
 pub fn turn(driver: &mut dyn Driver) {
     let mut events: Vec<Event> = Vec::new();
     for _ in 0..3 {
@@ -102,7 +103,7 @@ pub fn turn(driver: &mut dyn Driver) {
     }
 }
 
-/// Whether that comes to hold within `limit`.
+/// Waits until the condition holds; returns whether it did so within `limit`.
 pub fn within(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     while !holds() {

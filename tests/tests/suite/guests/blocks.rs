@@ -1,5 +1,6 @@
-//! One logical block by every way in, held against `/dev/bcacheN` of the kernel: a partition table and an XFS that one of them has made are found
-//! by each of the others. Both lie elsewhere, or are refused, on a device that shows another block.
+//! The logical block size is the same through every front end, compared with the kernel's
+//! `/dev/bcacheN`. A partition table and an XFS made through one of them are found through each of
+//! the others. On a device with another block size, both would lie elsewhere or be refused.
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::devices::{DAEMON, run_on, vm_having};

@@ -1,13 +1,15 @@
-//! The cache device is pulled while volumes over ublk are used, in guests: a virtio disk that the kernel is told to let go of, and to find again,
-//! by another name then. What is promised is in `docs/failures.md`: who has no dirty data sees nothing of it, who has some waits or is refused, and
-//! nothing old is ever read.
+//! The cache device is removed while volumes over ublk are in use, in guests. It is a virtio disk
+//! that the kernel is told to remove and to find again, then under another name.
+//!
+//! `docs/failures.md` states the promise: a volume without dirty data notices nothing, a client of
+//! a volume with dirty data waits or gets an error, and stale data is never read.
 
 use bcached_front_ublk::Transfer;
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::Vm;
 use bcached_tests::vm::devices::{all_is_well, new_vm_having, vm_having};
 
-/// Two volumes behind a cache, which is told by its UUID, since it comes back by another name.
+/// Two volumes behind a cache, which is configured by UUID, since it returns under another name.
 const BEGINS: &str = r#"
 bcached make -b 64k -C /dev/vda > /dev/null
 bcached make -B /dev/vdb --for /dev/vda --label clean > /dev/null
@@ -67,7 +69,7 @@ tells() {
 }
 "#;
 
-/// Who has nothing dirty goes on, whatever happens to the cache.
+/// A volume without dirty data continues, whatever happens to the cache.
 const CLEAN: &str = r#"
 mkfs.ext4 -q $clean; mount -t ext4 -o errors=panic $clean /mnt
 dd if=/dev/urandom of=/mnt/a bs=64k count=100 conv=fsync 2> /dev/null
@@ -117,8 +119,8 @@ unharmed
 written /mnt/under 4m $(passes under) --verify_only
 umount /mnt; losetup -d /dev/loop0"#;
 
-/// Whoever needs what is dirty waits for the cache, or is told that he cannot have it. Whether that comes back in time, late, or under the next
-/// daemon: all that was flushed is there.
+/// A request that needs dirty data waits for the cache, or fails. Whether the cache returns in
+/// time, late, or under the next daemon: all flushed data is there.
 const DIRTY: &str = r#"
 # puts NAME: 64 KiB from a file to their place, and durably so. gets NAME: what is there.
 puts() { dd if=/tmp/$1 of=$dirty bs=64k seek=512 count=1 oflag=direct conv=fsync 2> /dev/null; }

@@ -1,4 +1,4 @@
-//! What memory is asked for while a device over ublk is served: see `counted-requests`.
+//! Counts memory allocations while a device over ublk is served: see `counted-requests`.
 
 use bcached_front_ublk::Transfer;
 use bcached_tests::failure::Outcome;
@@ -9,7 +9,8 @@ use std::io::{Seek as _, Write as _};
 use std::process::Command;
 
 const PROGRAM: &str = "counted-requests";
-/// Requests of each kind: half as many as on the host, of which each takes an emulated machine some milliseconds.
+/// Requests of each kind: half as many as on the host. Each takes an emulated machine some
+/// milliseconds.
 const COUNT: &str = "1000";
 const DRIVERS: &[&str] = &["drivers/block/ublk_drv"];
 
@@ -33,14 +34,14 @@ echo told:
 cat /tmp/told
 "#;
 
-/// Its data is copied.
+/// ublk copies the request's data.
 #[test]
 fn a_request_of_a_block_device_asks_for_no_memory() -> Outcome {
     let Some(vm) = vm_having(PROGRAM, &["make-bcache"], DRIVERS) else { return Ok(()) };
     counts(vm, Transfer::UserCopy)
 }
 
-/// The kernel lends its memory.
+/// The kernel lends the request's memory to the daemon (zero copy).
 #[test]
 fn nor_does_one_whose_memory_is_lent() -> Outcome {
     let Some(vm) = new_vm_having(PROGRAM, &["make-bcache"], DRIVERS) else { return Ok(()) };
@@ -59,9 +60,10 @@ fn counts(vm: Vm, transfer: Transfer) -> Outcome {
     judge(&told.join("\n"))
 }
 
-/// What was asked for, and by whom, as the guest told it: the program here is the same, and has the names.
+/// Judges the calls that the guest reported. The program on the host is the same build and has the
+/// debug information.
 fn judge(told: &str) -> Outcome {
-    // A file, and no pipe: nobody waits for who reads it.
+    // A file, not a pipe: the write cannot block on the reader.
     let mut calls = tempfile::tempfile()?;
     calls.write_all(told.as_bytes())?;
     calls.rewind()?;

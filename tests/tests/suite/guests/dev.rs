@@ -1,10 +1,11 @@
-//! `export = "dev"` in a guest: by the kernel's NBD client where there is no ublk, by ublk where there is. Over FUSE and a loop device it is tested
-//! on the host (`crates/cli/tests/suite/dev.rs`).
+//! `export = "dev"` in a guest: by the kernel's NBD client where there is no ublk, and by ublk
+//! where there is. Over FUSE and a loop device, it is tested on the host
+//! (`crates/cli/tests/suite/dev.rs`).
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::devices::{DAEMON, run_on, vm_with};
 
-/// Serves the volume on `/dev/vda` and `/dev/vdb`, whose device is `$device` then.
+/// Serves the volume on `/dev/vda` and `/dev/vdb`, whose device is then `$device`.
 const SERVE: &str = "
 # The volume has the blocks of its backing device, which are larger than the cache's.
 bcached make -b 64k --block 512 -C /dev/vda
@@ -30,7 +31,8 @@ test $link -ef $device
 bcached status
 ";
 
-/// A file system, a stop of the volume with pages that nobody has flushed, a SIGKILL under load, and a stop in the middle of use.
+/// A file system, a stop of the volume with unflushed pages, a SIGKILL under load, and a stop while
+/// in use.
 const BY_NBD: &str = "
 queue=/sys/block/${device#/dev/}/queue
 for limit in logical_block_size physical_block_size write_cache fua; do echo $limit $(cat $queue/$limit); done
@@ -112,7 +114,7 @@ fn where_there_is_no_ublk_the_kernels_nbd_client_has_the_device() -> Outcome {
     Ok(())
 }
 
-/// The same device as `ublk` has, and as lasting.
+/// The same device as with `export = "ublk"`, and as persistent.
 #[test]
 fn where_there_is_ublk_the_device_outlives_the_daemon() -> Outcome {
     let Some(vm) = vm_with("bcached", &["drivers/block/nbd", "drivers/block/ublk_drv"]) else {

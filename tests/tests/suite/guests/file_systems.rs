@@ -1,5 +1,5 @@
-//! What people do with a block device, done with volumes over ublk: file systems, `fio`, discards, another size, a cache that is taken away, and a
-//! daemon that is killed in the middle of it.
+//! Typical uses of a block device on volumes over ublk: file systems, `fio`, discards, resizing,
+//! detaching the cache, and killing the daemon in the middle of it.
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::Vm;
@@ -7,7 +7,7 @@ use bcached_tests::vm::devices::{all_is_well, new_vm_having, vm_having};
 
 const UBLK: &str = "drivers/block/ublk_drv";
 
-/// A cache of the configuration, for whose volumes `add NAME BACKING` is.
+/// The configuration of a cache, and `add NAME BACKING`, which adds a volume to it.
 const CACHE: &str = r#"
 bcached make -b 64k -C /dev/vda > /dev/null
 cat > /run/b/config.toml <<end
@@ -32,7 +32,8 @@ fn on_its_volumes(vm: &Vm, disks: &[u64], script: &str) -> Outcome {
     all_is_well(vm, disks, &format!("{CACHE}{script}"))
 }
 
-/// On each volume is a file system, and all of them are written to when the daemon is killed.
+/// There is a file system on each volume, and all of them are being written to when the daemon is
+/// killed.
 #[test]
 fn file_systems_find_their_files_and_themselves_in_order() -> Outcome {
     let tools = ["e2fsck", "mkfs.xfs", "xfs_repair", "mkfs.btrfs", "btrfs"];
@@ -93,7 +94,7 @@ bcached check --backing /dev/vdb --backing /dev/vdc --backing /dev/vdd /dev/vda 
     )
 }
 
-/// `fio` knows each byte that it has written, and which of its times it was.
+/// `fio` can identify each byte that it has written, and the pass in which it was written.
 #[test]
 fn fio_finds_what_it_wrote_while_the_daemon_was_killed_under_it() -> Outcome {
     let Some(vm) = vm_having("bcached", &["fio", "blkdiscard"], &[UBLK]) else { return Ok(()) };
@@ -143,7 +144,7 @@ bcached check --backing /dev/vdb /dev/vda > /dev/null"#,
     )
 }
 
-/// All of it under a mounted file system with a load on it.
+/// All of this happens under a mounted file system with a load on it.
 #[test]
 fn a_mounted_volume_leaves_its_cache_and_comes_to_it_and_grows() -> Outcome {
     let drivers = [UBLK, "drivers/block/loop"];
@@ -217,8 +218,8 @@ bcached check /dev/vda --backing /dev/shm/file > /dev/null"#,
     )
 }
 
-/// Where the kernel can be told (Linux 6.16 and later) the device itself grows, mounted and under load, also one that has been taken over from a
-/// daemon that was killed; and shrinks behind its file system.
+/// Where the kernel supports it (Linux 6.16 and later), the device itself grows, mounted and under
+/// load, even after it was taken over from a killed daemon. It also shrinks after its file system.
 #[test]
 fn a_device_has_another_size_while_it_is_mounted() -> Outcome {
     let drivers = [UBLK];

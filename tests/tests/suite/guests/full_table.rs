@@ -1,5 +1,6 @@
-//! A kernel that has no more devices to give: one sentence that says what to do, and nothing is left behind. (Of ublk there are as many as there are
-//! minor numbers, but for kernels older than these, which count `ublks_max`.)
+//! A kernel that has no more devices available: the daemon logs one sentence that says what to do,
+//! and leaves nothing behind. (For ublk, the limit is the number of minor numbers, except on
+//! kernels older than these, which count `ublks_max`.)
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::devices::{all_is_well, vm_with};

@@ -1,11 +1,13 @@
-//! A machine of 512 MiB writes far more than that through ext4 on a volume of its own daemon's, over ublk, while the disk below stands still for a
-//! while: the kernel then needs the daemon to get memory, and the daemon must not need the kernel's. Nothing hangs, nothing is killed.
+//! A machine of 512 MiB writes far more than that through ext4 to a volume of its own daemon, over
+//! ublk, while the backing disk stalls for a while. The kernel then needs the daemon to get memory,
+//! so the daemon must not need memory from the kernel. Nothing may hang, and nothing may be killed.
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::devices::{DAEMON, Disks, vm_having};
 use std::time::Duration;
 
-/// Set, the machine writes 4 GiB, for ten minutes at least, and the disk stands still for a minute of them.
+/// If this is set, the machine writes 4 GiB, for at least ten minutes, during one of which the disk
+/// stalls.
 const LONG: &str = "BCACHED_LONG";
 
 const JOB: &str = r#"

@@ -1,5 +1,6 @@
-//! A virtual machine whose only disk is a volume over vhost-user: it boots from it, installs files, the daemon is killed under it again and again,
-//! and then the machine is. Booted again it finds every file that it had been told is safe.
+//! A virtual machine whose only disk is a volume over vhost-user. It boots from the volume and
+//! installs files while the daemon is killed again and again; then the machine itself is killed.
+//! After another boot, it must find every file that had been reported safe.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,12 +17,13 @@ use bcached_tests::vm::bootable::{DISK, ext4_is_in_order};
 use bcached_tests::vm::devices::vm_having;
 
 const LIMIT: Duration = Duration::from_secs(150);
-/// The daemon is killed when so many files are safe, while the next one is written.
+/// The daemon is killed when this many files are safe, while the next one is being written.
 const KILLS_AFTER: [usize; 5] = [2, 6, 11, 17, 24];
-/// The machine is killed then.
+/// The line at which the machine is killed.
 const LAST: &str = "file 28 is next";
 
-/// What the machine does at each boot: it says what it finds, and installs files as a package manager does. Boots after the first one end.
+/// What the machine does at each boot: it reports the files it finds, and installs files in the way
+/// of a package manager. Boots after the first one run to their end.
 const SCRIPT: &str = r#"
 mkdir /mnt
 mount -t ext4 -o errors=panic /dev/vda2 /mnt
@@ -80,7 +82,7 @@ impl<'a> Daemon<'a> {
         Ok(())
     }
 
-    /// What `qemu-img` copies from one place to the other.
+    /// Copies with `qemu-img` from one place to the other.
     fn copy(&self, from: &str, to: &str) -> Outcome {
         let mut copy = Command::new("qemu-img");
         copy.args(["convert", "-f", "raw", "-O", "raw"]).args(to.starts_with("nbd").then_some("-n"));
@@ -107,7 +109,7 @@ impl Drop for Daemon<'_> {
     }
 }
 
-/// Waits until it is ready.
+/// Starts the daemon and waits until it is ready.
 fn start(program: &Path, directory: &Path) -> Outcome<Child> {
     let log = File::options().create(true).append(true).open(directory.join("log"))?;
     let mut command = Command::new(program);
@@ -127,7 +129,7 @@ fn start(program: &Path, directory: &Path) -> Outcome<Child> {
     }
 }
 
-/// Files and their sums, of lines that begin so.
+/// Returns the files and their checksums from the lines that start with `begin`.
 fn files(lines: &[String], begin: &str) -> BTreeMap<String, String> {
     let words = lines.iter().filter_map(|line| line.strip_prefix(begin)?.trim().split_once(' '));
     words.map(|(name, sum)| (name.to_owned(), sum.to_owned())).collect()
@@ -160,7 +162,7 @@ fn a_machine_that_boots_from_a_volume_finds_what_was_safe() -> Outcome {
     assert!(safe.len() > KILLS_AFTER[4], "{first}");
     assert!(!first.output.iter().any(|line| line.starts_with("found ")), "{first}");
 
-    // The daemon with it: who boots the machine again begins with what is on the devices.
+    // The daemon is killed with it: the next boot begins with what is on the devices.
     daemon.kill_and_restart()?;
     job.crash_at = None;
     let second = vm.boot(&socket, &job, &mut |_| {}).with_context_of(&daemon)?;
@@ -174,7 +176,7 @@ fn a_machine_that_boots_from_a_volume_finds_what_was_safe() -> Outcome {
     Ok(())
 }
 
-/// What the daemon said belongs to a failure of its guest.
+/// Adds the daemon's log to a failure of its guest.
 trait Said<T> {
     fn with_context_of(self, daemon: &Daemon<'_>) -> Outcome<T>;
 }

@@ -1,4 +1,5 @@
-//! Tests in qemu with kernels of Debian's. One program, so that as many guests run at a time as there are processors: each wants one.
+//! Tests in qemu with Debian's kernels. They form one program, so that as many guests run at a time
+//! as there are processors: each guest needs one.
 
 mod blocks;
 mod cache_pulled;

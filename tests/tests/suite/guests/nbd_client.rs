@@ -1,5 +1,6 @@
-//! The guide's way to a block device without ublk: `nbd-client` and the kernel's NBD client, in a guest, over the daemon's socket. A file system,
-//! `fio`, several connections, a take-over under load, a SIGKILL, and coming again each time.
+//! The guide's method for a block device without ublk, in a guest: `nbd-client` and the kernel's
+//! NBD client, over the daemon's socket. Covers a file system, `fio`, several connections, a
+//! hand-over under load, a SIGKILL, and reconnecting each time.
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::devices::{DAEMON, run_on, vm_having};

@@ -1,4 +1,5 @@
-//! `number = N` beside the kernel's bcache, which is loaded in each guest: `/dev/bcacheN` is ours while it is not, and its devices have their names.
+//! `number = N` beside the kernel's bcache, which is loaded in each guest. `/dev/bcacheN` is ours
+//! only while the module is not loaded; otherwise, the kernel's devices have those names.
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::devices::{DAEMON, run_on, vm_with};

@@ -1,11 +1,13 @@
-//! Volumes as block devices of a real kernel: the front end for ublk, on a file, in a guest.
+//! Volumes as block devices of a real kernel, in a guest: the ublk front end on a file, and the
+//! daemon.
 
 use bcached_front_ublk::Transfer;
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::Vm;
 use bcached_tests::vm::devices::{self, DAEMON, run_on};
 
-/// Serves `/dev/vda` as a device; what it says goes to `/tmp/said`, what is written to descriptor 3 it obeys.
+/// Shell functions that serve `/dev/vda` as a device. The server's output goes to `/tmp/said`, and
+/// it obeys what is written to descriptor 3.
 const SERVE: &str = r#"
 mkfifo /tmp/told
 serve() {
@@ -20,8 +22,8 @@ serve() {
 }
 "#;
 
-/// A guest with a kernel that can only copy data of requests, or with one that registers their memory with the ring: that has two processors, and
-/// so a device two queues.
+/// Returns a guest whose kernel can only copy the data of requests, or one whose kernel registers
+/// their memory with the ring. The latter has two processors, so a device has two queues.
 fn vm_with(transfer: Transfer, program: &str) -> Option<Vm> {
     let drivers = ["drivers/block/ublk_drv"];
     match transfer {
@@ -107,7 +109,8 @@ echo all is well",
     Ok(())
 }
 
-/// The server is killed under load, again and again: its I/O waits for the next one, and nobody above hears of an error.
+/// The server is killed under load, again and again. Its I/O waits for the next server, and nothing
+/// above sees an error.
 fn outlives_its_server(transfer: Transfer) -> Outcome {
     let Some(vm) = vm_with(transfer, "ublk-file") else { return Ok(()) };
     let said = run(
@@ -167,8 +170,8 @@ echo all is well",
     Ok(())
 }
 
-/// The daemon with a volume as a block device: what is written goes on when it is killed, a stop leaves the device to the next start if
-/// it is in use, and takes it away if it is not.
+/// The daemon with a volume as a block device. Writes continue when it is killed. A stop leaves the
+/// device to the next start if it is in use, and removes it if it is not.
 const OUTLIVES: &str = r#"
 bcached make --writeback -b 64k -C /dev/vda -B /dev/vdb
 options='--cache /dev/vda --backing /dev/vdb --export ublk --stop-timeout 1s' patience=60

@@ -1,5 +1,7 @@
-//! Volumes over ublk that go from one engine to another while `fio` writes to them, in a guest whose kernel registers the memory of requests with a
-//! ring: the queue of a device stays on the ring of the engine that it began with, and numbers of memory there mean something else to the other one.
+//! Volumes over ublk move from one engine to another while `fio` writes to them, in a guest whose
+//! kernel registers the memory of requests with a ring. The queue of a device stays on the ring of
+//! the engine where it began, and its buffer indices mean other memory on the ring of the other
+//! engine.
 
 use bcached_tests::failure::Outcome;
 use bcached_tests::vm::devices::{all_is_well, new_vm_having};

@@ -1,6 +1,7 @@
-//! Another process takes over volumes over ublk, in a guest, while `fio` writes to one and a file system lies on the other; either process may be
-//! killed in the middle of it. Nobody above sees an error, and the devices stay the same. Nor does anybody where a disk stands still: then
-//! nobody takes over.
+//! Hand-over of volumes over ublk to another process, in a guest, while `fio` writes to one volume
+//! and a file system is on the other. Either process may be killed in the middle of it. Nothing
+//! above sees an error, and the devices stay the same. While a disk stalls, no process takes over,
+//! and again nothing above sees an error.
 
 use bcached_tests::failure::{Failure, Outcome};
 use bcached_tests::vm::Vm;
@@ -8,7 +9,7 @@ use bcached_tests::vm::devices::{all_is_well, new_vm_having, vm_having};
 
 const DRIVERS: &[&str] = &["drivers/block/ublk_drv"];
 
-/// Both are under load from here on.
+/// Both volumes are under load from here on.
 const BEGINS: &str = r#"
 two_volumes raw files
 serve
@@ -36,7 +37,7 @@ taken_over() {
 go_on
 "#;
 
-/// Either process is killed at some moments of a take-over.
+/// Either process is killed at some moments of a hand-over.
 const KILLED_AT_MOMENTS: &str = r#"
 for round in 1 2; do taken_over; done
 # killed_at DELAY WHOM: a take-over in which one of both is killed after that. It goes on, by the other one, or by the next start if the new one was
@@ -73,7 +74,7 @@ for seconds in 0.1 0.6 1.2; do
 done
 "#;
 
-/// Over and over. A process ends at some moment of what comes to two devices.
+/// Many repetitions. A process ends at a random moment of the commands that arrive for two devices.
 const OVER_AND_OVER: &str = r"
 for round in 1 2 3 4 5 6 7 8; do
 	taken_over
@@ -82,7 +83,7 @@ for round in 1 2 3 4 5 6 7 8; do
 done
 ";
 
-/// All that was written is there.
+/// Everything that was written must be there.
 const ENDS: &str = r#"
 : > /tmp/enough
 ends $writer; ends $filer
@@ -96,7 +97,7 @@ wait_for 60 test ! -d /proc/$server
 test -z "$(ls /sys/class/ublk-char)"
 bcached check --backing /dev/vdb --backing /dev/vdc /dev/vda > /dev/null"#;
 
-/// One of two disks stands still before another process is to take over.
+/// One of two disks stalls before another process is to take over.
 const STANDS_STILL: &str = r#"
 two_volumes quick slow
 over_slow /dev/vdc
@@ -154,8 +155,9 @@ fn whoever_takes_over_and_whoever_is_killed_nobody_above_sees_an_error() -> Outc
     passes(vm, 1, KILLED_AT_MOMENTS)
 }
 
-/// The kernel has used memory that it had freed, and stumbled over it. An error that a file system above had to bear, which ends the guest too
-/// (`errors=panic`), is ours.
+/// Returns whether the failure is the kernel's own: it used memory that it had freed, and crashed
+/// on it. An error that reached a file system above is ours; it also ends the guest
+/// (`errors=panic`).
 fn is_the_kernels_own(why: &Failure) -> bool {
     const STUMBLES: [&str; 5] =
         ["refcount_t: ", "BUG: ", "Oops: ", "general protection fault", "io_ring_exit_work"];
@@ -163,9 +165,10 @@ fn is_the_kernels_own(why: &Failure) -> bool {
         && !["EXT4-fs error", "I/O error", "panic forced after error"].iter().any(|words| why.mentions(words))
 }
 
-/// Decision 0020. With the commands of both devices on one ring this kernel broke within some take-overs, twenty at most. It may break still, at one
-/// of some hundred ends: on a busy host a processor of a guest may stand still in the microseconds that are left. It does not do so time after
-/// time.
+/// Tests decision 0020. With the commands of both devices on one ring, this kernel crashed within a
+/// few hand-overs, twenty at most. It may still crash, about once in some hundred ends: on a busy
+/// host, a processor of a guest may stall in the microseconds that are left. It does not crash
+/// every time.
 #[test]
 fn a_kernel_that_may_end_commands_twice_bears_it_over_and_over() -> Outcome {
     const ATTEMPTS: u32 = 3;

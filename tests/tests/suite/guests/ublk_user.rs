@@ -1,6 +1,7 @@
-//! Block devices by a daemon that is not root's. Without `CAP_SYS_ADMIN` it makes none and says what to use instead, also where everybody may open
-//! `/dev/ublk-control` (docs/decisions/0021-no-devices-without-privileges.md). With that capability alone it makes those that outlive it, if the
-//! character device is given to its user.
+//! Block devices served by a daemon that does not run as root. Without `CAP_SYS_ADMIN`, the daemon
+//! makes none and reports what to use instead, even where every user may open `/dev/ublk-control`
+//! (docs/decisions/0021-no-devices-without-privileges.md). With that capability alone, it makes
+//! devices that outlive it, provided that its user is given access to the character device.
 
 use bcached_front_ublk::Transfer;
 use bcached_tests::failure::Outcome;
@@ -8,7 +9,8 @@ use bcached_tests::requires;
 use bcached_tests::vm::Vm;
 use bcached_tests::vm::devices::{all_is_well, new_vm_having, vm_having};
 
-/// A user 1000 with a set of its own in files; `$as` runs something as that user, without capabilities.
+/// A user 1000 with a set of its own in files. `$as` runs a command as that user; with `$none`,
+/// without capabilities.
 const USER: &str = r#"
 mkdir -p /home/user
 chmod 755 /home; chmod 1777 /tmp; chmod 666 /dev/null
@@ -48,7 +50,7 @@ wait_for $patience grep -q '^ready' /tmp/out || { cat /tmp/log; exit 1; }
 kill -TERM $server; wait $server
 "#;
 
-/// Somebody gives it the node, and is late.
+/// Gives the user the device node, after a delay.
 const GIVES_LATE: &str = r#"
 gives() {
 	( while true; do
@@ -58,7 +60,7 @@ gives() {
 }
 "#;
 
-/// udev does, by the rules of the guide.
+/// udev gives the user the device node, by the rules of the guide.
 const UDEV_GIVES: &str = r#"
 gives() {
 	chown 0:0 /dev/ublk-control; chmod 600 /dev/ublk-control

@@ -1,5 +1,6 @@
-//! A guest with udev, the rules of bcache-tools, the kernel's bcache and our rule: whenever the daemon is killed, and after a boot before it is
-//! there, the kernel takes none of our devices. That udev works at all, a set of the kernel's own shows, which it takes each time.
+//! A guest with udev, the rules of bcache-tools, the kernel's bcache and our rule. The kernel must
+//! take none of our devices, whenever the daemon is killed, and after a boot before the daemon
+//! runs. A set of the kernel's own, which it takes each time, shows that udev works.
 
 use bcached_tests::failure::{Context as _, Outcome};
 use bcached_tests::requires;
@@ -7,7 +8,7 @@ use bcached_tests::vm::Vm;
 use bcached_tests::vm::devices::{DAEMON, Disks, vm_having};
 use std::path::{Path, PathBuf};
 
-/// Those of the rules that Debian installs that are about disks, by their file names.
+/// The rules about disks that Debian installs, by file name.
 const RULES: [&str; 5] = [
     "50-udev-default.rules",
     "60-block.rules",
@@ -15,10 +16,11 @@ const RULES: [&str; 5] = [
     "69-bcache.rules",
     "80-drivers.rules",
 ];
-/// What they run.
+/// The helper programs that these rules run.
 const HELPERS: [&str; 3] = ["probe-bcache", "bcache-register", "bcache-keep-symlinks"];
 
-/// Volume `media` on `/dev/vda` and `/dev/vdb`; the kernel has `/dev/vdc` and `/dev/vdd`. `/dev/vde` keeps the list over a boot.
+/// Volume `media` is on `/dev/vda` and `/dev/vdb`; the kernel's set is on `/dev/vdc` and
+/// `/dev/vdd`. `/dev/vde` keeps the list of owned devices across a boot.
 const COMMON: &str = r#"
 options=
 mkdir -p /etc/bcached /etc/udev/rules.d /run/udev
@@ -118,7 +120,8 @@ test ! -e /dev/bcache/by-uuid/$uuid && test ! -L /dev/bcache/by-label/media
 echo "and again"
 "#;
 
-/// The guest, with all of it where Debian has it; a missing file makes the test count as skipped.
+/// Returns the guest, with all files where Debian installs them. A missing file makes the test
+/// count as skipped.
 fn vm_with_udev() -> Option<Vm> {
     let vm = vm_having("bcached", &["udevadm"], &["drivers/block/ublk_drv"])?;
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/udev/68-bcached.rules");

@@ -1,4 +1,5 @@
-//! The shorter set on kernel 6.12: both directions, clean and crashed, and a turn there and back.
+//! A shorter selection of tests on kernel 6.12: both directions, clean and crashed, and a turn
+//! there and back.
 
 use bcached_check::Options;
 use bcached_tests::failure::{Context as _, Outcome};

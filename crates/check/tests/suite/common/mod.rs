@@ -1,7 +1,9 @@
-//! Images built by hand from the format's seal functions: a small set with one leaf, or a root with two leaves.
+//! Images built by hand with the format's seal functions: a small set with one leaf, or with a root
+//! and two leaves.
 //!
 //! ```text
-//! bucket   0-1 superblock   2-9 journal   20 priorities   30 uuids   40 root   41, 42 leaves   100.. data
+//! bucket   0-1 superblock   2-9 journal   20 priorities   30 uuids   40 root   41, 42 leaves
+//!          100.. data
 //! ```
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails where it cannot go on")]
@@ -25,14 +27,14 @@ pub const DATA_OFFSET: u64 = 16;
 /// An entry of the journal.
 pub type Entry = (JsetHeader, Vec<Key>);
 
-/// An image under construction; `finish` writes what stands in the fields.
+/// An image under construction; `finish` writes what is in the fields.
 pub struct Image {
     pub superblock: CacheSuperblock,
     pub generations: Vec<u8>,
     pub prios: Vec<u16>,
     pub slots: Vec<UuidSlot>,
     pub header: JsetHeader,
-    /// Journal entries: index of the bucket, then the entries in it.
+    /// Journal buckets: the index of the bucket, and the entries in it.
     pub journal: Vec<(u64, Vec<Entry>)>,
     pub prio_next: u64,
     bytes: Vec<u8>,
@@ -42,7 +44,7 @@ pub fn pointer(bucket: u64, within: u64, generation: u8) -> Pointer {
     Pointer::new(DeviceIndex(0), bucket * BUCKET_SECTORS + within, Gen(generation))
 }
 
-/// A dirty extent of volume 0 whose data starts a bucket.
+/// Returns a dirty extent of volume 0 whose data is at the start of a bucket.
 pub fn dirty(start: u64, end: u64, bucket: u64) -> Key {
     let size = u16::try_from(end - start).unwrap();
     Key { inode: Inode(0), size, dirty: true, end, pointers: Pointers::one(pointer(bucket, 0, 0)) }
@@ -52,7 +54,7 @@ pub fn clean(start: u64, end: u64, bucket: u64) -> Key {
     Key { dirty: false, ..dirty(start, end, bucket) }
 }
 
-/// A key that names a node of one bucket.
+/// Returns a key that names a node of one bucket.
 pub fn node_key(bucket: u64, position: Position) -> Key {
     Key {
         inode: position.inode,
@@ -64,7 +66,8 @@ pub fn node_key(bucket: u64, position: Position) -> Key {
 }
 
 impl Image {
-    /// A set with one backing device in slot 0 and a flash-only volume of 4096 sectors in slot 1; no content yet.
+    /// Creates a set with one backing device in slot 0, a flash-only volume of 4096 sectors in slot
+    /// 1, and no content.
     pub fn new() -> Self {
         let mut superblock = CacheSuperblock::format(CacheFormat {
             uuid: Uuid([1; 16]),
@@ -103,14 +106,14 @@ impl Image {
         }
     }
 
-    /// A set whose root is one leaf with these sets.
+    /// Creates a set whose root is one leaf with these sets.
     pub fn with_leaf(sets: &[&[Key]]) -> Self {
         let mut image = Self::new();
         image.node(ROOT_BUCKET, sets);
         image
     }
 
-    /// A set of two levels: leaves in buckets 41 (up to 0:1000) and 42.
+    /// Creates a tree of two levels, with leaves in buckets 41 (up to 0:1000) and 42.
     pub fn with_tree(left: &[&[Key]], right: &[&[Key]]) -> Self {
         let mut image = Self::new();
         let children = [node_key(41, Position::new(Inode(0), 1000)), node_key(42, Position::MAX)];
@@ -132,7 +135,7 @@ impl Image {
         Geometry::of(&self.superblock)
     }
 
-    /// Journal entries `seqs`, all of the newest state, in the bucket with this index.
+    /// Returns journal entries `seqs` with the current header, in the bucket with this index.
     pub fn entries(&self, index: u64, seqs: &[(u64, u64, &[Key])]) -> (u64, Vec<Entry>) {
         let entry = |(seq, last_seq, keys): &(u64, u64, &[Key])| {
             (JsetHeader { seq: *seq, last_seq: *last_seq, ..self.header }, keys.to_vec())
@@ -159,7 +162,8 @@ impl Image {
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Seals the table of volumes as it is now, as bcached does, and has the journal's entries say so.
+    /// Seals the uuid table in its current state, as bcached does, and records the seal in the
+    /// journal's entries.
     pub fn seal_table(&mut self) {
         let edition = 77;
         for (number, slot) in (0..).zip(&mut self.slots) {
@@ -175,7 +179,7 @@ impl Image {
         }
     }
 
-    /// The image's bytes.
+    /// Returns the image's bytes.
     pub fn finish(mut self) -> Vec<u8> {
         let geometry = self.geometry();
         let seal = self.superblock.seal();
@@ -203,12 +207,12 @@ impl Image {
     }
 }
 
-/// A backing device of 2 MiB in the slot 0 of [`Image`], its data all `fill`.
+/// Creates a backing device of 2 MiB for slot 0 of [`Image`], with all data bytes set to `fill`.
 pub fn backing(state: BackingState, fill: u8) -> Vec<u8> {
     backing_of(state, fill, None)
 }
 
-/// The same, with what bcached has noted on it of its attachment.
+/// Creates the same device, with the attachment that bcached recorded on it.
 pub fn backing_of(state: BackingState, fill: u8, attachment: Option<Attachment>) -> Vec<u8> {
     let sectors = 4096;
     let mut superblock = BackingSuperblock::format(BackingFormat {

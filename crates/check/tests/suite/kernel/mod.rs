@@ -1,7 +1,9 @@
-//! Images that the bcache of a real kernel leaves behind: Linux 6.1 in User-Mode Linux, booted from the test.
+//! Creates images with the bcache of a real kernel: Linux 6.1 in User-Mode Linux, booted from the
+//! test.
 //!
-//! The guest's root is the host's file system, read-only; a temporary directory is mounted writable, into which the
-//! guest copies what its volumes contain. It ends by a clean stop, or by a panic that nothing is written after.
+//! The guest's root is the host's file system, mounted read-only. A temporary directory is mounted
+//! writable; the guest copies the content of its volumes there. The guest ends with a clean stop,
+//! or with a panic after which nothing is written.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -33,7 +35,7 @@ pub struct Images {
     pub volumes: [Vec<u8>; 2],
 }
 
-/// Why no guest can run here, if so.
+/// Returns why no guest can run here, if that is so.
 pub fn missing() -> Option<String> {
     for program in ["linux.uml", "gcc", "busybox", "make-bcache"] {
         if find(program).is_none() {
@@ -43,7 +45,8 @@ pub fn missing() -> Option<String> {
     fs::read_dir(MODULES).err().map(|error| format!("{MODULES}: {error}"))
 }
 
-/// Formats, boots, works on the set, stops. Sizes are words of make-bcache, and MiB of the cache device.
+/// Formats, boots, works on the set, and stops. `bucket` and `block` are sizes as make-bcache takes
+/// them.
 pub fn make(bucket: &str, block: &str, cache_mib: u64, end: End) -> Images {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
@@ -58,7 +61,8 @@ pub fn make(bucket: &str, block: &str, cache_mib: u64, end: End) -> Images {
     Images { cache: read("cache"), backing: read("backing"), volumes: [read("volume0"), read("volume1")] }
 }
 
-/// Writes of all kinds, with flushes between, so that leaves have several sets and the journal holds keys.
+/// Writes of all kinds, with flushes in between, so that leaves have several sets and the journal
+/// holds keys.
 const JOB: &str = r#"
 set -e
 for device in ubda ubdb; do echo /dev/$device > /sys/fs/bcache/register; done
@@ -131,7 +135,7 @@ fn boot(directory: &Path, end: End) {
     assert!(ended && done, "the guest ended: {ended}, its job succeeded: {done}, it said: {log}");
 }
 
-/// Whether the guest ended by itself.
+/// Waits for the guest; returns whether it ended by itself.
 fn wait(mut guest: Child) -> bool {
     let start = Instant::now();
     while guest.try_wait().unwrap().is_none() {
@@ -145,7 +149,8 @@ fn wait(mut guest: Child) -> bool {
     true
 }
 
-/// A killed guest leaves the processes behind that ran its user space; they carry its arguments.
+/// Kills the processes that a killed guest leaves behind. They ran its user space, and carry its
+/// arguments.
 fn kill_rest(argument: &str) {
     for process in fs::read_dir("/proc").unwrap().flatten() {
         let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();

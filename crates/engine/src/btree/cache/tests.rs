@@ -16,7 +16,7 @@ fn pointer(bucket: u64) -> Pointer {
     Pointer::new(DeviceIndex(0), bucket * 16, Gen(0))
 }
 
-/// An empty leaf whose first set is written.
+/// Returns an empty leaf whose first bset is written.
 fn leaf(bucket: u64) -> Node {
     let Position { inode, offset } = Position::MAX;
     let own = Key { inode, size: 16, dirty: false, end: offset, pointers: Pointers::one(pointer(bucket)) };
@@ -36,7 +36,8 @@ fn enter(cache: &mut NodeCache, bucket: u64) -> usize {
     slot
 }
 
-/// A clean node is given up for another; one that is pinned, in the place of another, being written or not written is not.
+/// A clean node is evicted to make room for another. A node that is pinned, replacing another,
+/// being written or unwritten is not.
 #[test]
 fn only_what_nobody_needs_is_evicted() {
     let mut cache = cache(NODE_BYTES + 4096);
@@ -85,7 +86,8 @@ fn remembered(cache: &NodeCache, slot: usize) -> Leaf {
     cache.remember(slot, cache.get(slot).node().place_of(Position::ZERO))
 }
 
-/// Who comes back to a leaf finds it, until a node comes or goes: another may have its place then.
+/// A remembered leaf is found again until a node is added or removed: its slot may then hold
+/// another node.
 #[test]
 fn a_leaf_is_found_again_while_no_node_comes_or_goes() {
     let mut cache = cache(4 * NODE_BYTES);
@@ -107,7 +109,8 @@ fn a_leaf_is_found_again_while_no_node_comes_or_goes() {
     assert_eq!(cache.again(leaf), None);
 }
 
-/// What is used again and again stays, whatever else comes and goes.
+/// A node that is used again and again stays in memory, whatever other nodes are loaded and
+/// evicted.
 #[test]
 fn what_is_used_stays() {
     let mut cache = cache(2 * NODE_BYTES);

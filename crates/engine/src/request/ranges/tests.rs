@@ -48,7 +48,7 @@ fn cleanings_and_writes_to_the_backing_device_exclude_each_other() {
     assert_eq!(ranges.begin_clean(0, 51), None);
 }
 
-/// Places are used again; who comes with a claim that was released finds nobody else there.
+/// Slots are reused; a claim that was released does not find the next entry in its slot.
 #[test]
 fn a_claim_that_was_released_is_not_taken_for_the_next_one_in_its_place() {
     let mut ranges = Ranges::default();
@@ -67,7 +67,7 @@ fn a_claim_that_was_released_is_not_taken_for_the_next_one_in_its_place() {
     assert_eq!(ranges.claims_at(0), Claims::default());
 }
 
-/// In whatever order those end that begin at one sector.
+/// Entries that begin at the same sector can be released in any order.
 #[test]
 fn of_those_that_begin_together_each_ends_by_itself() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
@@ -132,7 +132,8 @@ fn a_long_claim_is_found_from_its_far_end() {
     assert!(ranges.backing_is_free(0, 2_000_000));
 }
 
-/// What is looked at for one sector does not grow with what is claimed elsewhere, however long one of the claims is.
+/// The cost of a lookup for one sector does not grow with claims elsewhere, however long one of
+/// them is.
 #[test]
 fn one_long_claim_makes_no_lookup_long() {
     let mut ranges = Ranges::default();
@@ -151,7 +152,8 @@ fn one_long_claim_makes_no_lookup_long() {
     assert!(!ranges.has_writes());
 }
 
-/// Claims of all lengths, put and taken: what overlaps is what a look at each of them says.
+/// With claims of all lengths entered and released, a lookup finds the same overlaps as a check of
+/// each claim.
 #[test]
 fn what_overlaps_is_found_whatever_its_length() {
     let mut rng = bcached_env::rng::Rng::new(7);
@@ -173,7 +175,7 @@ fn what_overlaps_is_found_whatever_its_length() {
     }
 }
 
-/// The same of cleanings.
+/// The same holds for cleanings.
 #[test]
 fn what_is_being_written_back_is_found_whatever_its_length() {
     let mut rng = bcached_env::rng::Rng::new(8);

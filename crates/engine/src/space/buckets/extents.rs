@@ -1,12 +1,13 @@
-//! What lies in buckets: extents that come and go, and pins of what is under way there.
+//! Contents of buckets: extents that are added and removed, and pins for operations in flight.
 
 use super::slots::place_slot;
 use super::{Buckets, CHECKED};
 use bcached_format::Pointer;
 
 impl Buckets {
-    /// A live extent of `sectors` now points into the bucket of `pointer`. Stale pointers count for nothing. False: the
-    /// bucket has not so many sectors, so another key points to the same ones; nothing has changed.
+    /// Counts a live extent of `sectors` that now points into the bucket of `pointer`. Stale
+    /// pointers are not counted. Returns false if the bucket has too few sectors, so that another
+    /// key points to the same ones; nothing has changed then.
     #[must_use]
     pub fn add(&mut self, pointer: Pointer, sectors: u32, dirty: bool) -> bool {
         if self.is_stale(pointer) {
@@ -26,8 +27,9 @@ impl Buckets {
         true
     }
 
-    /// A live extent is gone from the bucket; `sectors` of it had been counted. `sequence`: the journal entry that records it;
-    /// if it was dirty, the bucket waits for that entry.
+    /// Removes a live extent from the bucket; `sectors` of it had been counted. `sequence`: the
+    /// journal entry that records the removal. If the extent was dirty, the bucket is not reused
+    /// before that entry is durable.
     pub fn remove(&mut self, pointer: Pointer, sectors: u32, dirty: bool, sequence: u64) {
         if self.is_stale(pointer) {
             return;
@@ -48,7 +50,7 @@ impl Buckets {
         self.settle(place, was_available);
     }
 
-    /// I/O towards the bucket begins, or a key for it is on its way into the tree: it must not be reused.
+    /// Pins the bucket against reuse: I/O to it begins, or a key for it is about to enter the tree.
     pub fn pin(&mut self, pointer: Pointer) {
         let place = self.place_of(pointer).expect(CHECKED);
         self.pin_at(place);
@@ -63,7 +65,7 @@ impl Buckets {
         }
     }
 
-    /// What lies there is about to be read, or written: it must not be reused, and has been used now.
+    /// Pins the bucket because its data is about to be read or written, and marks it as used now.
     #[inline]
     pub fn begin(&mut self, pointer: Pointer) {
         let place = self.place_of(pointer).expect(CHECKED);
@@ -72,7 +74,7 @@ impl Buckets {
         self.victims.touch(place_slot(place));
     }
 
-    /// The end of what [`Buckets::pin`] began.
+    /// Ends what [`Buckets::pin`] began.
     pub fn unpin(&mut self, pointer: Pointer) {
         let place = self.place_of(pointer).expect(CHECKED);
         let bucket = &mut self.table[place];

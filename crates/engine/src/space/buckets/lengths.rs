@@ -1,10 +1,14 @@
-//! How much of each node is durable. It is stored with the generations ([`prio_of_node`]), so that the next start tells a node that lost the
-//! last write to it from one that never had it: nothing in the node says so, and what it says without it is old. Who stopped in good
-//! order has stored all of it; after a crash it is what was stored last, and a node may well be longer.
+//! The durable length of each node. It is stored with the generations ([`prio_of_node`]). With it,
+//! the next start can tell a node that lost the last write to it from one that never had that
+//! write. The node itself cannot say so: without the write, it is a valid older node. After an
+//! orderly stop all lengths have been stored. After a crash the stored ones may be outdated, and a
+//! node may well be longer.
 //!
-//! It is of one life of the bucket: whoever changes its generation or its usage voids it. What is stored changes later, so a bucket
-//! comes to its next life with another generation than what is stored has: the search for victims sees to that, and the reserve's
-//! use, which store it first, and a start for what it takes as it is ([`Buckets::end_node`]).
+//! A length is valid for one life of the bucket: a change of generation or usage voids it in
+//! memory. The stored value changes later. So a bucket must begin its next life with a generation
+//! that differs from the stored one. The search for victims and the use of the reserve ensure that,
+//! because they store the generation first. A start ensures it for the buckets that it takes as
+//! they are ([`Buckets::end_node`]).
 //!
 //! [`prio_of_node`]: bcached_format::prio::prio_of_node
 
@@ -12,7 +16,7 @@ use super::{Buckets, slot};
 use bcached_format::{BucketId, Pointer};
 
 impl Buckets {
-    /// So many blocks of the node in bucket `id` are durable.
+    /// Records that so many blocks of the node in bucket `id` are durable.
     pub fn node_reaches(&mut self, id: BucketId, blocks: u32) {
         let bucket = &mut self.table[slot(id) as usize];
         let blocks = u16::try_from(blocks).unwrap_or(u16::MAX);
@@ -22,7 +26,7 @@ impl Buckets {
         }
     }
 
-    /// So many blocks of the node that `pointer` leads to were found on the device.
+    /// Records that so many blocks of the node that `pointer` leads to were found on the device.
     pub fn node_found(&mut self, pointer: Pointer, blocks: u32) {
         let id = self.of(pointer).filter(|id| self.generation(*id) == pointer.generation());
         if let Some(id) = id {
@@ -30,7 +34,7 @@ impl Buckets {
         }
     }
 
-    /// How many blocks of the node that `pointer` leads to are durable, at the least.
+    /// Returns how many blocks of the node that `pointer` leads to are durable, at least.
     #[must_use]
     pub fn durable_blocks(&self, pointer: Pointer) -> u32 {
         let bucket = self.place_of(pointer).map(|place| &self.table[place]);
@@ -38,9 +42,11 @@ impl Buckets {
         bucket.map_or(0, |bucket| u32::from(bucket.length()))
     }
 
-    /// Ends the life of a bucket that nothing leads to, if it held a node when the priorities were stored last: a root that had been
-    /// replaced since, or a node whose parent was written anew. A start may use the bucket before it stores them again, and the next
-    /// one would miss in its node the blocks of the former. The generation is as if it had been freed by a key.
+    /// Ends the life of a bucket that nothing leads to, if it held a node when the priorities were
+    /// last stored: a root that has since been replaced, or a node whose parent was rewritten.
+    /// Otherwise a start could use the bucket before it stores them again, and the next start would
+    /// miss the blocks of the former node in the new one. The generation becomes the one that a
+    /// freeing key would have given it.
     pub(super) fn end_node(&mut self, id: BucketId) {
         let bucket = &mut self.table[slot(id) as usize];
         if bucket.length() == 0 || bucket.live > 0 || bucket.pins > 0 {
@@ -52,13 +58,14 @@ impl Buckets {
         self.note_oldest(id, former);
     }
 
-    /// Nodes are longer than has been stored.
+    /// Returns whether nodes are longer than the stored lengths say.
     #[must_use]
     pub const fn has_longer_nodes(&self) -> bool {
         self.has_longer_nodes
     }
 
-    /// What is known from here on has not been stored, what was known before will have been.
+    /// Begins storing the lengths: those known so far will be stored, those recorded from now on
+    /// are not.
     pub const fn begin_storing_lengths(&mut self) {
         self.has_longer_nodes = false;
     }
@@ -71,8 +78,9 @@ mod tests {
     use bcached_format::prio::prio_of_node;
     use bcached_format::{DeviceIndex, Gen};
 
-    /// What was stored says that there were long nodes in all of them. Nothing leads to the first any more, data lies in the second since, a key
-    /// that is to be replayed points to the third, and the last is a node still.
+    /// The stored priorities claim long nodes in all four buckets. Nothing leads to the first any
+    /// more, the second now holds data, a key to be replayed points to the third, and the last is
+    /// still a node.
     #[test]
     fn what_was_a_node_when_it_was_stored_comes_back_with_another_generation() {
         let mut buckets = Buckets::new(DeviceIndex(0), 8, 0, (0..4).map(|_| (Gen(7), prio_of_node(2))))

@@ -1,11 +1,13 @@
-//! The table of buckets: generation, age, exact live and dirty sectors, pins (counts, not mark-and-sweep).
+//! The table of buckets: generation, age, exact live and dirty sectors, pins (counts, not
+//! mark-and-sweep).
 //!
-//! Invariants, kept where they change:
-//! 1. `dirty <= live <= bucket_sectors`, both counting only pointers that are not stale. Keys that would break it come
-//!    from bytes only, and are refused while a set is being opened.
-//!    What lies behind the frontier of a walk is not counted yet (`btree::frontier`).
-//! 2. A bucket is on the victim lists exactly when its usage is `Data` and nothing in it is dirty.
-//! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors; `by_usage` all, by usage.
+//! Invariants, kept at every change:
+//! 1. `dirty <= live <= bucket_sectors`, both counting only pointers that are not stale. Keys that
+//!    would break it can only come from the device, and are refused while a set is being opened.
+//!    What lies behind the frontier of a walk is not counted yet (`btree::walk_frontier`).
+//! 2. A bucket is on the victim lists exactly when its usage is `Data` and it holds no dirty data.
+//! 3. `available` counts the buckets that are free, pending, or `Data` without dirty sectors.
+//!    `by_usage` counts all buckets, by usage.
 
 mod extents;
 mod lengths;
@@ -31,24 +33,25 @@ use bcached_format::prio::{self, PRIO_FRESH};
 use bcached_format::{BucketId, DeviceIndex, Gen, Pointer, Replacement};
 use slots::{Pulling, Slot, place_slot};
 
-/// A bucket is not invalidated when its generation is this far ahead of the oldest pointer seen to it; kernels refuse
-/// live keys staler than this.
+/// A bucket is not invalidated when its generation is this far ahead of the oldest known pointer to
+/// it. Kernels refuse live keys that are more stale than this.
 pub const STALE_MAX: u8 = 96;
 
-/// A pass of GC is due when one sector of the device in so many has died,
+/// A pass of GC is due when the sectors that have died amount to one in so many of the device.
 const DEAD_SHARE: u64 = 8;
-/// and where buckets are scarce in so many: what dead keys take in the tree is wanted for data then.
+/// The same where buckets are scarce: the space that dead keys take in the tree is needed for data
+/// then.
 const DEAD_SHARE_SCARCE: u64 = 16;
-/// They are where fewer than one in so many can be had without writing anything back.
+/// Buckets are scarce where fewer than one in so many is available without writing anything back.
 const SCARCE_SHARE: u64 = 4;
 
-/// Why such a pointer has a bucket.
+/// Why such a pointer always has a bucket.
 const CHECKED: &str = "only pointers that were checked are pinned";
 
 /// What a bucket is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Usage {
-    /// The walk has not come to its end: it may hold anything.
+    /// May hold anything: the walk has not finished.
     Unknown,
     /// Closed; holds cached data or nothing.
     Data,
@@ -56,30 +59,30 @@ pub enum Usage {
     Open,
     /// Superblock, journal, priorities, uuid table or a B-tree node.
     Meta,
-    /// Invalidated; its generation is not durable yet.
+    /// Invalidated; its new generation is not durable yet.
     Pending,
     /// Its generation is durable: ready to be handed out.
     Free,
-    /// Kept free for the next start, which finds proof in it (`space::reserve`).
+    /// Kept free for the next start, with a proof in it that it is free (`space::reserve`).
     Reserve,
 }
 
-/// How many usages there are.
+/// Number of usages.
 const USAGES: usize = Usage::Reserve as usize + 1;
 
-/// One bucket, as it is at the moment.
+/// The current state of one bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
-    /// Generation; pointers made for an older one are stale.
+    /// Generation; pointers with an older one are stale.
     pub generation: Gen,
     /// What it is used for.
     pub usage: Usage,
-    /// A summary of what it holds was looked for in vain.
+    /// A lookup of its summary has failed.
     pub is_unsummed: bool,
-    /// It was to be emptied, and something in it, or a leaf that names it, could not be read.
+    /// Emptying it has failed: something in it, or a leaf that refers to it, could not be read.
     pub is_stuck: bool,
-    /// Operations in flight that read from it or write to it, and keys not yet in the tree. Of very many it may say
-    /// fewer, but 0 only if there are none.
+    /// Operations in flight that read from it or write to it, and keys not yet in the tree. If
+    /// there are very many, it may be lower than their number, but it is 0 only if there are none.
     pub pins: u16,
     /// Live sectors.
     pub live: u32,
@@ -93,48 +96,49 @@ pub const fn table_bytes(buckets: u64) -> u64 {
     buckets.saturating_mul(BYTES_PER_BUCKET as u64)
 }
 
-/// All buckets of all cache devices of the set (of one device today).
+/// All buckets of all cache devices of the set (currently one device).
 pub struct Buckets {
     table: Vec<Slot>,
     device: DeviceIndex,
     bucket_sectors: u64,
     first_bucket: u64,
-    /// In which order buckets are given up, and of those that cannot be, their dirty sectors.
+    /// The order in which buckets are invalidated. For buckets that cannot be, their dirty sectors.
     victims: Victims,
-    /// Pins that slots have no room for, 32768 at a time.
+    /// Pins that do not fit into a slot, in units of 32768.
     crowded: BTreeMap<usize, u32>,
     pulling: Pulling,
-    /// The first journal entry that the table has heard of: it counts as number 1.
+    /// The first journal entry that the table was told of: it counts as number 1.
     first_entry: Option<u64>,
-    /// The newest.
+    /// The newest journal entry, as such a number.
     entries: u64,
-    /// Those that are free.
+    /// The free buckets.
     pub free: FreeList,
     pending: Vec<BucketId>,
-    /// Buckets that have lost their last dirty data.
+    /// Number of times that a bucket lost its last dirty data.
     freed: u64,
     available: u64,
-    /// Buckets by their [`Usage`].
+    /// Number of buckets by [`Usage`].
     by_usage: [u64; USAGES],
     clock: u64,
     traffic: u64,
     gc_wanted: bool,
-    /// That a pass of GC is due has not been told.
+    /// A pass of GC has become due, and the GC task has not been told.
     gc_untold: bool,
-    /// Sectors that have died since a pass of GC was begun.
+    /// Sectors that have died since the last pass of GC was begun.
     died: u64,
-    /// Where a search for buckets to invalidate goes on.
+    /// Where a search for buckets to invalidate continues.
     next_victim: Option<Place>,
     flushes: Flushes,
-    /// The search that is going on has passed some only for the age of the pointers to them.
+    /// The current search has passed over some buckets only because of the age of the pointers to
+    /// them.
     passes_old: bool,
-    /// Nodes are longer than has been stored.
+    /// Nodes are longer than the stored lengths say.
     has_longer_nodes: bool,
 }
 
 impl Buckets {
-    /// A table with generations and priorities as `stored` (one per bucket). Nothing is known of what they hold yet: but for
-    /// the superblock's they are `Unknown`.
+    /// Creates a table with generations and priorities as `stored` (one per bucket). Nothing is
+    /// known of what the buckets hold yet: all but those of the superblock are `Unknown`.
     ///
     /// # Errors
     /// [`Error::BucketMemory`] if there is no memory for so many.
@@ -191,49 +195,49 @@ impl Buckets {
         table_bytes(self.table.len() as u64)
     }
 
-    /// Buckets in the table.
+    /// Number of buckets in the table.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.table.len() as u64
     }
 
-    /// Buckets that can be used or reused without writing anything back.
+    /// Number of buckets that can be used or reused without writing anything back.
     #[must_use]
     pub const fn available(&self) -> u64 {
         self.available
     }
 
-    /// Buckets that have lost their last dirty data, since the table was made.
+    /// Number of times that a bucket lost its last dirty data, since the table was created.
     #[must_use]
     pub const fn freed(&self) -> u64 {
         self.freed
     }
 
-    /// Closed buckets with nothing live in them.
+    /// Number of closed buckets that hold no live data.
     #[must_use]
     pub const fn empty_count(&self) -> usize {
         self.victims.length(Rank::Empty)
     }
 
-    /// Buckets of that usage.
+    /// Number of buckets of that usage.
     #[must_use]
     pub const fn count_of(&self, usage: Usage) -> u64 {
         self.by_usage[usage as usize]
     }
 
-    /// Closed buckets whose data is all clean.
+    /// Number of closed buckets whose data is all clean.
     #[must_use]
     pub const fn clean_count(&self) -> usize {
         self.victims.length(Rank::Used)
     }
 
-    /// Buckets ready to be handed out.
+    /// Number of buckets ready to be handed out.
     #[must_use]
     pub fn free_count(&self) -> usize {
         self.free.len()
     }
 
-    /// Buckets invalidated whose generations are not durable yet.
+    /// The invalidated buckets whose generations are not durable yet.
     #[must_use]
     pub fn pending(&self) -> &[BucketId] {
         &self.pending
@@ -245,13 +249,13 @@ impl Buckets {
         id.index * self.bucket_sectors
     }
 
-    /// The bucket with this index of the only device.
+    /// The bucket with this index on the only device.
     #[must_use]
     pub const fn id(&self, index: u64) -> BucketId {
         BucketId { device: self.device, index }
     }
 
-    /// One bucket.
+    /// Returns the state of one bucket.
     #[must_use]
     #[inline]
     pub fn get(&self, id: BucketId) -> Bucket {
@@ -265,25 +269,26 @@ impl Buckets {
         self.table[slot(id) as usize].generation
     }
 
-    /// The clock when it was last used.
+    /// The clock at the bucket's last use.
     #[must_use]
     pub fn touched(&self, id: BucketId) -> u64 {
         self.table[slot(id) as usize].touched(self.clock)
     }
 
-    /// Every bucket with its name.
+    /// Iterates over all buckets with their ids.
     pub fn iter(&self) -> impl Iterator<Item = (BucketId, Bucket)> {
         (0..self.table.len()).map(|place| (self.id(place as u64), self.view(place)))
     }
 
-    /// The buckets from this index on, as many as are looked at in one piece; for those who look at all of them.
+    /// Iterates over the buckets from this index on, as many as one piece of work looks at. For
+    /// callers that look at all of them.
     pub fn part(&self, from: usize) -> impl Iterator<Item = (BucketId, Bucket)> {
         let end = self.table.len().min(from.saturating_add(BUCKETS_MAX));
         (from..end).map(|place| (self.id(place as u64), self.view(place)))
     }
 
-    /// Pulls the generation forward to that of a pointer found on disk (format 15 step 5). What was counted for the
-    /// older generation is void; returns whether something dirty was.
+    /// Advances the generation to that of a pointer found on disk (format 15 step 5). The counts of
+    /// the older generation are void; returns whether dirty sectors were among them.
     pub fn raise(&mut self, pointer: Pointer) -> bool {
         let Some(id) = self.of(pointer) else { return false };
         let place = slot(id) as usize;
@@ -299,13 +304,13 @@ impl Buckets {
         lost_dirty
     }
 
-    /// Data has been written to where `pointer` points.
+    /// Records that data has been written to where `pointer` points.
     pub fn written(&mut self, pointer: Pointer) {
         let place = self.place_of(pointer).expect("data is written where there is a bucket");
         self.table[place].set_flush(self.flushes.begun());
     }
 
-    /// What to do for flush `wanted` of the cache device or a later one ([`Flushes::turn`]).
+    /// Says what to do for flush `wanted` of the cache device or a later one ([`Flushes::turn`]).
     pub fn flush_turn(&mut self, wanted: u64) -> Turn {
         let turn = self.flushes.turn(wanted);
         if turn == Turn::Run {
@@ -314,32 +319,34 @@ impl Buckets {
         turn
     }
 
-    /// Flushes of the cache device. They begin with [`Self::flush_turn`].
+    /// The flushes of the cache device. They begin with [`Self::flush_turn`].
     pub const fn flushes(&mut self) -> &mut Flushes {
         &mut self.flushes
     }
 
-    /// True when data in the bucket of `pointer` may be gone since a flush of the cache device failed: anything could stand
-    /// there, even what others wrote.
+    /// Returns true if data in the bucket of `pointer` may be lost because a flush of the cache
+    /// device failed. Anything could be there then, even data of others.
     #[must_use]
     pub fn is_suspect(&self, pointer: Pointer) -> bool {
         self.flushes.are_in_doubt()
             && self.flush_of(pointer).is_some_and(|flush| self.flushes.may_have_dropped(flush))
     }
 
-    /// The flush of the cache device that is running, if it may have dropped data in the bucket of `pointer`.
+    /// Returns the flush of the cache device in flight, if it may lose data in the bucket of
+    /// `pointer`.
     #[must_use]
     pub fn being_flushed(&self, pointer: Pointer) -> Option<Running> {
         let flush = if self.flushes.are_in_doubt() { self.flush_of(pointer) } else { None };
         flush.and_then(|flush| self.flushes.may_be_dropping(flush))
     }
 
-    /// The flush that had begun last when data was last written to the bucket.
+    /// The newest flush that had begun when data was last written to the bucket.
     fn flush_of(&self, pointer: Pointer) -> Option<u64> {
         self.place_of(pointer).map(|place| self.table[place].flush(self.flushes.begun()))
     }
 
-    /// Counts cached traffic; each 1024th of the cache makes everything one step older (the kernel's ageing).
+    /// Counts cached traffic. Each 1024th of the cache's size makes all data one step older (the
+    /// kernel's ageing).
     pub fn age(&mut self, sectors: u64) {
         self.traffic += sectors;
         let step = (self.count() * self.bucket_sectors / 1024).max(1);
@@ -350,7 +357,7 @@ impl Buckets {
         }
     }
 
-    /// The priority to store for a bucket.
+    /// Returns the priority to store for a bucket.
     #[must_use]
     pub fn prio(&self, id: BucketId) -> u16 {
         let bucket = &self.table[slot(id) as usize];
@@ -361,7 +368,7 @@ impl Buckets {
         u16::try_from(u64::from(PRIO_FRESH).saturating_sub(age)).unwrap_or(0)
     }
 
-    /// Declares what a bucket is used for; keeps lists and counts in step.
+    /// Sets what a bucket is used for; keeps lists and counts in step.
     pub fn set_usage(&mut self, id: BucketId, usage: Usage) {
         let place = slot(id) as usize;
         let was_available = self.is_available(place);
@@ -372,26 +379,27 @@ impl Buckets {
         self.settle(place, was_available);
     }
 
-    /// There is no summary of what the bucket holds.
+    /// Marks a bucket as having no summary.
     pub fn set_unsummed(&mut self, id: BucketId) {
         self.table[slot(id) as usize].set_unsummed();
     }
 
-    /// What the bucket holds could not all be moved out of it.
+    /// Marks a bucket whose contents could not all be moved out of it.
     pub fn set_stuck(&mut self, id: BucketId) {
         self.table[slot(id) as usize].set_stuck();
     }
 
-    /// Which bucket is given up first, from here on. `seed`: of what is drawn where any may be.
+    /// Sets the policy by which buckets are chosen for invalidation from now on. `seed`: for the
+    /// random choice.
     pub const fn set_replacement(&mut self, policy: Replacement, seed: u64) {
         self.victims.set_policy(policy, seed);
     }
 
-    /// After the walk at start: everything that is not metadata holds data or nothing. Puts the reusable ones in
-    /// order of their stored priority.
+    /// Classifies the buckets after the walk at start: each one that is not metadata holds data or
+    /// nothing. Lists the reusable ones in the order of their stored priority.
     ///
     /// # Errors
-    /// [`Error::BucketMemory`] if there is no memory to put them in order.
+    /// [`Error::BucketMemory`] if there is no memory to sort them.
     pub fn classify(&mut self, is_metadata: impl Fn(u64) -> bool) -> Result<(), Error> {
         let mut order: Vec<u32> = Vec::new();
         let needed = self.bytes() + self.count() * size_of::<u32>() as u64;
@@ -414,8 +422,8 @@ impl Buckets {
         Ok(())
     }
 
-    /// Takes a bucket that nothing ever pointed to straight into the free list: only while a set is being started,
-    /// when what is unreferenced is proven by the walk (format 12.2, exceptions).
+    /// Puts a bucket that nothing points to directly on the free list. Only while a set is being
+    /// started, when the walk has proven which buckets are unreferenced (format 12.2, exceptions).
     pub fn free_unreferenced(&mut self, id: BucketId) {
         let bucket = self.get(id);
         assert!(bucket.usage == Usage::Data && bucket.live == 0 && bucket.pins == 0, "bucket {id} is in use");
@@ -423,9 +431,10 @@ impl Buckets {
         self.free.push(id);
     }
 
-    /// Extents of so many sectors have died: discarded, written anew elsewhere, or invalidated. When that is an eighth of
-    /// the device, or a sixteenth, a pass of GC is due, for what they leave behind in the tree. (In the kernel when a sixteenth has been
-    /// written: there a pass is also what finds room.)
+    /// Counts sectors of extents that have died: discarded, overwritten, or invalidated. When they
+    /// amount to an eighth of the device (a sixteenth where buckets are scarce), a pass of GC is
+    /// due to remove their dead keys from the tree. In the kernel a pass is due when a sixteenth
+    /// has been written, because there a pass also finds free space.
     pub fn count_dead(&mut self, sectors: u64) {
         self.died += sectors;
         let are_scarce = self.available * SCARCE_SHARE < self.count();
@@ -436,25 +445,26 @@ impl Buckets {
         }
     }
 
-    /// Whether a pass of GC has become due for that; tells it once.
+    /// Returns whether a pass of GC has become due for that; reports it once.
     pub const fn take_gc_untold(&mut self) -> bool {
         core::mem::replace(&mut self.gc_untold, false)
     }
 
-    /// Whether a pass of GC is due: a bucket was invalidated so often that the tree may soon hold pointers too old
-    /// to be told from new ones, or much has died. Asking begins to count anew.
+    /// Returns whether a pass of GC is due: much data has died, or a bucket was invalidated so
+    /// often that the tree may soon hold pointers too old to be told from new ones. The call resets
+    /// the counter.
     pub const fn take_gc_wanted(&mut self) -> bool {
         let is_wanted = core::mem::replace(&mut self.gc_wanted, false);
         self.died = if is_wanted { 0 } else { self.died };
         is_wanted
     }
 
-    /// A pass did not come to its end: it is as due as before.
+    /// Makes a pass due again because one did not complete.
     pub const fn want_gc(&mut self) {
         self.gc_wanted = true;
     }
 
-    /// The generations of the `count` longest pending buckets are durable.
+    /// Frees the `count` buckets that have been pending longest: their generations are durable.
     pub fn release_pending(&mut self, count: usize) {
         let released: Vec<BucketId> = self.pending.drain(..count).collect();
         for id in released {
@@ -463,7 +473,8 @@ impl Buckets {
         }
     }
 
-    /// Hands out a free bucket for `usage` (`Open` or `Meta`), leaving at least `keep` behind.
+    /// Hands out a free bucket for `usage` (`Open` or `Meta`). Returns `None` if no more than
+    /// `keep` are free.
     pub fn take(&mut self, usage: Usage, keep: usize) -> Option<BucketId> {
         if self.free.len() <= keep {
             return None;
@@ -477,15 +488,16 @@ impl Buckets {
         Some(id)
     }
 
-    /// A bucket that was taken for metadata was not needed after all: nothing was written to it.
+    /// Returns a bucket that was taken for metadata and not needed: nothing was written to it.
     pub fn put_back(&mut self, id: BucketId) {
         assert_eq!(self.get(id).usage, Usage::Meta, "bucket {id} was taken for metadata");
         self.set_usage(id, Usage::Free);
         self.free.put_back(id);
     }
 
-    /// A metadata bucket is no longer needed, durably: it can be invalidated like any empty one. For a B-tree node
-    /// `generation` is the one its freeing key carries; its parent names the one before until it is rewritten itself.
+    /// Releases a metadata bucket that is durably no longer needed: it can be invalidated like any
+    /// empty one. For a B-tree node, `generation` is the one that its freeing key carries; its
+    /// parent refers to the previous one until it is itself rewritten.
     pub fn free_metadata(&mut self, id: BucketId, generation: Option<Gen>) {
         let bucket = &mut self.table[slot(id) as usize];
         assert_eq!(bucket.usage(), Usage::Meta, "bucket {id} is not metadata");
@@ -520,7 +532,7 @@ impl Buckets {
 }
 
 impl CacheSet {
-    /// Shows every bucket, in pieces; others run between them.
+    /// Calls `look` for every bucket, in pieces; other tasks run between them.
     pub(crate) async fn each_bucket(&self, mut look: impl FnMut(&State, BucketId, &Bucket)) {
         let mut at = 0;
         while self.with(|s| (at as u64) < s.buckets.count()) {
@@ -549,12 +561,13 @@ fn slot(id: BucketId) -> u32 {
 mod tests {
     use super::*;
 
-    /// Buckets of eight sectors.
+    /// A table of `count` buckets of eight sectors.
     pub(super) fn table_of(count: usize) -> Buckets {
         Buckets::new(DeviceIndex(0), 8, 0, (0..count).map(|_| (Gen(0), 1))).expect("a small table")
     }
 
-    /// The size of a table comes from the device. What it asks for without having it was an abort of the whole process.
+    /// The size of a table comes from the device. Too large a size must not abort the whole
+    /// process.
     #[test]
     fn a_table_for_which_there_is_no_memory_is_an_error() {
         for count in [usize::MAX / 32, 1 << 32] {

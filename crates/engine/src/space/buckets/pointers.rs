@@ -5,14 +5,15 @@ use super::{Buckets, Usage};
 use bcached_format::{BucketId, Key, Pointer};
 
 impl Buckets {
-    /// The bucket that `pointer` points into; `None` for a check pointer or one outside the devices.
+    /// The bucket that `pointer` points into; `None` for a check pointer or one outside the
+    /// devices.
     #[inline]
     #[must_use]
     pub fn of(&self, pointer: Pointer) -> Option<BucketId> {
         self.place_of(pointer).map(|place| BucketId { device: self.device, index: place as u64 })
     }
 
-    /// The same, as a place in the table.
+    /// Like [`Buckets::of`], as an index into the table.
     #[inline]
     pub(super) fn place_of(&self, pointer: Pointer) -> Option<usize> {
         if pointer.is_check() {
@@ -23,34 +24,37 @@ impl Buckets {
         (index >= self.first_bucket && place < self.table.len()).then_some(place)
     }
 
-    /// The bucket itself.
+    /// The slot of the bucket that `pointer` points into.
     #[inline]
     fn at(&self, pointer: Pointer) -> Option<&Slot> {
         self.place_of(pointer).map(|place| &self.table[place])
     }
 
-    /// How often the bucket has been reused since the pointer was made; `None` for a check pointer or a wild one.
+    /// Number of times that the bucket has been reused since the pointer was made; `None` for a
+    /// check pointer or one outside the devices.
     #[inline]
     #[must_use]
     pub fn age_of(&self, pointer: Pointer) -> Option<u8> {
         self.at(pointer).map(|bucket| bucket.generation.after(pointer.generation()))
     }
 
-    /// True when the bucket has been reused since the pointer was made; check pointers and wild ones are stale.
+    /// Returns true if the bucket has been reused since the pointer was made. Check pointers and
+    /// pointers outside the devices are stale.
     #[inline]
     #[must_use]
     pub fn is_stale(&self, pointer: Pointer) -> bool {
         self.age_of(pointer).is_none_or(|age| age > 0)
     }
 
-    /// True when nothing that the key points to is there any more.
+    /// Returns true if all pointers of the key are stale.
     #[inline]
     #[must_use]
     pub fn is_dead(&self, key: &Key) -> bool {
         key.pointers.as_slice().iter().all(|pointer| self.is_stale(*pointer))
     }
 
-    /// True when the pointer stays stale after a crash: its bucket's generation has been stored, or was two ahead.
+    /// Returns true if the pointer stays stale after a crash: its bucket's generation has been
+    /// stored, or is at least two ahead.
     #[inline]
     #[must_use]
     pub fn is_durably_stale(&self, pointer: Pointer) -> bool {
@@ -60,7 +64,8 @@ impl Buckets {
         })
     }
 
-    /// True when a crash could bring something back that the key points to, whether it is there now or not.
+    /// Returns true if a crash could bring back something that the key points to, whether it is
+    /// there now or not.
     #[inline]
     #[must_use]
     pub fn could_return(&self, key: &Key) -> bool {

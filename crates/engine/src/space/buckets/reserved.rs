@@ -1,11 +1,12 @@
-//! Buckets that become part of the reserve, and that a start uses ([`reserve`](crate::space::reserve)).
+//! Buckets that join the reserve, and those of it that a start uses
+//! ([`reserve`](crate::space::reserve)).
 
 use super::{Buckets, Usage, slot};
 use bcached_format::BucketId;
 
 impl Buckets {
-    /// Uses a bucket of the reserve that has been proven free: when its next generation is durable it is handed out, and its stamp
-    /// means nothing any more.
+    /// Uses a bucket of the reserve that has been proven free. It is handed out once its next
+    /// generation is durable; from then on its stamp is void.
     pub fn use_reserve(&mut self, id: BucketId) {
         assert_eq!(self.get(id).usage, Usage::Reserve, "bucket {id} is of the reserve");
         self.set_usage(id, Usage::Pending);
@@ -14,8 +15,9 @@ impl Buckets {
         self.pending.push(id);
     }
 
-    /// A free bucket for the reserve, leaving at least `keep` behind. Not one that tree or journal may point to with an old
-    /// generation: its next use adds one to the distance, and no search for victims looks at that.
+    /// Takes a free bucket for the reserve. Returns `None` if no more than `keep` are free. Skips
+    /// buckets that the tree or the journal may point to with an old generation: the next use of a
+    /// reserved bucket adds one to the distance, and no search for victims checks it.
     pub fn take_for_reserve(&mut self, keep: usize) -> Option<BucketId> {
         if self.free.len() <= keep {
             return None;
@@ -26,7 +28,8 @@ impl Buckets {
         Some(id)
     }
 
-    /// A bucket taken for the reserve could not be stamped: it is free as before, but the last to be handed out.
+    /// Returns a bucket taken for the reserve that could not be stamped. It is free as before, but
+    /// the last to be handed out.
     pub fn put_back_from_reserve(&mut self, id: BucketId) {
         assert_eq!(self.get(id).usage, Usage::Reserve, "bucket {id} was taken for the reserve");
         self.set_usage(id, Usage::Free);

@@ -1,29 +1,30 @@
-//! The search for buckets whose data is given up.
+//! The search for buckets to invalidate.
 
 use super::{Buckets, STALE_MAX, Usage};
 use crate::cpu_cost::BUCKETS_MAX;
 use alloc::vec::Vec;
 use bcached_format::BucketId;
 
-/// What a search for buckets to invalidate came to.
+/// The result of a search for buckets to invalidate.
 #[derive(Clone, Copy, Debug)]
 pub struct Invalidated {
-    /// Buckets that are pending now.
+    /// Number of buckets that it has made pending.
     pub count: usize,
-    /// Buckets that were looked at.
+    /// Number of buckets examined.
     pub looked_at: usize,
-    /// There is nothing left to look at.
+    /// There is nothing left to examine.
     pub is_complete: bool,
-    /// A bucket whose turn it was stays, because somebody uses it.
+    /// A bucket whose turn it was is kept because it is pinned.
     pub passed_used: bool,
-    /// The whole search found nothing, and some of what it passed only for the age of the pointers to it: no bucket can be
-    /// invalidated before a pass of GC has come to its end.
+    /// The whole search found nothing, and passed over some buckets only because of the age of the
+    /// pointers to them. No bucket can be invalidated before a pass of GC completes.
     pub kept_by_age: bool,
 }
 
 impl Buckets {
-    /// Invalidates up to `count` buckets that may be reused once their generations are durable. `durable`: newest durable
-    /// journal entry. Looks at no more than may be looked at in one piece; the next call goes on from there.
+    /// Invalidates up to `count` buckets, which may be reused once their generations are durable.
+    /// `durable`: newest durable journal entry. Examines at most as many as one piece of work may;
+    /// the next call continues from there.
     pub fn invalidate(&mut self, count: usize, durable: u64) -> Invalidated {
         let (durable, entries) = (self.durable_entry(durable), self.entries);
         let mut passed_used = false;
@@ -45,7 +46,8 @@ impl Buckets {
             looked_at += 1;
             chosen.extend(found.filter(|slot| eligible(*slot)));
         }
-        // Only a search that has found nothing so far is worth going on with: else the next begins with the first.
+        // Only a search that has found nothing so far is worth continuing. Otherwise the next one
+        // starts over.
         self.next_victim = place.filter(|_| chosen.is_empty() && looked_at == BUCKETS_MAX);
         self.passes_old = passes_old;
         for slot in &chosen {
@@ -72,7 +74,8 @@ mod tests {
     use super::*;
     use bcached_format::{DeviceIndex, Gen, Pointer};
 
-    /// Almost everything is in use by reads: the whole list of victims was once gone through in one piece, again and again.
+    /// Almost all buckets are pinned by reads. The search must not go through the whole list of
+    /// victims in one piece, again and again.
     #[test]
     fn a_search_for_victims_is_cut_into_pieces_and_finds_the_last() {
         let count = 2 * BUCKETS_MAX + 100;
@@ -93,7 +96,7 @@ mod tests {
         assert_eq!(buckets.invalidate(5, 0).looked_at, BUCKETS_MAX, "the next search begins anew");
     }
 
-    /// What dead keys take in the tree is wanted for data then.
+    /// Where buckets are scarce, the space that dead keys take in the tree is needed for data.
     #[test]
     fn a_pass_is_due_earlier_where_buckets_are_scarce() {
         const COUNT: u64 = 160;

@@ -1,26 +1,29 @@
-//! What the table keeps of each bucket, in as few bytes as it goes: a device has millions of them.
+//! The table's slots: what is stored for each bucket, in as few bytes as possible, because a device
+//! has millions of buckets.
 //!
-//! Flushes, journal entries and the clock of ages only count up, and what matters of a bucket's number is how far it lies
-//! behind the newest. So a slot keeps the low 16 bits. Each event looks at some slots and pulls along those that would
-//! fall too far behind ([`ROUND`]); beyond [`FAR`] nobody tells one number from another.
+//! Flushes, journal entries and the clock of ages only count up. What matters of a bucket's number
+//! is how far it lies behind the newest one, so a slot stores only the low 16 bits. Each event
+//! visits some slots and pulls forward those that would fall too far behind ([`ROUND`]). Numbers
+//! further behind than [`FAR`] are not told apart.
 
 use super::{Bucket, Buckets, Usage};
 use crate::policy::lists::Lists;
 use bcached_format::Gen;
 use bcached_format::prio::PRIO_FRESH;
 
-/// A number that lies so far behind the newest means long ago. More than the steps of age that a priority can tell.
+/// Numbers that lie further behind the newest than this mean "long ago". More than the steps of age
+/// that a priority can express.
 const FAR: u64 = PRIO_FRESH as u64 + 1;
 
-/// Within so many events every slot is looked at.
+/// Number of events within which every slot is visited.
 const ROUND: u64 = 1 << 14;
 
-/// Most events that are taken together.
+/// Maximum number of events handled at once.
 const STEP: u64 = 1 << 12;
 
 const _: () = assert!(FAR + ROUND + STEP <= u16::MAX as u64, "16 bits tell how far a number lies behind");
 
-/// The usages, in the order of their numbers; what no slot says stands for the first.
+/// The usages, in the order of their numbers. The unused number maps to the first.
 const USAGES: [Usage; 8] = [
     Usage::Unknown,
     Usage::Data,
@@ -35,23 +38,25 @@ const USAGE: u8 = 7;
 const UNSUMMED: u8 = 8;
 const STUCK: u8 = 16;
 
-/// What is kept of one bucket. Its dirty sectors stand where the lists have no link of it.
+/// What is stored for one bucket. Its dirty sectors are stored in the lists, in place of a link.
 #[derive(Clone, Copy)]
 pub(super) struct Slot {
     pub generation: Gen,
-    /// Oldest generation that a key of the tree may still carry for it, as of the last complete pass of GC.
+    /// Oldest generation that a key of the tree may still carry for it, as of the last complete
+    /// pass of GC.
     pub oldest: Gen,
-    /// The oldest that the pass of GC under way has seen.
+    /// The oldest generation that the pass of GC in progress has seen.
     pub seen: Gen,
-    /// Its usage, and what is marked.
+    /// Its usage, and the marks.
     state: u8,
     /// The clock when it was last used.
     touched: u16,
-    /// Of data, the flush that had begun last when it was written; of what is or may be a node, its durable blocks.
+    /// For data: the newest flush that had begun when it was last written. For a bucket that may be
+    /// a node: its durable blocks.
     flush_or_length: u16,
     /// The journal entry that must be durable before it is reused.
     release: u16,
-    /// Pins; more of them than fit stand in [`Buckets::crowded`]. 0: there are none.
+    /// Pins; those that do not fit are in [`Buckets::crowded`]. 0: there are none.
     pub pins: u16,
     pub live: u32,
 }
@@ -81,8 +86,8 @@ impl Slot {
         USAGES[(self.state & USAGE) as usize]
     }
 
-    /// Says what it is used for. A length is of one life as a node, and a flush of one as data: what is not written since
-    /// was written long before flush `begun`.
+    /// Sets the usage. A length is valid for one life as a node, a flush number for one life as
+    /// data: data not written since counts as written long before flush `begun`.
     #[inline]
     pub(super) const fn set_usage(&mut self, usage: Usage, begun: u64) {
         if usage.may_be_node() != self.usage().may_be_node() {
@@ -107,25 +112,25 @@ impl Slot {
         self.state |= STUCK;
     }
 
-    /// What has been found out about what it held is void.
+    /// Clears what was found out about the bucket's former contents.
     pub(super) const fn clear_marks(&mut self) {
         self.state &= USAGE;
     }
 
-    /// How many blocks of the node in it are durable.
+    /// Number of durable blocks of the node in it.
     #[inline]
     pub(super) const fn length(&self) -> u16 {
         if self.usage().may_be_node() { self.flush_or_length } else { 0 }
     }
 
-    /// The same is said of it, if it may be a node.
+    /// Sets that number, if the bucket may be a node.
     pub(super) const fn set_length(&mut self, blocks: u16) {
         if self.usage().may_be_node() {
             self.flush_or_length = blocks;
         }
     }
 
-    /// The flush that had begun last when data was last written to it, of `begun`.
+    /// The newest flush that had begun when data was last written to it. `begun`: the newest now.
     #[inline]
     pub(super) const fn flush(&self, begun: u64) -> u64 {
         if self.usage().may_be_node() { 0 } else { whole(self.flush_or_length, begun) }
@@ -153,13 +158,14 @@ impl Slot {
         whole(self.release, entries)
     }
 
-    /// It waits for that journal entry, and for those that it waited for before.
+    /// Makes the bucket wait for that journal entry, in addition to those that it already waits
+    /// for.
     #[inline]
     pub(super) fn wait_for(&mut self, entry: u64, entries: u64) {
         self.release = low(self.release(entries).max(entry));
     }
 
-    /// None of its numbers falls too far behind.
+    /// Pulls forward those of its numbers that would fall too far behind.
     fn pull(&mut self, newest: Newest) {
         self.touched = pulled(self.touched, newest.clock);
         self.release = pulled(self.release, newest.entries);
@@ -170,7 +176,7 @@ impl Slot {
 }
 
 impl Usage {
-    /// A node may be in it, or what has not been looked at since the start.
+    /// Returns whether the bucket may hold a node, or has not been looked at since the start.
     #[inline]
     pub(super) const fn may_be_node(self) -> bool {
         matches!(self, Self::Meta | Self::Unknown)
@@ -192,7 +198,7 @@ const fn low(number: u64) -> u16 {
     number as u16
 }
 
-/// The number of which a slot keeps the `kept` bits; none is newer than `newest`.
+/// The full number of which a slot stores the bits `kept`; it is not newer than `newest`.
 #[inline]
 const fn whole(kept: u16, newest: u64) -> u64 {
     newest.saturating_sub(low(newest).wrapping_sub(kept) as u64)
@@ -202,17 +208,17 @@ const fn pulled(kept: u16, newest: u64) -> u16 {
     if low(newest).wrapping_sub(kept) as u64 > FAR { low(newest - FAR) } else { kept }
 }
 
-/// How far the looking at slots has come.
+/// Progress of the visits to the slots.
 #[derive(Default)]
 pub(super) struct Pulling {
-    /// The next one.
+    /// The next slot to visit.
     at: usize,
-    /// Slots that are still to be looked at, in parts of a [`ROUND`].
+    /// Slots still to be visited, in units of 1/[`ROUND`].
     due: u64,
 }
 
 impl Buckets {
-    /// The clock of ages goes on. Beyond [`FAR`] everything is as old as can be.
+    /// Advances the clock of ages. Anything older than [`FAR`] is as old as can be expressed.
     pub(super) fn clock_goes_on(&mut self, steps: u64) {
         let mut left = steps.min(2 * FAR);
         while left > 0 {
@@ -223,17 +229,18 @@ impl Buckets {
         }
     }
 
-    /// A flush of the cache device has begun.
+    /// Records that a flush of the cache device has begun.
     pub(super) fn flush_begins(&mut self) {
         self.pull(1);
     }
 
-    /// The journal closes entry `sequence`.
+    /// Records that the journal closes entry `sequence`.
     pub fn entry_closes(&mut self, sequence: u64) {
         self.entry(sequence);
     }
 
-    /// The number of journal entry `sequence` among those that the table has heard of; an older one counts as the first.
+    /// The number of journal entry `sequence`, counted from the first that the table was told of.
+    /// Older ones count as the first.
     pub(super) fn entry(&mut self, sequence: u64) -> u64 {
         let first = *self.first_entry.get_or_insert(sequence);
         let entry = sequence.saturating_sub(first) + 1;
@@ -245,12 +252,12 @@ impl Buckets {
         entry
     }
 
-    /// The newest durable entry, if `sequence` is.
+    /// The number of the newest durable entry, if that is `sequence`.
     pub(super) fn durable_entry(&self, sequence: u64) -> u64 {
         self.first_entry.map_or(0, |first| sequence.saturating_add(1).saturating_sub(first))
     }
 
-    /// So many events have come: as many slots are looked at as keep a round in time.
+    /// Visits slots after so many events: as many as it takes to finish each round in time.
     fn pull(&mut self, events: u64) {
         let count = self.table.len() as u64;
         self.pulling.due += events * count;
@@ -262,7 +269,7 @@ impl Buckets {
         self.pulling.due %= ROUND;
     }
 
-    /// One more pin than a slot has room for.
+    /// Adds a pin for which the slot has no room.
     #[cold]
     pub(super) fn pin_crowded(&mut self, place: usize) {
         const MOVED: u16 = 1 << 15;
@@ -270,7 +277,7 @@ impl Buckets {
         self.table[place].pins = u16::MAX - MOVED + 1;
     }
 
-    /// The last pin of the slot is gone: others may stand elsewhere.
+    /// Removes the last pin in the slot: there may be more in [`Buckets::crowded`].
     #[cold]
     pub(super) fn unpin_crowded(&mut self, place: usize) {
         const MOVED: u16 = 1 << 15;
@@ -283,7 +290,7 @@ impl Buckets {
         }
     }
 
-    /// One bucket.
+    /// Returns the state of one bucket.
     #[must_use]
     #[inline]
     pub(super) fn view(&self, place: usize) -> Bucket {
@@ -299,7 +306,7 @@ impl Buckets {
         }
     }
 
-    /// Its dirty sectors. What could be given up has none.
+    /// Its dirty sectors. A bucket that could be invalidated has none.
     #[inline]
     pub(super) fn dirty_at(&self, place: usize) -> u32 {
         self.victims.spare(place_slot(place))
@@ -316,7 +323,7 @@ impl Buckets {
     }
 }
 
-/// The slot at a place in the table.
+/// The slot at an index of the table.
 #[expect(clippy::cast_possible_truncation, reason = "a table is not made for more buckets than fit 32 bits")]
 #[inline]
 pub(super) const fn place_slot(place: usize) -> u32 {
@@ -333,7 +340,7 @@ mod tests {
         Pointer::new(DeviceIndex(0), 8 * index, Gen(0))
     }
 
-    /// What a slot keeps of a number that is far behind would look new again after 65536 of them.
+    /// The stored bits of a number that is far behind would look new again after 65536 more.
     #[test]
     fn numbers_that_go_round_never_look_new_again() {
         let mut buckets = table_of(100);
@@ -364,7 +371,8 @@ mod tests {
         assert_eq!(buckets.prio(buckets.id(3)), PRIO_FRESH);
     }
 
-    /// Data of an earlier process may be found to lie in a bucket at any time: no flush of this one can have dropped it.
+    /// Data of an earlier process may be discovered in a bucket at any time: no flush of this
+    /// process can have lost it.
     #[test]
     fn what_was_there_at_the_start_is_safe_whenever_it_is_found() {
         let mut buckets = table_of(2);
@@ -386,7 +394,7 @@ mod tests {
             let mut buckets = table_of(4);
             buckets.classify(|_| false).expect("four buckets");
             assert!(buckets.add(pointer(2), 8, true));
-            // Of an entry that is older than what was heard of.
+            // An entry older than the first one that the table was told of.
             buckets.entry_closes(first);
             buckets.remove(pointer(2), 8, true, first + 5);
             assert_eq!(buckets.invalidate(4, first + 4).count, 3, "{first}");

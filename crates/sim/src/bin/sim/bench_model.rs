@@ -1,4 +1,5 @@
-//! `sim bench-model`: what is promised in virtual time, measured on modelled devices, beside its bounds.
+//! `sim bench-model`: measures the promised figures in virtual time, on modelled devices, and
+//! prints them beside their bounds.
 
 use crate::names::unknown;
 use crate::out::say;
@@ -10,12 +11,13 @@ use bcached_sim::models::bench::{BENCHES, Bench, Row, Scale};
 pub struct Args {
     /// The benchmarks to run, such as B9; none: all but the longest.
     names: Vec<String>,
-    /// Devices so small that it takes seconds: that it runs; the figures say nothing.
+    /// Use small devices, so that it takes seconds. This shows only that it runs; the figures mean
+    /// nothing.
     #[arg(long)]
     quick: bool,
 }
 
-/// Prints the table. True even if bounds are missed: it is there to be read.
+/// Prints the table. Returns true even if bounds are missed: the table is only informative.
 pub fn bench_model(args: &Args) -> Result<bool> {
     let named = |name: &String| {
         let found = BENCHES.iter().find(|bench| bench.id.eq_ignore_ascii_case(name));

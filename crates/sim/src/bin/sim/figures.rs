@@ -1,11 +1,11 @@
-//! What was done, for people.
+//! Prints the figures of runs.
 
 use crate::out::say;
 use bcached_engine::Phase;
 use bcached_sim::figures::{Figures, Hosting};
 use bcached_sim::reached::{Case, Reached};
 
-/// Prints the sums, and the rates over so many seconds.
+/// Prints the totals, and the rates over this many seconds.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub fn print_figures(figures: &Figures, seconds: f64) {
     let rate = |count: u64| count as f64 / seconds.max(0.001);
@@ -30,7 +30,7 @@ pub fn print_figures(figures: &Figures, seconds: f64) {
     print_reached(&figures.reached);
 }
 
-/// Cases named of those that were never reached.
+/// Number of unreached cases that are listed.
 const MISSING_SHOWN: usize = 8;
 
 fn print_reached(reached: &Reached) {

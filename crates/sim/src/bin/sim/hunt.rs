@@ -1,4 +1,4 @@
-//! `sim hunt`: fresh seeds of all workloads, until the time is over or something is found.
+//! `sim hunt`: runs fresh seeds of all workloads until the time is over or a fault is found.
 
 use crate::figures::print_figures;
 use crate::out::{self, say};
@@ -22,16 +22,16 @@ pub struct Args {
     /// The system under test.
     #[arg(long, default_value = "engine")]
     system: String,
-    /// Begin no round after so many seconds of the processor.
+    /// Begin no further round after this much CPU time, in seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// The number that the hunt's seeds follow from, instead of a fresh one.
+    /// The number that the hunt's seeds derive from, instead of a fresh one.
     #[arg(long)]
     from: Option<u64>,
-    /// The drawing that it was printed with.
+    /// The drawing that was printed with this number.
     #[arg(long, requires = "from")]
     drawing: Option<u32>,
-    /// Begin with this round of it.
+    /// Begin with this round of the hunt.
     #[arg(long, default_value_t = 0, requires = "from")]
     round: u64,
     /// Print a line for each round, the first half of it when the round begins.
@@ -40,12 +40,12 @@ pub struct Args {
     /// Report a failure as it is found, without looking for a shorter way.
     #[arg(long)]
     as_found: bool,
-    /// Write what has failed, the shorter one if there is one, to this new file, for `sim run --script`.
+    /// Write the failing workload, shortened if possible, to this new file, for `sim run --script`.
     #[arg(long)]
     save: Option<PathBuf>,
 }
 
-/// Hunts; true if nothing was found. Ends with the first failure.
+/// Runs the hunt up to the first failure. Returns true if nothing was found.
 pub fn hunt(args: &Args) -> Result<bool> {
     args.drawing.map_or(Ok(()), check_drawing)?;
     check_new(args.save.as_deref())?;
@@ -57,13 +57,13 @@ pub fn hunt(args: &Args) -> Result<bool> {
     let novelty = Rc::default();
     let limit = Duration::from_secs(args.seconds);
     while found.is_none() && (rounds == 0 || processor_time() < limit) {
-        // After the last number there is no round.
+        // There is no round after the last number.
         let Some(index) = args.round.checked_add(rounds) else { break };
         let began = processor_time();
         let round = Round::of(from, index);
         rounds += 1;
         if args.rounds {
-            // Told before, for the case that this round is the end of the process.
+            // Printed in advance, in case this round ends the process.
             out::print(format_args!("round {index}: {} {}", round.workload.name, round.workload.seed));
         }
         let judged = round.judge(&system, &novelty);
@@ -79,7 +79,7 @@ pub fn hunt(args: &Args) -> Result<bool> {
     }
     let spent = processor_time().as_secs_f64();
     if found.is_some() {
-        // Its own figures ended with it.
+        // The figures of the failing round itself are lost.
         say!("something was found, told below; of the {} rounds before it:", rounds - 1);
     }
     print_figures(&figures, spent);
@@ -98,13 +98,13 @@ pub fn hunt(args: &Args) -> Result<bool> {
     Ok(false)
 }
 
-/// How long this process has had a processor: what a busy machine does not change.
+/// Returns the CPU time of this process, which does not depend on how busy the machine is.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// What no earlier hunt has begun with, most likely.
+/// Returns a number with which, most likely, no earlier hunt has begun.
 fn fresh_number() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     mix(&[since.as_secs(), u64::from(since.subsec_nanos()), u64::from(std::process::id())]) >> 32

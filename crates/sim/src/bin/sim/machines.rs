@@ -8,24 +8,24 @@ use std::path::PathBuf;
 /// Options of `sim machines`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Draws requests and events.
+    /// Seed of requests and events.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How often all events come.
+    /// How often the cycle of all events is repeated.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     cycles: u32,
     /// Rounds of requests before each event.
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
-    /// Where the samples go, as comma-separated values.
+    /// Write the samples to this file, as comma-separated values.
     #[arg(long)]
     csv: Option<PathBuf>,
-    /// Where the picture goes.
+    /// Write the plot to this file, as SVG.
     #[arg(long)]
     svg: Option<PathBuf>,
 }
 
-/// Runs it and says what became of each machine; false if anything was lost.
+/// Runs the machines and prints the result for each. Returns false if anything was lost.
 pub fn machines(args: &Args) -> Result<bool> {
     let samples = match machines::run(args.seed, Length { cycles: args.cycles, rounds: args.rounds }) {
         Ok(samples) => samples,

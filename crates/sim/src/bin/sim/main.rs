@@ -1,7 +1,7 @@
-//! `sim`: runs seeds and scripts, and shows a failing one again.
+//! `sim`: runs seeds and scripts, and reproduces failures.
 //!
-//! Exit status: 0 when nothing was found, 1 when a fault was, 2 when the command line or a script is wrong, 141 when
-//! nobody reads any more what is printed.
+//! Exit status: 0 if nothing was found, 1 if a fault was found, 2 if the command line or a script
+//! is wrong, 141 if the reader of standard output has closed it.
 
 mod bench_model;
 mod figures;
@@ -35,19 +35,22 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run one workload or script, or show a failure again.
+    /// Run one workload or script, or reproduce a failure.
     Run(run::Args),
     /// Run many seeds, each whole and then with a crash at every operation.
     Sweep(sweep::Args),
-    /// Run fresh seeds of all workloads for some time, some of them with crashes at a few of their points.
+    /// Run fresh seeds of all workloads for some time, some of them with crashes at a few of their
+    /// points.
     Hunt(hunt::Args),
-    /// Play named disasters, or list them with the beginnings of their stories.
+    /// Play named failure scenarios, or list them with the beginnings of their stories.
     Scenario(scenario::Args),
-    /// Measure the engine on devices as fast as real ones, in virtual time, and print the figures beside their bounds.
+    /// Measure the engine on models of real devices, in virtual time, and print the figures beside
+    /// their bounds.
     BenchModel(bench_model::Args),
-    /// Ten virtual machines on one cache: killed, reset, without power, on half a mirror. What each keeps dirty and hits, over time.
+    /// Run ten virtual machines on one cache through kills, resets, power cuts and mirror failures,
+    /// and report what each keeps dirty and hits over time.
     Machines(machines::Args),
-    /// Name the systems and workloads, and the drawing.
+    /// List the systems and workloads, and the drawing.
     List,
 }
 
@@ -84,7 +87,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong, of a report that goes on with what options there are, and what could be meant.
+/// Returns one sentence that says what is wrong. It leaves out clap's list of options; where it
+/// helps it says what could be meant.
 fn sentence(error: &clap::Error) -> String {
     let report = error.to_string();
     let first = report.split("\n\n").next().unwrap_or_default();

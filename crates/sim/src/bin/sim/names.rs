@@ -1,12 +1,12 @@
-//! What to say when a name is unknown: the few names that are nearest to it.
+//! The message for an unknown name: it suggests the most similar names.
 
-/// Names that are shown.
+/// Number of names that are suggested.
 const SHOWN: usize = 3;
 
-/// One sentence: there is no such `what`, and which ones may have been meant.
+/// Returns a sentence that there is no such `what`, with the names that may have been meant.
 pub fn unknown<'a>(what: &str, name: &str, all: impl IntoIterator<Item = &'a str>) -> String {
     let mut all: Vec<&str> = all.into_iter().collect();
-    // Part of a long name is near it, however much is missing.
+    // A part of a long name is similar to it, however much is missing.
     let likeness = |other: &str| {
         let part = if other.contains(name) && !name.is_empty() { 1.0 } else { 0.0 };
         part + strsim::jaro_winkler(name, other)

@@ -1,11 +1,11 @@
-//! Standard output. Who has stopped reading it wants no more of it: the process ends then, without a word.
+//! Standard output. If the reader has closed it, the process exits silently.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write as _};
 use std::process::exit;
 
-/// As shells report a program that the signal for a closed pipe has ended. It is none of the statuses with which a run says
-/// what it has found.
+/// The status that shells report for a program that SIGPIPE has ended. It differs from the statuses
+/// that report the result of a run.
 const CLOSED: i32 = 141;
 
 /// Prints a line.
@@ -16,7 +16,7 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// Prints `text`, which need not be a whole line, at once.
+/// Prints `text`, which need not be a whole line, and flushes.
 pub fn print(text: fmt::Arguments<'_>) {
     let mut out = io::stdout().lock();
     let done = out.write_fmt(text).and_then(|()| out.flush());

@@ -1,14 +1,15 @@
-//! How this program was called: commands that it prints begin so, and run as they are printed where the user stands.
+//! The name by which this program was called. Commands that it prints begin with it, so that they
+//! can be run unchanged in the user's current directory.
 
 use bcached_sim::workload::shell_word;
 use std::path::Path;
 
-/// The program as it was called, as a shell takes it.
+/// Returns the program as it was called, quoted for a shell.
 pub fn name() -> String {
     std::env::args_os().next().map_or_else(|| "sim".to_owned(), |name| quoted(Path::new(&name)))
 }
 
-/// A path as a shell takes it.
+/// Returns a path quoted for a shell.
 pub fn quoted(path: &Path) -> String {
     shell_word(&path.to_string_lossy())
 }

@@ -1,4 +1,4 @@
-//! `sim run`: one workload, drawn or from a script, with the crashes that are asked for.
+//! `sim run`: runs one workload, drawn or from a script, with the requested crashes.
 
 use crate::out::say;
 use crate::program;
@@ -25,34 +25,37 @@ pub struct Args {
     /// The seed.
     #[arg(long)]
     seed: Option<u64>,
-    /// The drawing that the seed is of, as it was printed; another one than this simulator's is refused.
+    /// The drawing of the seed, as it was printed; refused if this simulator has another one.
     #[arg(long, requires = "seed")]
     drawing: Option<u32>,
     /// Run the workload in this file instead of drawing one.
     #[arg(long, conflicts_with_all = ["workload", "length", "seed", "drawing"])]
     script: Option<PathBuf>,
-    /// Only these of the steps, as 0-3,7.
+    /// Keep only these of the steps, as in 0-3,7.
     #[arg(long)]
     steps: Option<String>,
-    /// Crash at this point, as POINT:power|death:nothing|everything|SUBSET, instead of as the script says.
+    /// Crash at this point, as POINT:power|death:nothing|everything|SUBSET, instead of where the
+    /// script says.
     #[arg(long)]
     cut: Option<String>,
-    /// Crash the recovery from that at this point of its own; again: the recovery from this one, and so on.
+    /// Crash the recovery from that at this point of its own; repeat for the recovery from this
+    /// one, and so on.
     #[arg(long, requires = "cut")]
     then: Vec<String>,
-    /// Print the steps and every device operation, those of the recoveries from --cut and --then too.
+    /// Print the steps and every device operation, including those of the recoveries from --cut and
+    /// --then.
     #[arg(long)]
     trace: bool,
     /// Look for a shorter way to the failure.
     #[arg(long)]
     minimise: bool,
-    /// Write what was run, the shorter one if there is one, to this new file, for --script.
+    /// Write the workload, shortened if possible, to this new file, for --script.
     #[arg(long)]
     save: Option<PathBuf>,
 }
 
 impl Args {
-    /// The workload and its crashes.
+    /// Returns the workload and its crashes.
     fn script(&self) -> Result<Script> {
         let mut script = match (&self.script, self.seed) {
             (Some(path), _) => Script::load(path)?,
@@ -83,7 +86,7 @@ impl Args {
     }
 }
 
-/// Runs it; true if nothing was found.
+/// Runs the workload. Returns true if nothing was found.
 pub fn run(args: &Args) -> Result<bool> {
     let system = args.what.system()?;
     check_new(args.save.as_deref())?;
@@ -117,17 +120,17 @@ pub fn run(args: &Args) -> Result<bool> {
     Ok(passes)
 }
 
-/// What a run came to.
+/// The outcome of a run.
 enum Judged {
     Passed,
     Failed(Failure),
-    /// After so many of the crashes there was no such point.
+    /// Only this many of the crashes happened: there was no such point for the next one.
     Missed {
         reached: usize,
     },
 }
 
-/// Runs `workload` as it stands, or ends its world as `cuts` say and judges that.
+/// Runs `workload`. With `cuts`, crashes it as they say and judges what follows.
 fn judge(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut]) -> Judged {
     if cuts.is_empty() {
         return fault_of(system, workload).map_or(Judged::Passed, Judged::Failed);
@@ -141,7 +144,7 @@ fn judge(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut]) -> Judged {
     }
 }
 
-/// Which of `cuts` never came.
+/// Returns an error that says which of `cuts` never happened.
 fn missed(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], reached: usize) -> Result<Error> {
     let point = cuts[reached].point;
     Ok(match reached.checked_sub(1) {
@@ -161,14 +164,15 @@ fn missed(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], reached: u
 /// Prints what `run` of `workload` does: its steps, and each device operation as it happens.
 fn traced<T>(system: &Rc<dyn System>, workload: &Workload, cuts: &[Cut], run: impl FnOnce() -> T) -> T {
     for (index, step) in workload.steps.iter().enumerate() {
-        // As --steps takes it.
+        // The index as `--steps` takes it.
         let place = workload.kept.as_ref().map_or(index, |kept| kept[index]);
         say!("{place} {step}");
     }
     if !cuts.is_empty() {
         aftermath(workload, cuts).iter().for_each(|step| say!("after the crash: {step}"));
     }
-    // A set grows once on a thread, and how it did is not part of the run. A fault on the way is met again.
+    // A set is grown once per thread, and its growth is not part of the run. A fault on the way
+    // appears again in the run.
     let _grown = rig_for(system, workload);
     telling(|line| say!("{line}"), run)
 }

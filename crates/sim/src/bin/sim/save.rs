@@ -1,4 +1,4 @@
-//! A failing workload as a script, for `sim run --script`.
+//! Saves a workload as a script, for `sim run --script`.
 
 use crate::out::say;
 use crate::program;
@@ -10,12 +10,12 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Refuses a file that is there or cannot be made, before anything is run.
+/// Refuses a file that exists or cannot be created, before anything is run.
 pub fn check_new(path: Option<&Path>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let cannot = || format!("cannot write {}", path.display());
     match File::create_new(path) {
-        // It was only tried: there may be nothing to save.
+        // This was only a test: there may be nothing to save.
         Ok(_) => fs::remove_file(path).with_context(cannot),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             bail!("{} exists already: a script is saved to a new file", path.display())
@@ -24,7 +24,7 @@ pub fn check_new(path: Option<&Path>) -> Result<()> {
     }
 }
 
-/// Writes `workload`, ended by `cuts`, to `path`, and says how to run it on `system`.
+/// Writes `workload`, ended by `cuts`, to `path`, and prints the command that runs it on `system`.
 pub fn save(path: &Path, system: &str, workload: &Workload, cuts: &[Cut]) -> Result<()> {
     Script::of(workload, cuts).save(path).context("not saved")?;
     let (program, file) = (program::name(), program::quoted(path));
@@ -32,7 +32,8 @@ pub fn save(path: &Path, system: &str, workload: &Workload, cuts: &[Cut]) -> Res
     Ok(())
 }
 
-/// Saves what has failed. It was found, whatever becomes of the file: that is only complained of.
+/// Saves a failing workload. The fault counts as found even if that fails, so an error is only
+/// printed.
 pub fn save_found(path: &Path, system: &str, workload: &Workload, cuts: &[Cut]) {
     if let Err(error) = save(path, system, workload, cuts) {
         eprintln!("sim: {error:#}");

@@ -1,4 +1,4 @@
-//! `sim scenario`: named disasters, told and played.
+//! `sim scenario`: lists named failure scenarios, tells their stories and plays them.
 
 use crate::names::unknown;
 use crate::out::say;
@@ -10,12 +10,12 @@ use bcached_sim::scenarios::{Scenario, all};
 pub struct Args {
     /// The scenarios to play; none: list them all.
     names: Vec<String>,
-    /// Play every one.
+    /// Play all scenarios.
     #[arg(long, conflicts_with = "names")]
     all: bool,
 }
 
-/// Lists or plays; true if every one ended as it should.
+/// Lists or plays scenarios. Returns true if none of them failed.
 pub fn scenario(args: &Args) -> Result<bool> {
     if args.all {
         return Ok(play(&all().collect::<Vec<_>>()));
@@ -37,7 +37,7 @@ pub fn scenario(args: &Args) -> Result<bool> {
     Ok(play(&scenarios))
 }
 
-/// Plays each, whatever becomes of the others.
+/// Plays each scenario, even if others have failed.
 fn play(scenarios: &[Scenario]) -> bool {
     let mut failed = 0;
     for scenario in scenarios {
@@ -53,7 +53,7 @@ fn play(scenarios: &[Scenario]) -> bool {
     failed == 0
 }
 
-/// Up to the first full stop, colon or semicolon that ends a thought.
+/// Returns the story up to the first full stop, colon or semicolon that ends a thought.
 fn first_sentence(story: &str) -> &str {
     let end = [". ", ": ", "; "].iter().filter_map(|mark| story.find(mark)).min();
     end.map_or(story, |end| &story[..end])

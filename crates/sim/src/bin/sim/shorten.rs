@@ -1,4 +1,4 @@
-//! A shorter way to a failure, and what is said of it.
+//! Shortens a failing workload and prints the result.
 
 use crate::out::say;
 use crate::program;
@@ -8,7 +8,7 @@ use bcached_sim::system::System;
 use bcached_sim::workload::Workload;
 use std::rc::Rc;
 
-/// Tries that shortening a failure may take.
+/// Maximum number of attempts to shorten a failure.
 pub const TRIES: u32 = 300;
 
 /// Looks for a shorter way to `failure` of `workload`, and prints it.
@@ -18,7 +18,7 @@ pub fn shorten(system: &Rc<dyn System>, workload: &Workload, failure: Failure) -
     minimal
 }
 
-/// How short it became, the failure, and the steps that are left.
+/// Returns the text of the result: its length, the failure, and the remaining steps.
 pub fn told(minimal: &Minimal) -> String {
     let (steps, tries) = (&minimal.workload.steps, minimal.tries);
     let cut_off = if minimal.cut_off { " (no longer looked for)" } else { "" };

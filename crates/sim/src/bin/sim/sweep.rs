@@ -1,4 +1,4 @@
-//! `sim sweep`: many seeds of one workload, with crashes at their points.
+//! `sim sweep`: runs many seeds of one workload, with crashes at their points.
 
 use crate::figures::print_figures;
 use crate::out::say;
@@ -22,7 +22,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Most threads: each has devices of its own in memory.
+/// Maximum number of threads: each has devices of its own in memory.
 const JOBS_MAX: u64 = 64;
 
 /// Options of `sim sweep`.
@@ -33,28 +33,30 @@ pub struct Args {
     /// First and one past the last seed, as 0..100.
     #[arg(long, value_parser = parse_seeds)]
     seeds: Range<u64>,
-    /// How thorough.
+    /// How thorough the sweep is.
     #[arg(long, value_enum, default_value = "quick")]
     depth: Thoroughness,
-    /// Crash at one point in so many, instead of at each.
+    /// Crash at one in this many points, instead of at each.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     every: Option<u64>,
-    /// Crash only in the middle of this, by its name in the table that a sweep prints; may be repeated.
+    /// Crash only in the middle of this phase, by its name in the table that a sweep prints; may be
+    /// repeated.
     #[arg(long, value_parser = parse_phase)]
     within: Vec<Phase>,
-    /// Crash inside the recovery of one crash in so many (0: of none), instead of what the depth says.
+    /// Crash inside one in this many recoveries (0: none), instead of what the depth says.
     #[arg(long)]
     recovery_one_in: Option<u64>,
     /// Report failures as they are found, without looking for a shorter way.
     #[arg(long)]
     as_found: bool,
-    /// Threads.
+    /// Number of threads.
     #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=JOBS_MAX))]
     jobs: usize,
     /// Go on after a failure.
     #[arg(long)]
     keep_going: bool,
-    /// Write what has failed first, the shorter one if there is one, to this new file, for `sim run --script`.
+    /// Write the workload that has failed first, shortened if possible, to this new file, for `sim
+    /// run --script`.
     #[arg(long)]
     save: Option<PathBuf>,
 }
@@ -65,9 +67,9 @@ enum Thoroughness {
     Whole,
     /// Two seeded subsets at each point.
     Quick,
-    /// Eight.
+    /// Eight seeded subsets at each point.
     Full,
-    /// Eight, also at each point of each recovery.
+    /// Eight seeded subsets, also at each point of each recovery.
     Exhaustive,
 }
 
@@ -86,11 +88,11 @@ fn parse_phase(text: &str) -> Result<Phase, String> {
     })
 }
 
-/// What has failed, and how.
+/// A failing workload and its failure.
 struct Found {
     workload: Workload,
     failure: Failure,
-    /// All that is printed of it, in one piece: other threads print too.
+    /// The whole text about it, printed at once because other threads print too.
     told: String,
 }
 
@@ -106,7 +108,7 @@ impl Found {
     }
 }
 
-/// One seed: the whole workload, then the crash points.
+/// Runs one seed: the whole workload, then the crash points.
 fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Box<Found>>> {
     let system = args.what.system()?;
     let workload = args.what.draw(seed)?;
@@ -134,7 +136,7 @@ fn sweep_seed(args: &Args, seed: u64) -> Result<Result<Figures, Box<Found>>> {
     })
 }
 
-/// Runs them; true if nothing was found.
+/// Runs the seeds. Returns true if nothing was found.
 pub fn sweep_seeds(args: &Args) -> Result<bool> {
     args.what.system()?;
     args.what.shape()?;
@@ -164,7 +166,7 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
                             say!("seed {seed}: {}", found.told);
                             first.lock().expect("no thread panics with it").get_or_insert(found);
                         }
-                        // The arguments were tried before the first seed.
+                        // The arguments were checked before the first seed.
                         Err(error) => say!("seed {seed}: {error:#}"),
                     }
                 }
@@ -185,7 +187,7 @@ pub fn sweep_seeds(args: &Args) -> Result<bool> {
     Ok(failures == 0)
 }
 
-/// The next seed that nobody has taken, below `end`.
+/// Takes the next free seed below `end`.
 fn take_seed(next: &AtomicU64, end: u64) -> Option<u64> {
     let following = |seed: u64| (seed < end).then(|| seed + 1);
     next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following).ok()

@@ -1,4 +1,4 @@
-//! What is run: a system, and a workload of some shape.
+//! The options that choose what to run: a system, and a workload of some shape.
 
 use crate::names::unknown;
 use anyhow::{Context as _, Result};
@@ -6,10 +6,10 @@ use bcached_sim::system::{System, system_named, system_names};
 use bcached_sim::workload::{Shape, Workload};
 use std::rc::Rc;
 
-/// Most steps that are drawn: what a workload does stays in memory.
+/// Maximum number of steps that are drawn: all that a workload does stays in memory.
 const STEPS_MAX: u64 = 100_000;
 
-/// Options that name system and shape.
+/// Options that name the system and the shape.
 #[derive(clap::Args, Clone)]
 pub struct What {
     /// The system under test.
@@ -18,24 +18,24 @@ pub struct What {
     /// The workload's shape.
     #[arg(long, default_value = "mixed")]
     workload: String,
-    /// Number of steps instead of the shape's own.
+    /// Number of steps, instead of the shape's default.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=STEPS_MAX))]
     length: Option<u64>,
 }
 
-/// The system of this name.
+/// Returns the system of this name.
 pub fn system(name: &str) -> Result<Rc<dyn System>> {
     let names = system_names();
     system_named(name).with_context(|| unknown("system", name, names.iter().map(String::as_str)))
 }
 
 impl What {
-    /// The system under test.
+    /// Returns the system under test.
     pub fn system(&self) -> Result<Rc<dyn System>> {
         system(&self.system)
     }
 
-    /// The shape, as long as asked for.
+    /// Returns the shape, with the requested length.
     pub fn shape(&self) -> Result<Shape> {
         let names = Shape::all().iter().map(|shape| shape.name);
         let shape =
@@ -44,7 +44,7 @@ impl What {
         Ok(steps.map_or(shape.clone(), |steps| shape.with_steps(steps)))
     }
 
-    /// The workload of this seed.
+    /// Returns the workload of this seed.
     pub fn draw(&self, seed: u64) -> Result<Workload> {
         Ok(self.shape()?.draw(seed))
     }

@@ -1,4 +1,4 @@
-//! B8: what becomes of random writes that do not pause when the cache has no more room for dirty data.
+//! B8: how continuous random writes perform when the cache has no more room for dirty data.
 
 use super::{Row, Scale, sweep_seconds};
 use crate::models::bed::{Bed, Setting};
@@ -8,16 +8,17 @@ use crate::models::load::{Done, Load, Until};
 use crate::models::mechanism::Kind;
 use crate::models::ssd;
 
-/// Requests in flight.
+/// Number of requests in flight.
 const DEPTH: u64 = 128;
 
-/// Four times the cache over four times the cache.
+/// Writes four times the size of the cache to a region of that size.
 fn fill(cache: u64, setting: &Setting) -> Done {
     let mut bed = Bed::new(setting);
     bed.run(&Load::random_writes(4 * cache, DEPTH, Until::Requests(4 * cache / 8)))
 }
 
-/// The largest loss from one whole second to the next, in parts of the first; and the worst second.
+/// Returns the largest loss from one whole second to the next, as a fraction of the former, and the
+/// requests in the worst second.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn drop_and_least(done: &Done) -> (f64, f64) {
     // The last second is not a whole one.
@@ -28,7 +29,7 @@ fn drop_and_least(done: &Done) -> (f64, f64) {
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 pub fn run(scale: Scale) -> Vec<Row> {
-    // Smaller ones are full before a pace can sink by less than a third in each second.
+    // A smaller cache is full before the pace can come down by less than a third each second.
     let cache = scale.of(8 << 20, 1 << 15);
     let setting = Setting::new(ssd::Model::sata_plp(), cache, 4 * cache);
     let writes = scale.of(200_000, 20_000);

@@ -1,5 +1,7 @@
-//! B20: a day of mixed load, in which nothing may become slower or larger. To keep the run short, clients work for some seconds of
-//! each minute; the rest of it is write-back's, and once an hour that of what else happens to a volume in a day.
+//! B20: a day of mixed load, during which nothing may become slower or larger.
+//!
+//! To keep the run short, clients work only for some seconds of each minute. The rest of the minute
+//! belongs to write-back, and once an hour to other events in the life of a volume.
 
 use super::{Row, Scale};
 use crate::models::bed::{BACKING, Bed, Setting};
@@ -13,19 +15,20 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Writes of the disk that fail each hour.
+/// Disk writes that fail each hour.
 const FAILING_WRITES: u64 = 20;
-/// Bytes of a write to what comes and goes.
+/// Bytes of each write to the temporary volume and to the region that is cut off.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// What an hour came to.
+/// The figures of one hour.
 #[derive(Clone, Copy, Default)]
 struct Hour {
-    /// Requests a second, while clients work.
+    /// Requests per second while clients work.
     iops: f64,
-    /// Memory of the nodes, in bytes: the mean of each minute's end, since it goes up and down with what is being rewritten.
+    /// Memory of cached nodes in bytes. It is the mean over the ends of all minutes, because it
+    /// fluctuates with what is being rewritten.
     node_bytes: u64,
-    /// Resident memory of the whole simulator, in KiB; 0 where nobody says.
+    /// Resident memory of the whole simulator in KiB; 0 if unknown.
     resident_kib: u64,
 }
 
@@ -35,21 +38,23 @@ fn resident_kib() -> u64 {
     line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse().ok()).unwrap_or(0)
 }
 
-/// What happens once an hour.
+/// An event that happens once an hour.
 #[derive(Clone, Copy)]
 enum Disturbance {
-    /// The disk refuses some writes.
+    /// The disk fails some writes.
     Faults,
-    /// A volume in the cache alone is made, written to, and given up.
+    /// A flash-only volume is created, written to, and removed.
     Lodger,
-    /// The volume loses what lies behind the region that clients use, which is dirty, and gets it again.
+    /// The volume is shrunk to the region that clients use, which discards the dirty data beyond
+    /// it, and is grown again.
     Resize,
-    /// The volume leaves the cache and comes again.
+    /// The volume is detached from the cache and attached again.
     Reattach,
 }
 
 impl Disturbance {
-    /// That of a minute of an hour of so many: each in a sixth of its own.
+    /// Returns the event for a minute of an hour with `minutes` minutes: each event has its own
+    /// sixth of the hour.
     const fn of(minute: u64, minutes: u64) -> Option<Self> {
         let each = if minutes < 6 { 1 } else { minutes / 6 };
         match (minute % each, minute / each) {
@@ -142,7 +147,8 @@ pub fn run(scale: Scale) -> Vec<Row> {
     };
     let all: Vec<Hour> = (0..hours).map(|number| hour(&mut bed, &load, number, minutes, busy)).collect();
     let (second, last) = (all[1], all[all.len() - 1]);
-    // The nodes of one hour take some percent more or less than those of another, as leaves are rewritten: many hours tell what becomes of it.
+    // The memory of nodes varies by some percent from hour to hour, as leaves are rewritten. Only
+    // the mean over many hours shows a trend.
     let (earlier, later) = all[1..].split_at((all.len() - 1) / 2);
     let nodes =
         |hours: &[Hour]| hours.iter().map(|hour| hour.node_bytes).sum::<u64>() / hours.len().max(1) as u64;

@@ -1,20 +1,22 @@
-//! B10: how long it takes after a crash until a volume is served, its cache full of small extents; after a second one, before the
-//! tree has been walked; and after one whose journal has keys for all leaves.
+//! B10: the time from a crash until a volume is served, with a cache full of small extents. Also
+//! measured: a second crash before the tree has been walked, and a crash with keys for all leaves
+//! in the journal.
 
 use super::{Row, Scale};
 use crate::models::bed::{Bed, CACHE, Setting};
 use crate::models::load::{Load, Places, Until};
 use crate::models::ssd;
 
-/// The limit of memory, in MiB.
+/// Bound of memory usage, in MiB.
 const MEMORY_MIB: f64 = 256.0;
-/// The longest that a first answer may take, in seconds.
+/// Bound of the time to the first answer, in seconds.
 const ANSWER_S: f64 = 1.0;
-/// Writes at random places before the crash with a full journal.
+/// Random writes before the crash with a full journal.
 const JOURNALLED: u64 = 100_000;
-/// What a kernel's check takes of one processor for an extent, in nanoseconds, as measured (`tests/tests/suite/kernel_check.rs`).
+/// CPU time of a kernel's check per extent, in nanoseconds, as measured
+/// (`tests/tests/suite/kernel_check.rs`).
 const KERNEL_NS: f64 = 113.0;
-/// It is to take so many times what ours does.
+/// A kernel's check must take at least this many times as long as ours.
 const KERNEL_TIMES: f64 = 20.0;
 
 pub fn run(scale: Scale) -> Vec<Row> {
@@ -32,17 +34,17 @@ pub fn run(scale: Scale) -> Vec<Row> {
     rows
 }
 
-/// Of four times the size, to see what grows.
+/// The same at four times the size, to see what grows.
 pub fn run_large(scale: Scale) -> Vec<Row> {
     rows("B10x4", &measure(scale.of(256 << 21, 1 << 20)))
 }
 
-/// Of eight times the size. It takes 14 GiB of memory.
+/// The same at eight times the size. It takes 14 GiB of memory.
 pub fn run_huge(scale: Scale) -> Vec<Row> {
     rows("B10x8", &measure(scale.of(512 << 21, 1 << 21)))
 }
 
-/// What a set of any size is measured by.
+/// Returns the figures that are reported for every size.
 fn rows(id: &'static str, measured: &Measured) -> Vec<Row> {
     let at_most = |quantity: &str, measured, bound, unit| Row::at_most(id, quantity, measured, bound, unit);
     let tells = |quantity: &str, measured, unit| Row::tells(id, quantity, measured, unit);
@@ -60,32 +62,33 @@ fn rows(id: &'static str, measured: &Measured) -> Vec<Row> {
     ]
 }
 
-/// What a set of one size came to, in seconds.
+/// The figures of a set of one size. Times are in seconds.
 struct Measured {
-    /// From each crash to the first answer.
+    /// From each of the first two crashes to the first answer.
     answers: [f64; 2],
     /// From the second crash to the end of the walk.
     walked: f64,
-    /// From a third crash to the first answer, when the journal has keys for all leaves.
+    /// From a third crash to the first answer, with keys for all leaves in the journal.
     journalled: f64,
-    /// From a fourth crash to the first answer, if a kernel has used the set; and the processor's time.
+    /// From a fourth crash, after use by a kernel, to the first answer; and the CPU time of that.
     of_a_kernel: f64,
     processor: f64,
-    /// Of all that the engine has allocated, from a crash to the end of the walk, and of a kernel's set to the first answer.
+    /// Peak of all that the engine has allocated: from a crash to the end of the walk, and from the
+    /// start after use by a kernel to the first answer.
     memory_mib: f64,
     nodes_mib: f64,
     dirty_gib: f64,
     read_mib: f64,
 }
 
-/// A cache of so many sectors.
+/// Measures a cache of `cache` sectors.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn measure(cache: u64) -> Measured {
     let mut setting = Setting::new(ssd::Model::sata_plp(), cache, 4 * cache);
     setting.options.volume.writeback_running = false;
     let mut bed = Bed::new(&setting);
-    // With more of it dirty, writes would go past it. No two extents lie side by side, or they would be one; they are written in
-    // order because that makes the same tree sooner.
+    // If more of the cache were dirty, writes would bypass it. No two extents are adjacent, or they
+    // would be merged. They are written in order because that builds the same tree sooner.
     let load = Load::random_writes(4 * cache, 32, Until::Requests(cache / 8 * 85 / 100));
     bed.run(&Load { places: Places::Strided(4), ..load });
     let dirty_gib = bed.status().dirty_sectors as f64 / f64::from(1 << 21);

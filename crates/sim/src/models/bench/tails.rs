@@ -1,4 +1,4 @@
-//! B7: how long random writes take at most while garbage is collected, against the time before there is any.
+//! B7: tail latencies of random writes during garbage collection, compared with those before it.
 
 use super::{Row, Scale};
 use crate::models::bed::{BACKING, Bed, Setting};
@@ -11,21 +11,22 @@ use std::rc::Rc;
 
 const MS: f64 = 1e6;
 
-/// What the engine has done to find space, whatever it is.
+/// Returns counters that are non-zero once the engine has done any work to find space.
 const fn collected(stats: &Stats) -> (u64, u64, u64) {
     (stats.gc_passes, stats.moved_bytes, stats.btree_coalesces)
 }
 
-/// Latencies before anything was collected, and since.
+/// Latencies before anything was collected, and since then.
 struct Tails {
     before: Latencies,
     since: Latencies,
     stats: Stats,
-    /// Writes to the disk behind.
+    /// Writes to the backing disk.
     backing_writes: u64,
 }
 
-/// Random writes over `share` percent of a cache; nothing is written back, so that only collecting makes room.
+/// Writes randomly over `share` percent of a cache. Nothing is written back, so that only
+/// collection frees space.
 fn tails(scale: Scale, share: u64) -> Tails {
     let cache = scale.of(2 << 21, 1 << 17);
     let region = cache * share / 100 / 8 * 8;
@@ -33,7 +34,7 @@ fn tails(scale: Scale, share: u64) -> Tails {
     let mut setting = Setting::new(ssd::Model::nvme_plp(), cache, cache);
     setting.options.volume.writeback_running = false;
     let mut bed = Bed::new(&setting);
-    // The first one marks the backing device dirty, which is a write to a disk.
+    // The first write marks the backing device dirty, which is a write to a disk.
     bed.run(&Load::random_writes(region, 1, Until::Requests(1)));
     let mut slices: Vec<Latencies> = Vec::new();
     let mut tails = Tails {
@@ -54,7 +55,7 @@ fn tails(scale: Scale, share: u64) -> Tails {
         }
         tails.stats = stats;
     }
-    // The last of them may have been beside a pass that had not ended.
+    // The last slices may have overlapped with a pass that had not ended.
     slices.truncate(slices.len().saturating_sub(slices.len() / 10 + 1));
     slices.iter().for_each(|slice| tails.before.join(slice));
     tails.backing_writes = bed.traffic(BACKING).writes;
@@ -106,9 +107,13 @@ pub fn run(scale: Scale) -> Vec<Row> {
     rows
 }
 
-/// What is written back and what is moved by what is written, where a quarter of the cache is written over and over and more may be dirty: that
-/// makes no room that moving does not make, and the disk has other things to do. Moving, and write-back with it, come and go: room lasts for what the
-/// cache holds, and then they make it for as long. The run is of several such turns, or the figure would be that of where it ends.
+/// Returns the bytes written back and the bytes moved, per byte written. A quarter of the cache is
+/// overwritten again and again, and more than that may be dirty.
+///
+/// Here write-back frees no space that moving would not free, and the disk has other work. Moving,
+/// and write-back with it, alternate with pauses: free space lasts for as many writes as the cache
+/// holds, and is then reclaimed for as long. The run covers several such cycles, so that the figure
+/// does not depend on where it ends.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn written_over(scale: Scale) -> (f64, f64) {
     let cache = scale.of(2 << 21, 1 << 17);
@@ -121,8 +126,9 @@ fn written_over(scale: Scale) -> (f64, f64) {
     (by_writes(stats.written_back_bytes), by_writes(stats.moved_bytes))
 }
 
-/// What is moved by what is written, where some blocks are written much more often than others: what stays is moved again and again, if
-/// it lies among what does not.
+/// Returns the bytes moved per byte written, where some blocks are written much more often than
+/// others. Data that stays live is moved again and again if it shares buckets with data that does
+/// not.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn skewed(scale: Scale) -> f64 {
     let cache = scale.of(2 << 21, 1 << 17);

@@ -1,5 +1,6 @@
-//! B12: what is written to the cache device for each byte that a client writes, at random places of a cache that has room. Leaves
-//! are counted too: after the load there is time for all of them to be written.
+//! B12: bytes written to the cache device for each byte that a client writes, for random writes
+//! into a cache that has room. Leaves are included: after the load there is time for all of them to
+//! be written.
 
 use super::{Row, Scale};
 use crate::models::bed::{Bed, CACHE, Setting};
@@ -7,9 +8,10 @@ use crate::models::load::{Load, Until};
 use crate::models::ssd;
 use std::time::Duration;
 
-/// What a kernel writes for each byte at depth 1, by calculation: the data, a journal block, and its share of leaves.
+/// Bytes that a kernel writes for each byte at depth 1, by calculation: the data, a journal block,
+/// and its share of leaves.
 const KERNEL_DEPTH_1: f64 = 2.2;
-/// By then each leaf has been written.
+/// Time by which each leaf has been written.
 const LEAVES_WRITTEN: Duration = Duration::from_secs(61);
 
 #[expect(clippy::cast_precision_loss, reason = "a ratio")]
@@ -17,7 +19,7 @@ fn amplification(scale: Scale, change: impl FnOnce(&mut Load)) -> f64 {
     // 64 GiB in front of 256.
     let (cache, writes) = (scale.of(64 << 21, 1 << 21), scale.of(1_000_000, 20_000));
     let mut setting = Setting::new(ssd::Model::sata_plp(), cache, 4 * cache);
-    // Writing back is another figure: here only what clients write counts.
+    // Write-back is a separate figure: only client writes count here.
     setting.options.volume.writeback_running = false;
     let mut bed = Bed::new(&setting);
     let mut load = Load::random_writes(4 * cache, 32, Until::Requests(writes));

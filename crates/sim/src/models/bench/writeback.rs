@@ -1,4 +1,5 @@
-//! B9: how long it takes until dirty data at random places is on the disk, while nobody asks for anything.
+//! B9: the time to write randomly placed dirty data back to the disk while there are no client
+//! requests.
 
 use super::{Row, Scale, sweep_seconds};
 use crate::models::bed::{Bed, DATA_START, Setting};
@@ -9,10 +10,11 @@ use crate::models::ssd::{self, Ssd};
 use bcached_env::rng::Rng;
 use std::time::Duration;
 
-/// Without a request for so long the set is idle, and writes back as fast as the devices go.
+/// After this time without a request the set is idle, and write-back runs as fast as the devices
+/// allow.
 const IDLE: Duration = Duration::from_secs(31);
 
-/// A bed on which `blocks` blocks of `region` sectors are dirty, and nobody has asked for anything for long.
+/// Returns a bed with `blocks` dirty blocks in `region` sectors that has been idle for long.
 fn dirty_bed(blocks: u64, region: u64) -> Bed {
     let mut setting = Setting::new(ssd::Model::sata_plp(), 4 * 8 * blocks / 1024 * 1024, region);
     setting.options.volume.writeback_running = false;
@@ -29,7 +31,7 @@ fn dirty_bed(blocks: u64, region: u64) -> Bed {
     bed
 }
 
-/// Virtual seconds until nothing is dirty.
+/// Returns the virtual seconds until nothing is dirty.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn write_back(bed: &mut Bed) -> f64 {
     let began = bed.now();
@@ -41,7 +43,7 @@ fn write_back(bed: &mut Bed) -> f64 {
     (bed.now() - began) as f64 / 1e9
 }
 
-/// Virtual seconds of the model of the kernel, on drives of the same kind.
+/// Returns the virtual seconds that the model of the kernel takes on drives of the same kind.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn kernel_seconds(disk: hdd::Model, blocks: u64, region: u64) -> f64 {
     let mut rng = Rng::new(1);

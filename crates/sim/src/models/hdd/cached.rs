@@ -1,8 +1,9 @@
-//! The writes in a disk's cache that are not on the platter: those that a flush waits for, and those that came later.
+//! The writes in a disk's volatile cache that are not on the platter yet: those that a flush waits
+//! for, and later ones.
 
 use std::collections::BTreeMap;
 
-/// Longest run of neighbours that is written in one go, in sectors: other commands wait for its end.
+/// Longest run of adjacent sectors that is written at once: other commands wait for its end.
 const RUN_SECTORS_MAX: u64 = 2048;
 
 #[derive(Clone, Copy, Debug)]
@@ -11,26 +12,29 @@ struct Extent {
     epoch: u64,
 }
 
-/// Extents by first sector.
+/// Cached extents by first sector.
 #[derive(Debug, Default)]
 pub struct Cached {
-    /// Of former epochs: a flush waits for them.
+    /// Extents of earlier epochs, which a flush waits for.
     flushing: BTreeMap<u64, Extent>,
-    /// Of this epoch.
+    /// Extents of the current epoch.
     fresh: BTreeMap<u64, Extent>,
     epoch: u64,
-    /// Extents that are not on the platter, by epoch, with the one that is on its way there.
+    /// Number of extents of each epoch that are not on the platter, including the one that is being
+    /// written.
     left: BTreeMap<u64, u64>,
     sectors: u64,
 }
 
 impl Cached {
-    /// What is in the cache, in sectors, without what is on its way to the platter.
+    /// Returns the size of the cached extents in sectors, without the one that is being written to
+    /// the platter.
     pub const fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// Adds a write; one over the same sectors replaces the older one, one behind another makes it longer.
+    /// Adds a write. A write to the same sectors replaces the older one; a write that follows
+    /// another directly extends it.
     pub fn put(&mut self, sector: u64, sectors: u64) {
         let before = self.fresh.range_mut(..=sector).next_back();
         if let Some((start, extent)) = before {
@@ -52,12 +56,13 @@ impl Cached {
         }
     }
 
-    /// A flush begins: the epoch that it goes up to.
+    /// Begins a flush. Returns the last epoch that it covers.
     pub fn begin_flush(&mut self) -> u64 {
         let epoch = self.epoch;
         self.epoch += 1;
         for (sector, extent) in std::mem::take(&mut self.fresh) {
-            // What a former flush waits for at the same place is written with it.
+            // An extent that an earlier flush waits for at the same place is written together with
+            // this one.
             if let Some(old) = self.flushing.insert(sector, extent) {
                 self.sectors -= old.sectors;
                 self.has_landed(old.epoch);
@@ -66,14 +71,16 @@ impl Cached {
         epoch
     }
 
-    /// The extents nearest to `sector`, so many on each side, of those that are to be written first.
+    /// Returns up to `count` extents on each side of `sector`, from those that are to be written
+    /// first.
     pub fn near(&self, sector: u64, count: usize) -> impl Iterator<Item = (u64, u64)> + '_ {
         let first = if self.flushing.is_empty() { &self.fresh } else { &self.flushing };
         let (behind, ahead) = (first.range(..sector).rev(), first.range(sector..));
         ahead.take(count).chain(behind.take(count)).map(|(sector, extent)| (*sector, extent.sectors))
     }
 
-    /// The extent at `sector` is on its way to the platter: its length, and its epoch.
+    /// Removes the extent at `sector`, which is now being written to the platter. Returns its
+    /// length and its epoch.
     pub fn take(&mut self, sector: u64) -> (u64, u64) {
         let found = self.flushing.remove(&sector).or_else(|| self.fresh.remove(&sector));
         let Extent { sectors, epoch } = found.expect("what was chosen is there");
@@ -81,7 +88,7 @@ impl Cached {
         (sectors, epoch)
     }
 
-    /// An extent of `epoch` is on the platter.
+    /// Records that an extent of `epoch` is on the platter.
     pub fn has_landed(&mut self, epoch: u64) {
         let count = self.left.get_mut(&epoch).expect("its epoch is known");
         *count -= 1;
@@ -90,7 +97,7 @@ impl Cached {
         }
     }
 
-    /// The oldest epoch of which not all is on the platter.
+    /// Returns the oldest epoch that is not completely on the platter.
     pub fn oldest(&self) -> Option<u64> {
         self.left.first_key_value().map(|(epoch, _)| *epoch)
     }

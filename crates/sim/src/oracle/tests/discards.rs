@@ -1,4 +1,4 @@
-//! Rule 7: what discards leave.
+//! Tests of rule 7: what discards leave.
 
 use super::Bench;
 

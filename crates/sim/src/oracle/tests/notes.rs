@@ -1,4 +1,4 @@
-//! A note whose file somebody has removed.
+//! Tests of rule 10: a note whose file has been removed.
 
 use super::Bench;
 

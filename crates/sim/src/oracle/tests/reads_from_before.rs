@@ -1,11 +1,11 @@
-//! Reads that began before a device dropped something, or while it was away.
+//! Tests of rule 8 with reads that began before a device dropped something, or while it was away.
 
 use super::Bench;
 use crate::stamp::Value;
 use std::collections::BTreeSet;
 
 impl Bench {
-    /// The backing device is pulled, and what it had in sectors 0 and 1 goes with its power.
+    /// Pulls the backing device; the data that it had in sectors 0 and 1 is lost with its power.
     fn loses_its_device(&mut self) {
         self.oracle.device_goes(0, BTreeSet::from([0, 1]));
     }
@@ -38,7 +38,7 @@ fn rule_8_a_read_from_before_says_nothing_of_what_is_there_after() {
     assert!(!bench.reads(dropped), "what was read after it stays");
 }
 
-/// In write-back: what a backing device goes back to has long been replaced in the cache.
+/// In write-back mode, the cache has long replaced what a backing device reverts to.
 #[test]
 fn rule_8_a_read_from_before_may_return_what_a_backing_device_went_back_to() {
     let mut bench = Bench::new();
@@ -98,7 +98,7 @@ fn rule_8_what_is_written_after_a_device_is_back_is_there() {
     assert_eq!(bench.may_be(9), [write]);
 }
 
-/// The device had answered it, and the system answers it when the device is away.
+/// The device had answered the write, and the system acknowledges it while the device is away.
 #[test]
 fn rule_8_what_was_under_way_when_a_device_went_may_be_gone_though_it_is_acknowledged() {
     for lost in [true, false] {

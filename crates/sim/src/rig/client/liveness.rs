@@ -1,4 +1,4 @@
-//! What must come to pass while nobody writes and every device works.
+//! Checks what must happen while no client writes and every device works.
 
 use super::Client;
 use crate::failure::Fault;
@@ -7,24 +7,25 @@ use crate::workload::Step;
 use std::ops::Range;
 use std::time::Duration;
 
-/// How long write-back may take, in virtual time: thousands of its smallest batches, on the slowest device.
+/// How long write-back may take, in virtual time: thousands of its smallest batches on the slowest
+/// device.
 const WRITE_BACK_MAX: Duration = Duration::from_secs(900);
 
-/// How often a place is read until it comes from the cache: what was read waits for a flush of the backing device, and a full
-/// cache for buckets.
+/// How often a place is read until it comes from the cache. Caching what was read waits for a flush
+/// of the backing device; if the cache is full, it waits for buckets.
 const READS_MAX: u32 = 200;
 
-/// Places of a volume that are read.
+/// Number of places of a volume that are read.
 const PLACES: u64 = 4;
 
-/// Virtual milliseconds between two looks.
+/// Virtual milliseconds between two checks.
 const PAUSE_MS: u64 = 100;
 
 impl Client {
     /// Waits until nothing is dirty.
     ///
     /// # Errors
-    /// If that takes for ever.
+    /// If that takes longer than `WRITE_BACK_MAX`.
     pub async fn written_back(&self) -> Result<(), Fault> {
         let end = self.env().now() + WRITE_BACK_MAX;
         loop {
@@ -39,10 +40,11 @@ impl Client {
         }
     }
 
-    /// Reads some places of each volume until they come from the cache; leaves the volumes attached, in writethrough.
+    /// Reads some places of each volume until they come from the cache; leaves the volumes
+    /// attached, in writethrough mode.
     ///
     /// # Errors
-    /// If it never does.
+    /// If they never do.
     pub async fn cached_again(&self) -> Result<(), Fault> {
         if !self.shared.running.caches() {
             return Ok(());
@@ -51,7 +53,8 @@ impl Client {
             self.ask(Step::Attach { volume }).await;
             self.ask(Step::Mode { volume, mode: Mode::Writethrough }).await;
             for place in 0..PLACES {
-                // A block of any set. What lies behind the last whole one is never cached.
+                // This size is a multiple of any set's block. Data after the last whole block is
+                // never cached.
                 let first = shape.sectors / PLACES * place / 8 * 8;
                 if first + 8 <= shape.sectors {
                     self.is_cached(volume, first..first + 8).await?;

@@ -1,9 +1,15 @@
-//! Volumes that live in the cache alone, which come and go while others ask.
+//! Volumes that live in the cache alone (flash-only volumes), created, deleted and resized while
+//! other requests are in flight.
 //!
-//! What the judge is told: one that is made has zeroes, durably, before anybody can read it; one that is being deleted has what it had or
-//! zeroes, as after a discard of all of it. Whether it is there at the next start is judged here: it is, once it was made, and is not,
-//! once it was deleted; who was not told finds either. So it is with its size: that of before, with all that it had, or the new one. What lies
-//! behind its end is zeroes, durably, from when it has that end: whatever the cache still has there when the volume grows again is noticed.
+//! The oracle is told this about their content:
+//! - A volume that is created holds zeroes, durably, before any client can read it.
+//! - A volume that is being deleted holds what it had or zeroes, as after a discard of all of it.
+//! - Sectors after its end are zeroes, durably, from the moment at which it has that end. If the
+//!   cache still shows old data there when the volume grows again, the oracle notices.
+//!
+//! Whether it exists at the next start is judged here: it does once it was created, and does not
+//! once it was deleted. If the client got no answer, either is allowed. Likewise its size is the
+//! old one, with all its data, or the new one.
 
 use super::sizes::Size;
 use super::{Birth, Client};
@@ -12,7 +18,7 @@ use crate::oracle::Presence;
 use crate::system::{Refusal, Running};
 
 impl Birth {
-    /// Those that are there are those that must be; their sizes, in order.
+    /// Checks that exactly the volumes exist that must; returns their sizes, in order.
     pub(super) fn check_lodgers(&self, running: &dyn Running) -> Result<Vec<Size>, Fault> {
         let mut oracle = self.oracle.borrow_mut();
         let mut sizes = Vec::new();
@@ -35,7 +41,7 @@ impl Birth {
 }
 
 impl Client {
-    /// A volume that lives in the cache alone.
+    /// Returns whether a volume lives in the cache alone.
     pub(super) fn is_lodger(&self, volume: u32) -> bool {
         volume as usize >= self.shared.shapes.len()
     }
@@ -125,7 +131,7 @@ impl Client {
         grown.map(drop)
     }
 
-    /// How large it is when it is made, in sectors.
+    /// Returns the size at which it is created, in sectors.
     fn largest(&self, volume: u32) -> u64 {
         self.shared.lodgers[volume as usize - self.shared.shapes.len()]
     }

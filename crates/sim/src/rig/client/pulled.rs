@@ -6,7 +6,7 @@ use crate::failure::Fault;
 use crate::system::{Refusal, Return};
 
 impl Client {
-    /// The device is gone, if it can come back: the system must know what that is.
+    /// Pulls the device, unless it could not come back: the system must support its return.
     pub(super) fn pull(&self, device: usize, survivors: Survivors) {
         let volume = volume_on(device);
         let can_return = self.shared.running.can_return(volume);
@@ -19,7 +19,7 @@ impl Client {
         }
     }
 
-    /// It is back, and nobody has used it meanwhile: the system must take it.
+    /// Brings the device back. Nothing has used it meanwhile, so the system must accept it.
     pub(super) async fn give_back(&self, device: usize) -> Result<(), Refusal> {
         let volume = volume_on(device);
         if self.shared.world.borrow().is_there(device) || !self.begin_change(volume) {
@@ -29,7 +29,7 @@ impl Client {
         let taken = self.shared.running.take_back(volume, disk).await;
         self.end_change(volume);
         if !matches!(taken, Ok(Return::Taken)) {
-            // Nobody uses what was opened: it can be looked for once more.
+            // The new handle is not in use: another attempt is possible.
             let _nothing = self.shared.world.borrow_mut().pull(device, Survivors::Everything);
         }
         match taken {
@@ -47,7 +47,7 @@ impl Client {
     }
 }
 
-/// Which volume is on a backing device.
+/// Returns the volume on a backing device.
 fn volume_on(device: usize) -> u32 {
     u32::try_from(device - 1).expect("few volumes")
 }

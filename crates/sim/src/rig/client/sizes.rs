@@ -1,8 +1,8 @@
-//! Volumes that become smaller, larger, or lose their disk, while others ask.
+//! Volumes that shrink, grow or lose their disk while other requests are in flight.
 //!
-//! The judge is told as if somebody wrote zeroes that are durable: that is what then stands on a device that has been cut and made
-//! longer again, or on a disk that has taken the place of one which died with newer data in the cache. So whatever the cache still
-//! shows of before is noticed.
+//! The oracle is told of a durable write of zeroes in the affected range. That is the content of a
+//! device that was truncated and extended again, or of a disk that replaced one which died with
+//! newer data in the cache. So it notices any old data that the cache still shows.
 
 use super::{Client, bytes_of};
 use crate::failure::Fault;
@@ -14,11 +14,11 @@ use std::ops::Range;
 
 /// What is known of a volume's size in this life.
 pub(super) struct Size {
-    /// Nobody asks for anything behind that.
+    /// No client submits requests beyond this sector.
     limit: u64,
-    /// The least that has been the limit: who has asked for more may be refused.
+    /// The lowest value that the limit has had: requests beyond it may be refused.
     least: u64,
-    /// It is being changed.
+    /// A change of the size is in progress.
     is_changing: bool,
 }
 
@@ -28,7 +28,7 @@ impl Size {
     }
 }
 
-/// Whom a step asks, if not for sectors.
+/// Returns the volume of a step that is about a whole volume.
 const fn of_volume(step: &Step) -> Option<u32> {
     match step {
         Step::Flush { volume } | Step::Readd { volume } | Step::Turn { volume, .. } => Some(*volume),
@@ -36,7 +36,7 @@ const fn of_volume(step: &Step) -> Option<u32> {
     }
 }
 
-/// What a step asks for.
+/// Returns the volume and sectors that a step is about.
 const fn asked(step: &Step) -> Option<(u32, &Range<u64>)> {
     match step {
         Step::Write { volume, sectors, .. }
@@ -48,28 +48,28 @@ const fn asked(step: &Step) -> Option<(u32, &Range<u64>)> {
 }
 
 impl Client {
-    /// Where a volume ends.
+    /// Returns the current end of a volume.
     pub(super) fn limit(&self, volume: u32) -> u64 {
         self.shared.sizes.borrow()[volume as usize].limit
     }
 
-    /// Whether a step is for something that the volume has.
+    /// Returns whether the volume currently has all that a step is about.
     pub(super) fn is_within(&self, step: &Step) -> bool {
         let is_there = of_volume(step).is_none_or(|volume| self.limit(volume) > 0);
         is_there && asked(step).is_none_or(|(volume, sectors)| sectors.end <= self.limit(volume))
     }
 
-    /// Whether it may be refused because the volume did not have that at some time.
+    /// Returns whether a step may be refused because the volume was too small for it at some time.
     pub(super) fn may_be_outside(&self, step: &Step, refusal: &Refusal) -> bool {
         let least = |volume: u32| self.shared.sizes.borrow()[volume as usize].least;
         let is_behind = asked(step).is_some_and(|(volume, sectors)| sectors.end > least(volume));
-        // Of a volume that is no more nothing is outside.
+        // In a deleted volume, any refusal is allowed.
         let of = asked(step).map(|(volume, _)| volume).or(of_volume(step));
         let is_no_more = of.is_some_and(|volume| self.is_lodger(volume) && least(volume) == 0);
         is_no_more || is_behind && *refusal == Refusal::from_error(ErrorKind::Invalid)
     }
 
-    /// True if nobody else changes the volume now.
+    /// Begins a change of the volume; returns false if another one is in progress.
     pub(super) fn begin_change(&self, volume: u32) -> bool {
         let mut sizes = self.shared.sizes.borrow_mut();
         !std::mem::replace(&mut sizes[volume as usize].is_changing, true)
@@ -84,7 +84,7 @@ impl Client {
         (size.limit, size.least) = (limit, size.least.min(limit));
     }
 
-    /// These sectors hold zeroes, durably.
+    /// Tells the oracle that these sectors hold zeroes, durably.
     pub(super) fn are_zero(&self, volume: u32, sectors: Range<u64>) {
         if !sectors.is_empty() {
             let mut oracle = self.shared.oracle.borrow_mut();
@@ -112,7 +112,7 @@ impl Client {
         shrunk.map(drop)
     }
 
-    /// The device ends behind so many sectors of the volume.
+    /// Truncates the device after this many sectors of the volume.
     fn cut(&self, volume: u32, sectors: u64) {
         let mut world = self.shared.world.borrow_mut();
         let device = &mut world.devices[1 + volume as usize];
@@ -138,7 +138,8 @@ impl Client {
             let device = &mut world.devices[1 + volume as usize];
             let (start, former) = (device.data_start(), device.model.sectors);
             let _larger = former >= start + sectors || device.resize(start + sectors);
-            // It may have grown for somebody who was not served, and then the volume may have all of it by now.
+            // It may have grown for an earlier request that failed, and the volume may have all of
+            // it by now.
             device.model.sectors - start
         };
         let grown = self.shared.running.grow(volume, sectors).await;
@@ -174,7 +175,8 @@ impl Client {
         forgotten
     }
 
-    /// The disk alone has everything but what is lost; another one takes its place, with zeroes for that.
+    /// Replaces a disk, which alone holds everything except what is lost, by another one with
+    /// zeroes in the lost ranges.
     fn exchange(&self, volume: u32, lost: &Lost) {
         let touched = self.shared.oracle.borrow().touched();
         for (_, range) in touched.into_iter().filter(|(of, _)| *of == volume) {
@@ -196,7 +198,7 @@ impl Client {
         self.shared.running.exchange(device);
     }
 
-    /// What the disk holds there is what the volume reads as.
+    /// Judges the content of the disk as if the volume had been read.
     fn judge_disk(&self, volume: u32, sectors: Range<u64>) {
         let mut bytes = vec![0; bytes_of(&sectors)];
         {
@@ -215,7 +217,7 @@ impl Client {
     }
 }
 
-/// What of `range` lies in none of `holes`, which are in order.
+/// Returns the parts of `range` outside all `holes`, which are in order.
 fn without(range: Range<u64>, holes: &[Range<u64>]) -> Vec<Range<u64>> {
     let (mut pieces, mut at) = (Vec::new(), range.start);
     for hole in holes.iter().filter(|hole| hole.end > range.start && hole.start < range.end) {

@@ -1,4 +1,4 @@
-//! Steps that belong together where devices fail.
+//! Groups of steps that belong together where devices fail.
 
 use super::Painter;
 use crate::disk::{Fault, Landed, OpKind, Rule};
@@ -8,8 +8,8 @@ use crate::workload::shape::Failing;
 use std::ops::Range;
 
 impl Painter<'_> {
-    /// Flushes of a device that fail again and again, each in a way of its own, with changes, reads
-    /// and flushes of clients between them and the other device slow, so that a flush is under way
+    /// Flushes of a device fail repeatedly, in different ways. Between them there are changes,
+    /// reads and flushes of clients, and the other device is slow, so that a flush is in flight
     /// when the next one fails.
     pub(super) fn flushes_that_fail(&mut self) {
         let (volume, near) = self.place();
@@ -65,9 +65,9 @@ impl Painter<'_> {
         self.next.push_back(Step::Read { volume, sectors: near });
     }
 
-    /// The cache refuses a write over what is dirty and what is clean, whose bucket it has given up
-    /// before, since it dropped what was written to it later. The write goes to the backing device,
-    /// and the end comes in the middle of that.
+    /// The cache refuses a write over dirty and clean data whose bucket it has invalidated before,
+    /// since it dropped what was written to it later. The write goes to the backing device, and the
+    /// end comes in the middle of that.
     pub(super) fn written_out(&mut self) {
         let (volume, _) = self.place();
         if volume as usize >= self.shape.volumes || !self.is_failing(0) {
@@ -97,7 +97,7 @@ impl Painter<'_> {
             self.next.extend([write, Step::Settle]);
         }
         if matches!(self.shape.failing, Failing::CacheData) {
-            // There are few buckets: reads of what is not there take them from what was copied.
+            // There are few buckets: reads of uncached data take them from what was copied.
             for _ in 0..self.rng.below(32) {
                 let start = self.rng.below(self.span(volume) / 8) * 8;
                 let sectors = self.fitted(volume, start..start + self.shape.longest);
@@ -118,9 +118,10 @@ impl Painter<'_> {
         self.next.push_back(Step::Read { volume, sectors: copied });
     }
 
-    /// What was written past the cache is read, and a flush that fails drops it before that read has ended: what it gives
-    /// may be older than what it began with, or newer than what is there, and no copy of it may stay. Then a good flush
-    /// proves nothing of it.
+    /// Data that was written past the cache is read, and a flush that fails drops it before that
+    /// read has ended. The read may return content older than at its start, or newer than what is
+    /// there now, and no copy of it may stay in the cache. A later successful flush proves nothing
+    /// about it.
     pub(super) fn read_across_a_failed_flush(&mut self) {
         let (volume, near) = self.place();
         let device = 1 + volume as usize;
@@ -141,8 +142,9 @@ impl Painter<'_> {
         self.next.push_back(Step::Mode { volume, mode: self.first_mode(volume) });
     }
 
-    /// A clean copy cannot be read, and the backing device is slow to give what it has in its place. Meanwhile the same
-    /// becomes dirty, and then is written past the cache, which refuses it.
+    /// A clean copy cannot be read, and the backing device is slow to return the data instead.
+    /// Meanwhile the same sectors become dirty, and are then written past the cache, which refuses
+    /// the write.
     pub(super) fn unreadable_copy(&mut self) {
         let (volume, near) = self.place();
         let device = 1 + volume as usize;
@@ -159,7 +161,7 @@ impl Painter<'_> {
         let slow_read = Rule::next(OpKind::Read, 1, Fault::Late(1 << (22 + self.rng.below(6))));
         let slow_write = Rule::next(OpKind::Write, 1, Fault::Late(1 << (23 + self.rng.below(5))));
         self.next.extend([Step::Mode { volume, mode: Mode::Writeback }, Step::Settle, read(), Step::Settle]);
-        // The copy is in its leaf, and nothing else is under way.
+        // The copy is in its leaf, and nothing else is in flight.
         self.next.extend([Step::Pause(64), Step::Flush { volume }, Step::Settle, Step::Pause(8)]);
         self.next
             .extend([Step::Trouble { device: 0, rule: unread }, Step::Trouble { device, rule: slow_read }]);
@@ -174,8 +176,9 @@ impl Painter<'_> {
         self.next.extend([Step::Settle, Step::Mode { volume, mode: self.first_mode(volume) }]);
     }
 
-    /// A backing device is pulled while requests are under way, and comes back without what it had not made durable: what
-    /// went past the cache before, beside a flush, or while the device was being written back to.
+    /// A backing device is pulled while requests are in flight, and comes back without what it had
+    /// not made durable: data that bypassed the cache before, during a flush, or during write-back
+    /// to the device.
     pub(super) fn pulled(&mut self) {
         let (volume, near) = self.place();
         let device = 1 + volume as usize;
@@ -230,7 +233,7 @@ impl Painter<'_> {
         };
         let around = self.rng.below(4);
         if around > 0 {
-            // It is under way while something else is acknowledged, or pulled away from all.
+            // It is in flight while another change is acknowledged, or when the device is pulled.
             let on = if around == 1 { OpKind::Write } else { OpKind::Flush };
             let slow = slow_one(on, self);
             let asked = if self.rng.one_in(4) { Step::Clean { volume } } else { Step::Flush { volume } };
@@ -245,9 +248,9 @@ impl Painter<'_> {
         });
     }
 
-    /// A client's flush waits for the journal while another one of its backing device, which nobody
-    /// asked for, fails. What that drops was put there before a failure that the client has been
-    /// told of, and which had dropped nothing.
+    /// A client's flush waits for the journal while another flush of its backing device, which no
+    /// client requested, fails. The data that this drops was written before an earlier failure,
+    /// which the client has been told of and which had dropped nothing.
     pub(super) fn flush_in_the_journal(&mut self) {
         let (volume, near) = self.place();
         let device = 1 + volume as usize;
@@ -263,7 +266,7 @@ impl Painter<'_> {
         } else {
             self.change(volume, near.clone())
         };
-        // What is discarded below is in the cache, so that the journal has something to write.
+        // The range discarded below is in the cache, so that the journal has something to write.
         let other = self.rng.below(self.span(volume) / 8) * 8;
         let other = self.fitted(volume, other..other + 16);
         self.next.extend([Step::Read { volume, sectors: other.clone() }, Step::Settle]);
@@ -273,8 +276,8 @@ impl Painter<'_> {
             let told = if self.rng.one_in(3) { Fault::Fail(Landed::Nothing) } else { Fault::Unreachable };
             self.next.extend([fails(told), Step::Flush { volume }, Step::Settle]);
         }
-        // What is missed enters the cache after a flush that nobody asks for. What is read now is
-        // there, whatever was told of it.
+        // Data of a cache miss enters the cache after a flush that no client requested. Data that
+        // is read now is there, whatever errors were reported for it.
         let cold = self.rng.below(self.span(volume) / 8) * 8;
         let cold = if self.rng.one_in(3) { self.fitted(volume, cold..cold + 8) } else { near.clone() };
         self.next.extend([fails(Fault::Fail(Landed::Nothing)), Step::Read { volume, sectors: cold }]);

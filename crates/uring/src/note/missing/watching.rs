@@ -1,6 +1,7 @@
-//! The kernel tells as soon as something goes from a folder of notes. One thread of the process hears it and
-//! looks. Where the kernel does not tell (no inotify left, a folder above is moved) the daemon's own look
-//! finds it within seconds.
+//! Watches the folders of notes with inotify, and reacts as soon as something is removed from one.
+//! One thread of the process receives the events and checks. Where the kernel reports nothing (no
+//! inotify instance left, a parent folder was moved), the daemon's own check finds a missing note
+//! within seconds.
 
 use super::{UNFINISHED, look_at_all};
 use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
@@ -11,13 +12,13 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// How long the thread rests after the kernel has refused a read.
+/// How long the thread pauses after the kernel has refused a read.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What the kernel tells of; `None` if it tells nothing.
+/// The inotify instance; `None` if there is none.
 static TOLD: OnceLock<Option<OwnedFd>> = OnceLock::new();
 
-/// From now on whatever goes from the folder of the note at `path` is heard of. Costs little if it is so already.
+/// Starts to watch the folder of the note at `path`. Costs little if it is watched already.
 pub(super) fn watch(path: &Path) {
     let Some(told) = TOLD.get_or_init(begin) else { return };
     let Some(folder) = path.parent() else { return };
@@ -27,7 +28,7 @@ pub(super) fn watch(path: &Path) {
         | WatchFlags::DELETE_SELF
         | WatchFlags::MOVE_SELF
         | WatchFlags::ONLYDIR;
-    // Whoever looks now and then sees it all the same.
+    // The daemon's periodic check sees it all the same.
     let _untold = inotify::add_watch(told, folder, what);
 }
 
@@ -39,13 +40,13 @@ fn begin() -> Option<OwnedFd> {
 }
 
 fn listen() {
-    // Whoever has started this thread stores it right away.
+    // The thread that started this one stores it right away.
     let Some(told) = TOLD.wait() else { return };
     let mut memory = [MaybeUninit::uninit(); 4096];
     let mut events = Reader::new(told, &mut memory);
     loop {
         match events.next() {
-            // Its own files come and go without anybody having taken one away.
+            // Its own temporary files come and go without anything having been removed.
             Ok(event)
                 if event.file_name().is_some_and(|name| name.to_bytes().ends_with(UNFINISHED.as_bytes())) => {
             }
