@@ -34,8 +34,8 @@
 //!    flight may be acknowledged although it is lost.
 //! 9. An orderly stop is a flush.
 //! 10. If a process dies while the file of its note is gone, data that was acknowledged before the
-//!    removal and is not durable may be lost, until the process has made up for the removal. Data
-//!    that was submitted later and acknowledged is there.
+//!     removal and is not durable may be lost, until the process has made up for the removal. Data
+//!     that was submitted later and acknowledged is there.
 //!
 //! A flush covers what was acknowledged before the flush was *submitted*. Time is a count of
 //! events; no clock is involved.
