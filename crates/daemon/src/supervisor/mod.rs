@@ -4,68 +4,18 @@
 //! and each volume has its own state and its own reason; what is missing is looked for again, what is refused has its
 //! final reason. Devices named on the command line are meant now: there the first reason ends the program.
 
-mod ailing;
-mod answering;
-mod arriving;
-mod asking;
-mod blockers;
-mod cache_returning;
 mod caches;
-mod called;
-mod cancel;
-mod change;
-mod claims;
-mod coming;
-mod cycle;
-mod differs;
-mod early;
-mod ending;
-mod explain;
-mod exports;
-mod extension;
-mod flash;
-mod flash_size;
-mod forget;
-mod former;
+mod devices;
 mod fronts;
-mod hand_over;
-mod health;
-mod import;
+mod handover;
 mod jobs;
-mod kept;
-mod label;
-mod links;
-mod looking;
-mod losing;
-mod memory;
-mod numbering;
-mod numbers;
+mod lifecycle;
 mod options;
-mod owner;
-mod pace;
-mod patience;
-mod ready;
-mod reasons;
-mod release;
-mod release_closed;
-mod reload;
-mod replace;
-mod replacing;
 mod report;
-mod resize;
-mod returning;
-mod said;
-mod shown;
-mod steps;
-mod stop;
 mod table;
-mod taken_away;
 #[cfg(test)]
 mod tests;
-mod told;
 mod volumes;
-mod without;
-mod words;
 
 use crate::control_server::{Control, Handlers, Signal, Signals};
 use crate::descriptor_limit;
@@ -85,16 +35,16 @@ use bcached_format::{BackingSuperblock, Uuid};
 use bcached_offline::devices::{BackingDevice, CacheDevice};
 use bcached_offline::notes;
 use bcached_port::ExportTable;
+use devices::open_timeout::Patience;
 use fronts::Fronts;
-use hand_over::{Course, Life};
-use patience::Patience;
+use handover::{Course, Life};
+use options::pending_settings::Word;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use table::Table;
-use words::Word;
 
 /// How often missing devices are looked for.
 const RETRY: Duration = Duration::from_secs(2);
@@ -111,15 +61,15 @@ enum Event {
     VolumeAdded(usize, Box<Result<Added, Error>>),
     Stopped(usize, Stopped),
     /// Somebody wants options changed.
-    Change(Box<change::Asked>),
+    Change(Box<options::change::Asked>),
     /// An engine has changed the cache mode of a volume as this word says, or refuses it: then that is true.
     ModeSettled(usize, Word, bool),
     /// The same of what the superblock of a cache says.
     SettingsSettled(usize, Word, bool),
     /// An engine has done what a change begins with, or could not.
-    Ahead(Box<change::Ahead>),
+    Ahead(Box<options::change::Ahead>),
     /// Somebody asks how the files differ from what runs.
-    Differs(differs::Answer),
+    Differs(options::config_diff::Answer),
     /// Somebody wants long work done.
     Begin(Box<jobs::Asked>),
     /// An engine is through with the work of this number.
@@ -133,9 +83,9 @@ enum Event {
     /// A volume that was to become smaller, by the work of this number, is, and so many bytes are lost; or not and why.
     Shrunk(u64, Result<u64, Failure>),
     /// An engine has made a volume in its cache alone, or serves one again.
-    FlashAdded(Box<flash::Added>),
+    FlashAdded(Box<jobs::flash::Added>),
     /// Somebody wants a cache to become another device.
-    Replace(Box<replace::Asked>),
+    Replace(Box<jobs::replace::Asked>),
     /// Somebody gives that up, of what the cache of this index was.
     StopReplacing(usize),
     /// Somebody does not want to wait for the work of this number any more, which ends by itself.
@@ -149,7 +99,7 @@ enum Event {
     /// The set of a cache whose device is gone has tried to write to it.
     CacheProved(usize),
     /// Another process is to take over, or somebody asks whether one could.
-    HandOver(Box<hand_over::Wish>),
+    HandOver(Box<handover::Wish>),
     /// The engine of this cache has so much memory for nodes from now on, or as much as before.
     NodesChanged(usize, Option<usize>),
 }
@@ -172,7 +122,7 @@ struct Shared {
     /// How long a stop waits for users.
     stop_timeout: Duration,
     /// Volumes that go from one engine to another at this moment.
-    moves: BTreeMap<usize, cycle::Moving>,
+    moves: BTreeMap<usize, jobs::attach_detach::Moving>,
     /// What was taken away and is missed.
     warnings: Vec<String>,
 }
@@ -187,9 +137,9 @@ struct Supervisor {
     /// The list of the configured devices for udev, if this daemon keeps one.
     owned: Option<OwnedList>,
     /// What the log has said of each device.
-    said: BTreeMap<String, health::Said>,
+    said: BTreeMap<String, report::health::Said>,
     /// Caches whose devices answer with errors.
-    ailing: ailing::Ailing,
+    ailing: caches::retry_policy::Ailing,
     /// Caches whose opening hangs.
     slow_caches: Patience<CacheDevice>,
     /// Backing devices that hang when they are looked at.
@@ -197,29 +147,29 @@ struct Supervisor {
     /// Backing devices whose opening hangs.
     slow_backings: Patience<BackingDevice>,
     /// Backing devices that are looked for while their volumes are served.
-    returns: returning::Returns,
+    returns: volumes::reconnect::Returns,
     /// Cache devices that are looked for while their sets have failed.
-    cache_returns: cache_returning::CacheReturns,
+    cache_returns: caches::reconnect::CacheReturns,
     /// What it has said of openings.
     openings: caches::Openings,
     /// The time that a start or a stop is given.
-    extension: extension::Extension,
+    extension: lifecycle::service_timeout::Extension,
     /// When it has said what it waits for, since the start.
     waits_told: Duration,
     shared: Arc<Mutex<Shared>>,
     exports: ExportTable,
     /// Volumes that clients wait for.
-    awaited: early::Awaited,
-    taken_away: taken_away::TakenAway,
+    awaited: volumes::early_clients::Awaited,
+    taken_away: lifecycle::missing_files::TakenAway,
     /// How a stop has ended that somebody asked for.
-    ending: ending::Ending,
+    ending: lifecycle::stop_request::Ending,
     fronts: Fronts,
     /// Whom this process takes over from, until it has.
     predecessor: Option<Predecessor>,
     /// What that has left, or this process itself.
     yours: Yours,
     /// Clients that were here before it.
-    kept: kept::Kept,
+    kept: handover::earlier_clients::Kept,
     /// How far it is that another one takes over, or how it was.
     course: Course,
     /// Nobody has been told yet that it is ready.
@@ -353,23 +303,28 @@ fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, 
     let handlers = Arc::new(Handlers {
         status: report::status_of(Arc::clone(&shared), fronts.clone(), supervisor.started),
         options: options::options_of(Arc::clone(&shared)),
-        change: change::ask(Arc::clone(&shared), supervisor.sender.clone()),
+        change: options::change::ask(Arc::clone(&shared), supervisor.sender.clone()),
         begin: jobs::begin(Arc::clone(&shared), supervisor.sender.clone()),
         jobs: jobs::all(Arc::clone(&shared)),
         job: jobs::one(Arc::clone(&shared)),
-        cancel: cancel::ask(Arc::clone(&shared), supervisor.sender.clone()),
-        explain: explain::ask(Arc::clone(&shared)),
-        differences: differs::ask(supervisor.sender.clone()),
+        cancel: jobs::cancel::ask(Arc::clone(&shared), supervisor.sender.clone()),
+        explain: volumes::explain::ask(Arc::clone(&shared)),
+        differences: options::config_diff::ask(supervisor.sender.clone()),
         events: events::ask(),
-        take_over: hand_over::ask(
+        take_over: handover::ask(
             Arc::clone(&shared),
             fronts.clone(),
             course.clone(),
             supervisor.sender.clone(),
         ),
-        taken_over: hand_over::taken_over(course.clone()),
-        stop: ending::stop(shared, fronts, (ending.clone(), course), supervisor.sender.clone()),
-        stopped: ending::stopped(ending),
+        taken_over: handover::taken_over(course.clone()),
+        stop: lifecycle::stop_request::stop(
+            shared,
+            fronts,
+            (ending.clone(), course),
+            supervisor.sender.clone(),
+        ),
+        stopped: lifecycle::stop_request::stopped(ending),
     });
     let numbers = report::numbers_of(Arc::clone(&supervisor.shared), supervisor.started);
     supervisor.fronts.tell_of(Arc::new(Sysfs::new(numbers, Arc::clone(&handlers))));
@@ -395,14 +350,14 @@ impl Supervisor {
             notes,
             owned,
             said: BTreeMap::new(),
-            ailing: ailing::Ailing::default(),
+            ailing: caches::retry_policy::Ailing::default(),
             slow_caches: Patience::default(),
             slow_looks: Patience::default(),
             slow_backings: Patience::default(),
-            returns: returning::Returns::default(),
-            cache_returns: cache_returning::CacheReturns::default(),
+            returns: volumes::reconnect::Returns::default(),
+            cache_returns: caches::reconnect::CacheReturns::default(),
             openings: caches::Openings::default(),
-            extension: extension::Extension::default(),
+            extension: lifecycle::service_timeout::Extension::default(),
             waits_told: Duration::ZERO,
             shared: Arc::new(Mutex::new(Shared {
                 phase: Phase::Starting,
@@ -414,14 +369,14 @@ impl Supervisor {
                 warnings: Vec::new(),
             })),
             exports: ExportTable::new(),
-            awaited: early::Awaited::default(),
-            taken_away: taken_away::TakenAway::default(),
-            ending: ending::Ending::default(),
+            awaited: volumes::early_clients::Awaited::default(),
+            taken_away: lifecycle::missing_files::TakenAway::default(),
+            ending: lifecycle::stop_request::Ending::default(),
             fronts: Fronts::new(Arc::new(move || drop(waker.send(Event::FrontChanged))), passed.nbd)
                 .succeeding(connections, predecessor.as_ref().map(|former| former.pid)),
             predecessor,
             yours,
-            kept: kept::Kept::default(),
+            kept: handover::earlier_clients::Kept::default(),
             course: Course::begin(known),
             is_first,
             events,
@@ -439,7 +394,7 @@ impl Supervisor {
                 self.give_back(control, &predecessor, failure)
             }
             (Ok(End::Stops), Some(predecessor)) if !predecessor.has_died() => {
-                self.give_back(control, &predecessor, hand_over::told_to_end())
+                self.give_back(control, &predecessor, handover::told_to_end())
             }
             (outcome, _) => {
                 // Nobody takes anything back: the sockets go, also those that a process before has passed on.
@@ -455,7 +410,7 @@ impl Supervisor {
     }
 
     fn begin(&mut self) -> Result<(), Failure> {
-        reload::warn_of(&self.config);
+        options::reload::warn_of(&self.config);
         self.name_exports();
         self.tell_absent();
         self.start_fronts()?;
@@ -510,7 +465,9 @@ impl Supervisor {
                 Ok(Event::Ahead(ahead)) => self.ahead(*ahead),
                 Ok(Event::Begin(asked)) => self.begin_job(*asked),
                 Ok(Event::Replace(asked)) => self.replace(*asked),
-                Ok(Event::StopReplacing(former)) => self.stop_replacing(former, replacing::cancelled()),
+                Ok(Event::StopReplacing(former)) => {
+                    self.stop_replacing(former, jobs::replace_steps::cancelled())
+                }
                 Ok(Event::StopWaiting(number)) => self.stop_waiting(number),
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
                 Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),

@@ -1,13 +1,13 @@
 //! What is configured and how far it has come: one entry a cache and a volume, each with a state and a reason.
 
 use crate::engine_thread::{Engine, Opened};
-use crate::supervisor::memory::Nodes;
-use crate::supervisor::numbering::Numbered;
-use crate::supervisor::reasons;
-use crate::supervisor::returning::Absent;
-use crate::supervisor::said::SaidOfLodgers;
-use crate::supervisor::without::{self, Lack};
-use crate::supervisor::words::{OfMode, OfSettings};
+use crate::supervisor::lifecycle::memory_budget::Nodes;
+use crate::supervisor::options::pending_settings::{OfMode, OfSettings};
+use crate::supervisor::options::runtime::SaidOfLodgers;
+use crate::supervisor::report::reasons;
+use crate::supervisor::volumes::cacheless::{self, Lack};
+use crate::supervisor::volumes::numbering::Numbered;
+use crate::supervisor::volumes::reconnect::Absent;
 use bcached_config::Config;
 use bcached_config::options::layers::{Configured, Layers};
 use bcached_control::failure::{Failure, Kind};
@@ -242,7 +242,7 @@ impl Table {
                 VolumeState::Waiting(_) | VolumeState::Attaching if volume.again.is_some() => true,
                 // Who is told that all is ready finds it served, if it can be.
                 VolumeState::Waiting(_) | VolumeState::Attaching if volume.lack.is_some() => {
-                    is_enough(volume.wait + without::MOMENT)
+                    is_enough(volume.wait + cacheless::MOMENT)
                 }
                 VolumeState::Waiting(_) | VolumeState::Attaching => is_enough(volume.wait),
             })
@@ -529,7 +529,7 @@ impl VolumeEntry {
     }
 
     /// A volume of the configuration under this number.
-    pub(super) fn numbered(volume: &bcached_config::Volume, number: Numbered) -> Self {
+    pub fn numbered(volume: &bcached_config::Volume, number: Numbered) -> Self {
         Self { number: number.number, is_numbered: number.is_asked, ..Self::of(volume) }
     }
 

@@ -2,8 +2,8 @@
 //! one, and stays until it is retired. By ublk it is the same as `ublk`; else the device is of the kernel's NBD client, whose server is
 //! here, or a loop device over a file of a mount of its own. Those servers show nothing else, and nobody else comes to them.
 
-use super::starting::start_fuse;
-use super::{Fronts, Running, links, remove_devices, sentence, users_of_device};
+use crate::supervisor::fronts::directories::start_fuse;
+use crate::supervisor::fronts::{Fronts, Running, links, remove_devices, sentence, users_of_device};
 use bcached_config::Config;
 use bcached_control::failure::{Failure, Kind};
 use bcached_front_dev::methods::choose;
@@ -27,7 +27,7 @@ const WRITE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What there is of it.
 #[derive(Default)]
-pub(super) struct Dev {
+pub struct Dev {
     /// What each volume's device is made of.
     rungs: BTreeMap<String, Rung>,
     devices: Option<Arc<DevServer>>,
@@ -38,13 +38,13 @@ pub(super) struct Dev {
 }
 
 /// Who has some volumes' devices.
-pub(super) enum Devices {
+pub enum Devices {
     Ublk(Arc<UblkServer>),
     Dev(Arc<DevServer>),
 }
 
 impl Devices {
-    pub(super) const fn way(&self) -> Way {
+    pub const fn way(&self) -> Way {
         match self {
             Self::Ublk(_) => Way::Ublk,
             Self::Dev(_) => Way::Dev,
@@ -58,11 +58,11 @@ impl Devices {
         }
     }
 
-    pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
+    pub fn path(&self, name: &str) -> Option<PathBuf> {
         self.state(name)?.path()
     }
 
-    pub(super) fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
+    pub fn remove(&self, names: &[String], limit: Duration) -> Result<(), StillThere> {
         match self {
             Self::Ublk(devices) => devices.remove(names, limit),
             Self::Dev(devices) => devices.remove(names, limit),
@@ -72,31 +72,31 @@ impl Devices {
 
 impl Dev {
     /// What a volume's device is made of, if that was chosen.
-    pub(super) fn rung(&self, name: &str) -> Option<Rung> {
+    pub fn rung(&self, name: &str) -> Option<Rung> {
         self.rungs.get(name).copied()
     }
 
     /// Its device ends with this process.
-    pub(super) fn has_device(&self, name: &str) -> bool {
+    pub fn has_device(&self, name: &str) -> bool {
         matches!(self.rung(name), Some(Rung::Nbd | Rung::Loop))
     }
 
-    pub(super) fn forget(&mut self, name: &str) {
+    pub fn forget(&mut self, name: &str) {
         self.rungs.remove(name);
     }
 
     /// A loop device without its mount.
-    pub(super) fn is_cut_off(&self, name: &str) -> bool {
+    pub fn is_cut_off(&self, name: &str) -> bool {
         self.rung(name) == Some(Rung::Loop) && self.fuse.as_ref().is_some_and(FuseServer::has_ended)
     }
 
     /// Those that are not of ublk.
-    pub(super) fn devices(&self) -> Option<Arc<DevServer>> {
+    pub fn devices(&self) -> Option<Arc<DevServer>> {
         self.devices.clone()
     }
 
     /// Ends the servers; their devices have been taken away.
-    pub(super) fn shutdown(self, left: Duration) {
+    pub fn shutdown(self, left: Duration) {
         // Somebody may be about to make a device.
         let nbd = self.nbd.and_then(Arc::into_inner).map(|server| server.shutdown(left));
         if let Some(Err(busy)) = nbd {
@@ -110,28 +110,28 @@ impl Dev {
 
 impl Running {
     /// Who has, or is to have, a volume's block device.
-    pub(super) fn devices_of(&self, name: &str) -> Option<Devices> {
+    pub fn devices_of(&self, name: &str) -> Option<Devices> {
         match self.dev.rung(name) {
             Some(Rung::Nbd | Rung::Loop) => self.dev.devices().map(Devices::Dev),
             Some(Rung::Ublk) | None => self.ublk.clone().map(Devices::Ublk),
         }
     }
 
-    pub(super) fn device(&self, name: &str) -> Option<DeviceState> {
+    pub fn device(&self, name: &str) -> Option<DeviceState> {
         self.devices_of(name)?.state(name)
     }
 
-    pub(super) fn device_path(&self, name: &str) -> Option<PathBuf> {
+    pub fn device_path(&self, name: &str) -> Option<PathBuf> {
         self.devices_of(name)?.path(name)
     }
 
     /// As the configuration calls it.
-    pub(super) fn way_of_device(&self, name: &str) -> Way {
+    pub fn way_of_device(&self, name: &str) -> Way {
         if self.dev.rung(name).is_some() { Way::Dev } else { Way::Ublk }
     }
 
     /// Gives a volume its device that is none of ublk.
-    pub(super) fn serve_dev(&mut self, export: Arc<Export>) {
+    pub fn serve_dev(&mut self, export: Arc<Export>) {
         let name = export.name.clone();
         let under = match self.dev.rung(&name) {
             Some(Rung::Nbd) => self.dev.nbd.as_ref().map(|server| Under::Nbd(connecting(server))),
@@ -244,7 +244,7 @@ impl Fronts {
     }
 
     /// What servers of block devices tell: that one is there, and led to by its links, which the log calls `event`, or is not.
-    pub(super) fn device_news(&self, event: &'static str, exports: ExportTable) -> (News, Changed) {
+    pub fn device_news(&self, event: &'static str, exports: ExportTable) -> (News, Changed) {
         let numbers = self.numbers.clone();
         let news = move |name: &str, state: &DeviceState| match state {
             DeviceState::Coming => {}
@@ -304,7 +304,7 @@ impl Fronts {
 }
 
 /// Takes these volumes' devices away, also from those who use them.
-pub(super) fn cut(dev: Arc<DevServer>, names: &[String], limit: Duration) {
+pub fn cut(dev: Arc<DevServer>, names: &[String], limit: Duration) {
     for name in names {
         if let Err(why) = dev.write_out(name, limit) {
             tracing::error!(event = "device-not-written", "{name}: {why}");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Whether systemd is taking the machine down. Where there is none, or it does not answer, no.
-pub(super) fn stops() -> bool {
+pub fn stops() -> bool {
     let mut asked = Command::new("systemctl");
     asked.arg("is-system-running").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let Ok(mut asked) = asked.spawn() else { return false };

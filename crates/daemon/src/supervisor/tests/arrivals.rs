@@ -1,9 +1,9 @@
 //! Waiting for volumes to come to a cache that was replaced: what is waited for, for how long, and what ends it.
 
-use super::{SET, supervisor};
 use crate::engine_thread::Engine;
-use crate::supervisor::arriving::Arrival;
 use crate::supervisor::table::{CacheState, VolumeState};
+use crate::supervisor::tests::{SET, supervisor};
+use crate::supervisor::volumes::rejoin::Arrival;
 use bcached_control::failure::{Failure, Kind};
 use std::time::Duration;
 

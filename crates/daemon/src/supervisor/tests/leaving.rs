@@ -1,10 +1,12 @@
 //! Volumes and caches that are on their way out: nothing brings them back before they have gone, and what has gone is kept.
 
 use crate::engine_thread::Stopped;
-use crate::supervisor::asking::Looked;
+use crate::supervisor::Event;
+use crate::supervisor::Start;
+use crate::supervisor::Supervisor;
+use crate::supervisor::jobs::precheck::Looked;
 use crate::supervisor::jobs::{Job, Subject};
 use crate::supervisor::table::{CacheState, VolumeState};
-use crate::supervisor::{Event, Start, Supervisor};
 use bcached_config::{CommandLine, Config};
 use bcached_control::failure::Failure;
 use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
@@ -82,7 +84,7 @@ fn what_is_being_released_is_neither_added_nor_imported() {
 /// A volume that was removed was known by name again as soon as another one came.
 #[test]
 fn what_was_removed_is_not_named_again() {
-    let supervisor = super::supervisor(&["one", "two"]);
+    let supervisor = crate::supervisor::tests::supervisor(&["one", "two"]);
     supervisor.name_exports();
     supervisor.gone(0, Some(Verb::Remove));
     supervisor.name_exports();

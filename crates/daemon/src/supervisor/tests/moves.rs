@@ -1,11 +1,12 @@
 //! Volumes on their way between engines, which are real and stand for having no cache: what a volume is owed goes with it, and an engine
 //! that comes too late changes nothing.
 
-use super::supervisor;
 use crate::engine_thread::News;
-use crate::supervisor::cycle::MoveTo;
+use crate::supervisor::Event;
+use crate::supervisor::Supervisor;
+use crate::supervisor::jobs::attach_detach::MoveTo;
 use crate::supervisor::table::{CacheEntry, CacheState, VolumeState};
-use crate::supervisor::{Event, Supervisor};
+use crate::supervisor::tests::supervisor;
 use bcached_config::NO_CACHE;
 use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, SUPERBLOCK_SECTOR, Uuid};
 use bcached_offline::devices::open_backing;

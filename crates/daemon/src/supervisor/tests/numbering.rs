@@ -1,8 +1,8 @@
 //! Volumes that come while others are there, and the N of their `bcacheN`.
 
-use super::config;
-use crate::supervisor::numbering::Numbered;
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
+use crate::supervisor::tests::config;
+use crate::supervisor::volumes::numbering::Numbered;
 use bcached_config::{Config, Flash, WAIT_DEFAULT};
 use bcached_format::Uuid;
 

@@ -1,0 +1,441 @@
+//! Caches: from a name to a device, an engine, an open set; and what becomes of it.
+
+pub mod reconnect;
+pub mod replaced;
+pub mod retry_policy;
+
+use crate::engine_thread::{self, Engine, LeftNote, Opened, Start};
+use crate::supervisor::Event;
+use crate::supervisor::Phase;
+use crate::supervisor::Supervisor;
+use crate::supervisor::devices::open_timeout::Unopened;
+use crate::supervisor::lifecycle::memory_budget::Nodes;
+use crate::supervisor::options::Done;
+use crate::supervisor::options::owner::no_cache;
+use crate::supervisor::report::health;
+use crate::supervisor::report::progress_of;
+use crate::supervisor::report::reasons;
+use crate::supervisor::report::volume_names;
+use crate::supervisor::table::{CacheEntry, CacheState};
+use crate::supervisor::volumes::next_step::Unserved;
+use bcached_config::NO_CACHE;
+use bcached_control::failure::{Failure, Kind};
+use bcached_engine::{DiscardState, Error, Opening, Options, Settings, Status};
+use bcached_format::Uuid;
+use bcached_offline::devices::{self, CacheDevice};
+use bcached_offline::notes;
+use bcached_uring::NoteFound;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often the log hears of an opening that lasts.
+const OPENING_TOLD: Duration = Duration::from_secs(10);
+
+impl Supervisor {
+    /// Opens the cache's device if it waits for that, and starts its engine.
+    pub fn try_cache(&mut self, index: usize) {
+        let device = match self.shared().table.caches.get(index) {
+            Some(CacheEntry { state: CacheState::Waiting(_), device, .. }) => device.clone(),
+            _ => return,
+        };
+        if !self.ailing.is_due(index) {
+            return;
+        }
+        let state = match self.slow_caches.open(&device, self.ailing.opens(index)) {
+            Err(Unopened::Hangs(failure)) => {
+                self.ailing.soon(index);
+                CacheState::Waiting(failure)
+            }
+            Err(Unopened::Failed(failure)) => self.cache_refused(index, failure),
+            Ok(cache) => {
+                self.shared().table.caches[index].nodes.table = self.counted_table(&cache.superblock);
+                let Some(nodes) = self.nodes_for(index) else {
+                    let waits = Failure::new(Kind::Scarce, "memory for its index is not free yet")
+                        .why("other caches give some of theirs up for it")
+                        .next("it is opened when they have");
+                    self.shared().table.caches[index].state = CacheState::Waiting(waits);
+                    self.ailing.soon(index);
+                    return self.slow_caches.keep(&device, cache);
+                };
+                match self.too_large(index, &cache.superblock, nodes) {
+                    Some(failure) => self.refused_for_memory(index, failure),
+                    None => self.start_engine(index, cache, nodes).unwrap_or_else(CacheState::Failed),
+                }
+            }
+        };
+        self.shared().table.set_cache(index, state);
+    }
+
+    /// Gives the device to an engine of its own, which opens the set on it.
+    fn start_engine(&self, index: usize, cache: CacheDevice, nodes: usize) -> Result<CacheState, Failure> {
+        let (label, set) = (cache.superblock.label(), cache.superblock.set_uuid());
+        self.check_twin(index, set)?;
+        let name = self.shared().table.name_cache(index, label, set);
+        let superblock = &cache.superblock;
+        {
+            let entry = &mut self.shared().table.caches[index];
+            (entry.uuid, entry.last_set) = (Some(superblock.uuid()), Some(set));
+            (entry.opened, entry.absent) = (Some(cache.device.presence()), None);
+            let (discard, replacement) = (superblock.discard(), superblock.replacement());
+            entry.kept = Some(Settings { discard: Some(discard), replacement: Some(replacement) });
+        }
+        let note = notes::of_set(&self.notes, set)?;
+        self.tell_bucket_memory(index, superblock.buckets());
+        let options = self.engine_options(index, nodes);
+        let progress = Arc::clone(&options.opening);
+        let bucket_memory = self.counted_table(&cache.superblock) as u64;
+        let is_new = !cache.superblock.is_synchronous();
+        let (device, note) = (cache.device, Some(note));
+        let start = Start { device, set_uuid: set, note, is_new, options, bucket_memory };
+        self.start_thread(index, &name, start, progress)
+    }
+
+    /// A copy that became visible has the set's note and its volumes in common with the device that is served.
+    fn check_twin(&self, index: usize, set: Uuid) -> Result<(), Failure> {
+        let shared = self.shared();
+        let mut others = shared.table.real_caches();
+        let twin = others.find(|(other, cache)| *other != index && cache.set() == Some(set));
+        twin.map_or(Ok(()), |(_, twin)| {
+            Err(reasons::two_of_one_set(&shared.table.caches[index].device, &twin.device, set))
+        })
+    }
+
+    fn start_thread(
+        &self,
+        index: usize,
+        name: &str,
+        start: Start,
+        progress: Arc<Opening>,
+    ) -> Result<CacheState, Failure> {
+        let (sender, set) = (self.sender.clone(), start.set_uuid);
+        let news = move |news| drop(sender.send(Event::Cache(index, news)));
+        let thread = engine_thread::start(name, start, news)
+            .map_err(|error| Failure::new(Kind::Io, "cannot start its thread").why(error.to_string()))?;
+        Ok(CacheState::Opening { set, progress, thread })
+    }
+
+    /// The engine that serves volumes without a cache whose devices have such blocks; started by whoever asks first.
+    pub fn engine_of_none(&self, block_sectors: u64) -> Result<(usize, Engine), Unserved> {
+        // Smaller blocks than a device has cannot be written to it; larger ones than it has cost more.
+        let block_sectors = if block_sectors < 8 { 1 } else { 8 };
+        let found =
+            self.shared().table.caches.iter().position(|cache| cache.is_none_of == Some(block_sectors));
+        if let Some(index) = found {
+            return match &self.shared().table.caches[index].state {
+                CacheState::Open { engine, .. } => Ok((index, engine.clone())),
+                CacheState::Failed(failure) => Err(Unserved::Failed(failure.clone())),
+                _ => Err(Unserved::Waits(reasons::goes_without())),
+            };
+        }
+        let index = self.shared().table.caches.len();
+        let state = devices::memory::make(block_sectors).and_then(|cache| {
+            let set_uuid = cache.superblock.set_uuid();
+            let nodes = bcached_engine::node_budget_min(cache.superblock.bucket_sectors(), 1);
+            let options = Options { node_budget_bytes: nodes, ..Options::default() };
+            let progress = Arc::clone(&options.opening);
+            let (device, is_new) = (cache.device, true);
+            let start = Start { device, set_uuid, note: None, is_new, options, bucket_memory: 0 };
+            self.start_thread(index, NO_CACHE, start, progress)
+        });
+        let state = state.unwrap_or_else(CacheState::Failed);
+        self.shared().table.caches.push(CacheEntry::none(block_sectors, state));
+        Err(Unserved::Waits(reasons::goes_without()))
+    }
+
+    /// What is said of the cache, with so much memory for its nodes and the table of its buckets.
+    fn engine_options(&self, index: usize, bytes: usize) -> Options {
+        let mut shared = self.shared();
+        let entry = &mut shared.table.caches[index];
+        let node_budget_bytes = bytes.saturating_sub(entry.nodes.table);
+        let mut options = Options { node_budget_bytes, ..Options::default() };
+        entry.options.apply_to_cache(&mut options);
+        entry.told = entry.options.clone();
+        entry.nodes = Nodes::of(bytes, entry.nodes.table);
+        options
+    }
+
+    /// An engine has opened its set, or says why not.
+    pub fn cache_opened(&mut self, index: usize, result: Result<Opened, Failure>) {
+        match result {
+            Err(failure) => self.set_refused(index, failure),
+            Ok(opened) => {
+                self.cache_is_well(index);
+                if let Some(place) = &opened.note_path {
+                    tracing::info!(event = "cache-opened", "{}", opened.backend);
+                    tell_note(&opened.note, place);
+                }
+                let flash_only = opened.volumes.iter().filter(|volume| volume.flash_only).cloned().collect();
+                let unwanted = self.shared().table.cache_opened(index, opened);
+                if let Some(engine) = unwanted {
+                    return engine.stop(Box::new(|stopped| match stopped.outcome {
+                        Ok(()) => {
+                            tracing::info!(event = "cache-released", "a cache that is not meant any more");
+                        }
+                        Err(error) => tracing::warn!(event = "cache-not-stopped", "{error}"),
+                    }));
+                }
+                self.shared().table.set_has_come(index);
+                self.take_up_flash(index, flash_only);
+                self.apply_settings(index, Done::nobody());
+            }
+        }
+    }
+
+    /// An engine's thread is gone although nobody stopped it. With the last one the program ends, so that whoever
+    /// started it starts it again: the next start recovers the set. A set that never opened is one that cannot be
+    /// served, like any other refusal: starting again would do the same again.
+    pub fn cache_ended(&mut self, index: usize) -> Result<(), Failure> {
+        if self.ailing.has_ended(index) {
+            return Ok(());
+        }
+        let mut shared = self.shared();
+        let why = "a panic; its message stands before this";
+        match shared.table.caches.get(index).map(|cache| &cache.state) {
+            Some(CacheState::Opening { .. }) => {
+                let failure = Failure::new(Kind::Io, "the recovery of a cache ended unexpectedly")
+                    .why(why)
+                    .next("keep its devices as they are; `bcached check` looks at them and writes nothing");
+                shared.table.set_cache(index, CacheState::Failed(failure));
+                return Ok(());
+            }
+            Some(CacheState::Open { .. }) => {}
+            Some(CacheState::Ending { .. }) => {
+                drop(shared);
+                self.cache_let_go(index, Err(Error::Stopping));
+                return Ok(());
+            }
+            _ => return Ok(()),
+        }
+        let failure = Failure::new(Kind::Io, "the engine of a cache ended unexpectedly")
+            .why(why)
+            .next("start the daemon again: it recovers the set as after a crash");
+        let gone = shared.table.engine_gone(index, &failure);
+        let others =
+            shared.table.real_caches().any(|(_, cache)| matches!(cache.state, CacheState::Open { .. }));
+        drop(shared);
+        for entry in &gone {
+            self.let_clients_go(entry);
+            self.name_export(entry);
+        }
+        self.end_jobs_of(index, &failure);
+        if others { Ok(()) } else { Err(failure) }
+    }
+
+    /// Logs how far the openings are, now and then.
+    pub fn tell_openings(&mut self) {
+        let openings = self.shared().table.openings();
+        for (name, progress) in self.openings.due(self.started.elapsed(), openings) {
+            tracing::info!(event = "cache-opening", "cache {name} is opening: {}", progress_of(&progress));
+        }
+    }
+
+    /// Logs, once, whose dirty data lies in a cache without being served: a stop names only what was.
+    pub fn tell_unserved(&self, index: usize, status: &Status) {
+        let mut shared = self.shared();
+        if shared.phase == Phase::Ready {
+            for told in shared.table.note_unserved(index, status) {
+                tracing::warn!(event = "dirty-not-served", "{told}");
+            }
+            for told in shared.table.note_table(index, status) {
+                tracing::error!(event = "table-damaged", "{told}");
+            }
+        }
+    }
+
+    /// Logs, once, what was given up before the set was opened: when it is known what those volumes are called, or it `is_last` time.
+    pub fn tell_given_up(&self, index: usize, status: &Status, is_last: bool) {
+        let mut shared = self.shared();
+        let given_up = &status.given_up_before;
+        let may_be_named_yet = shared.phase != Phase::Ready && !is_last;
+        if may_be_named_yet && !volume_names::are_known(&shared.table.volumes, given_up) {
+            return;
+        }
+        if let Some(told) = shared.table.note_given_up(index, given_up) {
+            tracing::warn!(event = "writes-given-up", "{told}");
+        }
+    }
+
+    /// Logs, once, that freed buckets are not discarded though somebody asks for it.
+    fn tell_discards(&self, index: usize, status: &Status) {
+        let mut shared = self.shared();
+        let Some(entry) = shared.table.caches.get_mut(index) else { return };
+        let why = match status.discard {
+            DiscardState::Off | DiscardState::On => None,
+            DiscardState::Unsupported => Some("its device knows no discard".to_owned()),
+            DiscardState::Failed(error) => Some(error.to_string()),
+        };
+        if entry.no_discard_logged != why
+            && let Some(why) = &why
+        {
+            tracing::warn!(
+                event = "discard-off",
+                "cache {}: buckets that hold nothing are not discarded: {why}",
+                entry.display_name()
+            );
+        }
+        entry.no_discard_logged = why;
+        entry.kept = Some(status.kept);
+    }
+
+    /// The open cache of this name; the only one if none is named. Whoever asks for work has found the name ([`crate::supervisor::jobs::begin`]).
+    pub fn cache_called(&self, name: Option<&str>) -> Result<usize, Failure> {
+        let shared = self.shared();
+        let caches: Vec<_> = shared.table.lasting_caches().collect();
+        let is_meant =
+            |cache: &CacheEntry| name.is_none_or(|name| cache.display_name() == name || cache.device == name);
+        let meant: Vec<_> = caches.iter().filter(|(_, cache)| is_meant(cache)).collect();
+        let names = || caches.iter().map(|(_, cache)| cache.display_name().to_owned()).collect::<Vec<_>>();
+        match (meant.as_slice(), name) {
+            ([(index, cache)], _) => match &cache.state {
+                CacheState::Open { .. } => Ok(*index),
+                _ => Err(cache.closed()),
+            },
+            ([], Some(name)) => Err(no_cache(name, &names())),
+            ([], None) => {
+                let failure = no_cache("", &[]);
+                Err(Failure { what: "there is no cache".into(), ..failure })
+            }
+            (_, _) => Err(Failure::new(Kind::AmbiguousName, "several caches may be meant")
+                .next(format!("name one of: {}", names().join(", ")))
+                .option("--cache")),
+        }
+    }
+
+    /// Logs, once, that a set works again that had stopped writing. It may have stopped anew by now.
+    pub fn set_works_again(&self, cache: usize) {
+        let name = self.shared().table.note_recovery(cache);
+        if let Some(name) = name {
+            tracing::info!(event = "cache-writes-again", "cache {name}: it works again");
+        }
+    }
+
+    /// Logs, once, that a set has stopped writing, and that it works again.
+    pub fn look_after_sets(&mut self) {
+        let engines = self.shared().table.open_engines();
+        for (index, engine) in engines {
+            let Some(status) = engine.status() else { continue };
+            if let Some(told) = self.shared().table.note_failure(index, &status) {
+                tracing::error!(event = "cache-stopped-writing", "{told}");
+            }
+            self.tell_given_up(index, &status, false);
+            if status.failed.is_none() {
+                self.set_works_again(index);
+            }
+            match self.shared().table.note_failing(index, status.is_failing) {
+                Some(name) if status.is_failing => {
+                    tracing::error!(
+                        event = "cache-failing",
+                        "cache {name}: {}",
+                        health::failing(status.io_errors, &status.cache_health)
+                    );
+                }
+                Some(name) => tracing::info!(event = "cache-used-again", "cache {name}: it takes data again"),
+                None => {}
+            }
+            let is_walking = status.walked_percent < 100;
+            match self.shared().table.note_walking(index, is_walking) {
+                Some(name) if is_walking => tracing::info!(
+                    event = "index-being-read",
+                    "cache {name}: it is served while its index is being read ({}%)",
+                    status.walked_percent
+                ),
+                Some(name) => tracing::info!(event = "index-read", "cache {name}: its index has been read"),
+                None => {}
+            }
+            if !is_walking {
+                self.tell_unserved(index, &status);
+            }
+            self.tell_discards(index, &status);
+            let unreadable = self.shared().table.note_unreadable(index, &status.unreadable, &status.volumes);
+            for told in unreadable {
+                tracing::error!(event = "node-unreadable", "{told}");
+            }
+            let zeroings: Vec<_> =
+                status.volumes.iter().filter_map(|info| Some((info.id, info.zeroing?))).collect();
+            let zeroings = self.shared().table.note_zeroings(index, &zeroings, &status.volumes);
+            for told in zeroings {
+                tracing::info!(event = "zeroing", "{told}");
+            }
+            let devices = self.shared().table.devices_of(index, &status);
+            for (device, found) in devices {
+                let said = self.said.entry(device.clone()).or_default();
+                match health::news(&device, &found, said) {
+                    Some(health::News::Bad(told)) => tracing::error!(event = "device-trouble", "{told}"),
+                    Some(health::News::Good(told)) => tracing::info!(event = "device-answers", "{told}"),
+                    None => {}
+                }
+            }
+            self.tell_flash_sizes(index, &status);
+            self.look_for_absent(index, &status);
+            self.look_for_absent_cache(index, &status);
+        }
+    }
+}
+
+/// Logs what a former process has left in the note, and what has become of that.
+fn tell_note((found, fate): &LeftNote, place: &Path) {
+    let is_lost = matches!(found, NoteFound::Records(_)) && fate.are_taken() == Some(false);
+    let fate = match (found, fate.are_taken()) {
+        (NoteFound::Records(_), Some(true)) => ": they are replayed",
+        (NoteFound::Records(_), Some(false)) => {
+            ": they are not replayed, because the set has been run since, or its superblock is another one. \
+             Writes that were acknowledged before and not flushed may be lost"
+        }
+        (NoteFound::Damaged { .. }, Some(false)) => {
+            "; but none of it is replayed, because the set has been run since, or its superblock is another one"
+        }
+        _ => "",
+    };
+    let place = place.display();
+    if matches!(found, NoteFound::Damaged { .. }) {
+        tracing::warn!(event = "note-damaged", "{found}{fate} ({place})");
+    } else if is_lost {
+        tracing::warn!(event = "note-read", "{found}{fate} ({place})");
+    } else {
+        tracing::info!(event = "note-read", "{found}{fate} ({place})");
+    }
+}
+
+impl CacheEntry {
+    /// Why nothing can be done that needs it open.
+    pub fn closed(&self) -> Failure {
+        let closed = Failure::new(Kind::NotFound, format!("the cache {} is not open", self.display_name()));
+        let status = "`bcached status` says how far it is";
+        match &self.state {
+            CacheState::Waiting(reason) | CacheState::Failed(reason) => {
+                let next = reason.next.clone().unwrap_or_else(|| status.into());
+                closed.why(reason.reason()).next(next)
+            }
+            CacheState::Opening { .. } => closed.why("it is being opened").next(status),
+            CacheState::Ending { .. } => closed.why("it is being stopped").next(status),
+            CacheState::Stopped => closed.why("the daemon stops").next("ask again when it has been started"),
+            CacheState::Released => {
+                closed.why("it was released or replaced").next("`bcached import` takes a set back")
+            }
+            // Asked for too late: it is open by now.
+            CacheState::Open { .. } => closed.why("it was not a moment ago").next("ask again"),
+        }
+    }
+}
+
+/// When the log last heard of each cache that is being opened, counted from the daemon's start.
+#[derive(Default)]
+pub struct Openings(BTreeMap<String, Duration>);
+
+impl Openings {
+    /// Those among the openings of this moment that the log should hear of.
+    pub fn due(&mut self, now: Duration, all: Vec<(String, Arc<Opening>)>) -> Vec<(String, Arc<Opening>)> {
+        self.0.retain(|name, _| all.iter().any(|(opening, _)| opening == name));
+        let mut is_due = |name: &String| {
+            let told = self.0.entry(name.clone()).or_insert(now);
+            let is_due = now.saturating_sub(*told) >= OPENING_TOLD;
+            if is_due {
+                *told = now;
+            }
+            is_due
+        };
+        all.into_iter().filter(|(name, _)| is_due(name)).collect()
+    }
+}

@@ -1,0 +1,203 @@
+//! What a refusal at a start means for what comes after it: [`Outlook`], for caches and for volumes.
+//!
+//! Devices that answer with errors when they are opened, anywhere from the superblock to the root of the index (a dying SSD, a loose cable,
+//! a full file system below a file), are tried again, ever less often. A cache is as good as missing meanwhile: who has nothing dirty
+//! there is served without it. A cache for whose note there is no room, or for whose index too little memory because others have the rest,
+//! is tried again like that; it is well, and waited for. A volume says meanwhile why it waits, and nobody who starts the daemon waits for
+//! that.
+
+use crate::engine_error::START_AGAIN;
+use crate::supervisor::Supervisor;
+use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
+use crate::supervisor::volumes::reconnect::Absent;
+use bcached_control::failure::{Failure, Kind, Outlook};
+use bcached_offline::devices::{self, CacheDevice};
+use std::collections::BTreeMap;
+
+/// What the loop knows of them, by cache.
+#[derive(Default)]
+pub struct Ailing(BTreeMap<usize, One>);
+
+struct One {
+    again: Absent,
+    /// The engine that could not open the set has not ended: it says so, which must not be taken for the end of the next one.
+    is_ending: bool,
+}
+
+impl Ailing {
+    /// It may be tried now.
+    pub fn is_due(&mut self, cache: usize) -> bool {
+        self.0.get_mut(&cache).is_none_or(|one| !one.is_ending && one.again.is_due())
+    }
+
+    /// Whoever is to open it has not come to that yet.
+    pub fn soon(&mut self, cache: usize) {
+        if let Some(one) = self.0.get_mut(&cache) {
+            one.again.soon();
+        }
+    }
+
+    /// True if the engine that has ended is one that could not open its set.
+    pub fn has_ended(&mut self, cache: usize) -> bool {
+        self.0.get_mut(&cache).is_some_and(|one| std::mem::take(&mut one.is_ending))
+    }
+
+    /// The way to open it.
+    pub fn opens(&self, cache: usize) -> fn(&str) -> Result<CacheDevice, Failure> {
+        // Each close after an opening for writing wakes up udev, which reads the device.
+        let looks_first = |name: &str| devices::look(name).and_then(|_| devices::open_cache(name));
+        if self.0.contains_key(&cache) { looks_first } else { devices::open_cache }
+    }
+}
+
+/// The same, with what is done about it. Who serves the devices of the command line does nothing: nobody else may say this.
+fn with_promise(failure: Failure) -> Failure {
+    let again = "it is tried again, ever less often";
+    let next = failure.next.as_deref().map(|next| next.strip_suffix(START_AGAIN).unwrap_or(next));
+    let next = next.map_or_else(|| again.to_owned(), |next| format!("{next}: {again}"));
+    failure.next(next)
+}
+
+impl Supervisor {
+    /// What becomes of a cache that cannot be opened for this reason.
+    pub fn cache_refused(&mut self, index: usize, failure: Failure) -> CacheState {
+        let outlook = failure.outlook();
+        if self.strict || outlook != Outlook::Passes {
+            self.cache_is_well(index);
+            return match outlook == Outlook::Comes && !self.strict {
+                true => CacheState::Waiting(failure),
+                false => CacheState::Failed(failure),
+            };
+        }
+        let failure = with_promise(failure);
+        let new = || One { again: Absent::since_now(), is_ending: false };
+        let is_news = self.ailing.0.entry(index).or_insert_with(new).again.refused(&failure);
+        let entry = &mut self.shared().table.caches[index];
+        entry.trouble = Some(failure.clone());
+        entry.wait_logged &= !is_news;
+        CacheState::Waiting(failure)
+    }
+
+    /// What becomes of a cache whose set is too large for its part of the memory.
+    pub fn refused_for_memory(&mut self, index: usize, mut failure: Failure) -> CacheState {
+        // Nothing else that is said of a set is a matter of the configuration.
+        if failure.kind == Kind::Config && self.is_short_of_memory(index) {
+            failure.kind = Kind::Scarce;
+        }
+        match failure.outlook() {
+            Outlook::Passes => self.cache_refused(index, failure),
+            // The device is there: nothing else comes.
+            Outlook::Comes | Outlook::Final => {
+                self.cache_is_well(index);
+                CacheState::Failed(failure)
+            }
+        }
+    }
+
+    /// The engine of a cache could not open its set.
+    pub fn set_refused(&mut self, index: usize, failure: Failure) {
+        let state = self.refused_for_memory(index, failure);
+        if let Some(one) = self.ailing.0.get_mut(&index) {
+            one.is_ending = true;
+        }
+        self.shared().table.set_cache(index, state);
+    }
+
+    /// What becomes of a volume that is not served for this reason, be it said by its device or by its engine.
+    pub fn volume_refused(&self, index: usize, failure: Failure) -> VolumeState {
+        let again = &mut self.shared().table.volumes[index].again;
+        match failure.outlook() {
+            Outlook::Passes if !self.strict => {
+                let failure = with_promise(failure);
+                // The log hears of it with the state.
+                let _is_news = again.get_or_insert_with(Absent::since_now).refused(&failure);
+                VolumeState::Waiting(failure)
+            }
+            Outlook::Comes if !self.strict => {
+                *again = None;
+                VolumeState::Waiting(failure)
+            }
+            _ => {
+                *again = None;
+                VolumeState::Failed(failure)
+            }
+        }
+    }
+
+    /// Its device answers, or has another trouble now.
+    pub fn cache_is_well(&mut self, index: usize) {
+        self.ailing.0.remove(&index);
+        if let Some(entry) = self.shared().table.caches.get_mut(index) {
+            entry.trouble = None;
+        }
+    }
+}
+
+impl VolumeEntry {
+    /// It may be tried now.
+    pub fn is_due(&mut self) -> bool {
+        self.again.as_mut().is_none_or(Absent::is_due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_config::CommandLine;
+    use bcached_engine::{Doing, Error};
+    use bcached_env::{DiskId, IoError, IoErrorKind};
+
+    /// `serve --cache .. --backing ..` ended with the promise to try it again.
+    #[test]
+    fn only_what_is_tried_again_is_said_to_be() {
+        let refused = |strict| {
+            let config = crate::supervisor::tests::config(&[]);
+            let mut supervisor =
+                Supervisor::new(CommandLine::default(), crate::supervisor::Start::of(config));
+            supervisor.strict = strict;
+            let failure = Failure::new(Kind::Scarce, "no room").next("make room there");
+            match supervisor.cache_refused(0, failure) {
+                CacheState::Waiting(failure) | CacheState::Failed(failure) => failure.to_string(),
+                _ => String::new(),
+            }
+        };
+        assert_eq!(refused(true), "no room; make room there");
+        assert_eq!(refused(false), "no room; make room there: it is tried again, ever less often");
+    }
+
+    /// What an engine met when it took a volume up was final, and what its device said when it was looked at, too.
+    #[test]
+    fn one_rule_says_what_a_refusal_means_for_a_volume() {
+        let config = crate::supervisor::tests::config(&["one"]);
+        let mut supervisor = Supervisor::new(CommandLine::default(), crate::supervisor::Start::of(config));
+        let meets = |supervisor: &Supervisor, doing, kind| {
+            let source = IoError { kind, disk: DiskId(0), sector: 8 };
+            supervisor.volume_added(0, Err(Error::Io { doing, source }));
+            let mut shared = supervisor.shared();
+            let entry = &mut shared.table.volumes[0];
+            (matches!(entry.state, VolumeState::Waiting(_)), entry.again.is_some(), entry.is_due())
+        };
+        let (full, ill) = (IoErrorKind::NoSpace, IoErrorKind::Io);
+        assert_eq!(
+            meets(&supervisor, Doing::Backing, ill),
+            (true, true, false),
+            "it is left alone for a while"
+        );
+        assert_eq!(meets(&supervisor, Doing::Uuids, full), (true, true, false));
+        assert_eq!(
+            meets(&supervisor, Doing::CacheFlush, ill),
+            (false, false, true),
+            "nobody knows what is gone"
+        );
+        let gone = supervisor.volume_refused(0, Failure::new(Kind::NotFound, "it is not there"));
+        assert!(
+            matches!(gone, VolumeState::Waiting(_)) && supervisor.shared().table.volumes[0].again.is_none()
+        );
+        supervisor.strict = true;
+        assert_eq!(
+            meets(&supervisor, Doing::Backing, ill),
+            (false, false, true),
+            "all of a command line is meant now"
+        );
+    }
+}

@@ -1,0 +1,142 @@
+//! The devices of a command line: all are claimed, then judged together, before an engine writes to the first of them.
+//! Whoever named one wrong gets the others back as they were.
+//!
+//! Judged is what the superblocks say. What only the set knows (dirty data behind a backing device's end, for one) is
+//! refused later by its engine.
+
+use crate::engine_error;
+use crate::supervisor::Supervisor;
+use crate::supervisor::devices::open_timeout::{Patience, Unopened};
+use crate::supervisor::report::reasons;
+use bcached_control::failure::{Failure, Kind};
+use bcached_engine::Error;
+use bcached_format::{BackingState, BackingSuperblock, CacheSuperblock};
+use bcached_offline::devices;
+
+/// A device by its name, and what it says.
+type Named<'a, T> = (&'a str, &'a T);
+
+impl Supervisor {
+    /// A device of the command line that cannot be used ends the program. One that hangs is waited for like any other.
+    pub fn claim_devices(&mut self) -> Result<(), Failure> {
+        if !self.strict {
+            return Ok(());
+        }
+        let config = &self.config;
+        let caches = config.caches.iter().map(|cache| cache.device.as_str());
+        let caches = claim(&mut self.slow_caches, caches, devices::open_cache)?;
+        let backings = config.volumes.iter().map(|volume| volume.backing.as_str());
+        let backings = claim(&mut self.slow_backings, backings, devices::open_backing)?;
+        let of_caches: Vec<_> = answers(&caches).map(|(name, cache)| (name, &cache.superblock)).collect();
+        let of_backings: Vec<_> =
+            answers(&backings).map(|(name, backing)| (name, &backing.superblock)).collect();
+        judge_caches(&of_caches)?;
+        judge_backings(&of_backings, &of_caches, caches.len())?;
+        for (name, cache) in caches {
+            if let Some(cache) = cache {
+                self.slow_caches.keep(&name, cache);
+            }
+        }
+        for (index, (name, backing)) in backings.into_iter().enumerate() {
+            if let Some(backing) = backing {
+                let (uuid, label) = (backing.superblock.uuid(), backing.superblock.label());
+                let mut shared = self.shared();
+                let entry = &mut shared.table.volumes[index];
+                (entry.uuid, entry.label) = (Some(uuid), Some(label));
+                drop(shared);
+                self.slow_backings.keep(&name, backing);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens all of `names`; `None` for one that hangs.
+fn claim<'a, T: Send + 'static>(
+    patience: &mut Patience<T>,
+    names: impl Iterator<Item = &'a str>,
+    open: fn(&str) -> Result<T, Failure>,
+) -> Result<Vec<(String, Option<T>)>, Failure> {
+    let claim = |name: &str| match patience.open_of_line(name, open) {
+        Ok(opened) => Ok((name.to_owned(), Some(opened))),
+        Err(Unopened::Hangs(_)) => Ok((name.to_owned(), None)),
+        Err(Unopened::Failed(failure)) => Err(failure),
+    };
+    names.map(claim).collect()
+}
+
+/// Those that are open.
+fn answers<T>(all: &[(String, Option<T>)]) -> impl Iterator<Item = Named<'_, T>> {
+    all.iter().filter_map(|(name, opened)| Some((name.as_str(), opened.as_ref()?)))
+}
+
+fn judge_caches(caches: &[Named<'_, CacheSuperblock>]) -> Result<(), Failure> {
+    for (index, (name, superblock)) in caches.iter().enumerate() {
+        let is_twin = |(_, other): &&Named<'_, CacheSuperblock>| other.set_uuid() == superblock.set_uuid();
+        if let Some((other, _)) = caches[..index].iter().find(is_twin) {
+            return Err(reasons::two_of_one_set(name, other, superblock.set_uuid()));
+        }
+    }
+    Ok(())
+}
+
+/// `named` caches are on the command line; of them `caches` have answered.
+fn judge_backings(
+    backings: &[Named<'_, BackingSuperblock>],
+    caches: &[Named<'_, CacheSuperblock>],
+    named: usize,
+) -> Result<(), Failure> {
+    for (index, (name, superblock)) in backings.iter().enumerate() {
+        let refused = |error| Err(engine_error::of_attach(name, &error));
+        if backings[..index].iter().any(|(_, other)| other.uuid() == superblock.uuid()) {
+            return refused(Error::Duplicate);
+        }
+        if named == 0 {
+            without_a_cache(name, superblock)?;
+            continue;
+        }
+        let set = superblock.set_uuid();
+        let is_its_own = |(_, cache): &&Named<'_, CacheSuperblock>| cache.set_uuid() == set;
+        // The only one is meant whatever the device says.
+        let cache = if named == 1 { caches.first() } else { caches.iter().find(is_its_own) };
+        let Some((_, cache)) = cache else {
+            if caches.len() == named {
+                return Err(reasons::no_cache(format!("cannot serve {name}"), superblock)
+                    .next("serve it with its cache alone, or say in a configuration which it is"));
+            }
+            continue;
+        };
+        let (block, set_block) = (superblock.block_sectors(), cache.block_sectors());
+        match superblock.state() {
+            BackingState::Dirty if cache.set_uuid() != set => return refused(Error::DirtyElsewhere(set)),
+            BackingState::Clean | BackingState::Stale if cache.set_uuid() != set => {
+                return refused(Error::OtherSet(set));
+            }
+            _ if block < set_block => {
+                return refused(Error::BlockSize { backing: block, set: set_block });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A backing device without its cache may hold old data only, and if not, all that its cache holds would be void.
+fn without_a_cache(name: &str, superblock: &BackingSuperblock) -> Result<(), Failure> {
+    let refused = |why: String, next: &str| {
+        let failure = Failure::new(Kind::WrongSet, format!("cannot serve {name}"));
+        Err(failure.why(why).next(next))
+    };
+    let set = superblock.set_uuid();
+    match superblock.state() {
+        BackingState::Dirty => refused(
+            format!("its newest data is in the cache set {set}, which is not named"),
+            "name its cache with --cache; nothing overrides this",
+        ),
+        BackingState::Clean => refused(
+            format!("it belongs to the cache set {set}, which is not named"),
+            "name its cache with --cache; to serve it without one, `bcached detach` it there first",
+        ),
+        BackingState::None | BackingState::Stale => Ok(()),
+    }
+}

@@ -1,0 +1,120 @@
+//! Whether all devices answer, before everything is given to another process: what one has not answered keeps its engine from ending, and both
+//! processes from the device. From the first step of a hand-over on nobody is served, so all of this is found out before it.
+
+use crate::engine_thread::Engine;
+use crate::supervisor::Shared;
+use crate::supervisor::handover::cannot;
+use crate::supervisor::jobs::lock;
+use crate::supervisor::report::health;
+use crate::supervisor::table::{VolumeEntry, VolumeState};
+use bcached_control::failure::{Failure, Kind};
+use std::sync::Mutex;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// How long the devices may take to answer. A disk under load takes a second, and a client who waits for one of them notices no more of this than
+/// of that.
+const LIMIT: Duration = Duration::from_secs(4);
+
+/// A device that owes an answer of this age when that is over is named: what is younger may be what others have asked since.
+const SILENT: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether what was asked before has been answered.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What keeps an engine from ending in order, in sentences.
+struct Trouble {
+    /// Devices that do not answer.
+    silent: Vec<String>,
+    /// Caches that have stopped writing, and backing devices that are gone: who waits for one cannot go along, and who is served without
+    /// would not be by a process that has to open it.
+    stopped: Vec<String>,
+}
+
+impl Trouble {
+    /// There is, at this moment; a device is silent that owes an answer of this age.
+    fn now(shared: &Mutex<Shared>, age: Duration) -> Self {
+        let (indices, engines): (Vec<_>, Vec<_>) = lock(shared)
+            .table
+            .open_engines()
+            .into_iter()
+            .map(|(index, engine)| (index, Some(engine)))
+            .unzip();
+        let (mut silent, mut stopped) = (Vec::new(), Vec::new());
+        for (index, status) in indices.into_iter().zip(Engine::status_of_all(&engines)) {
+            let Some(status) = status else { continue };
+            let table = &lock(shared).table;
+            silent.extend(health::silent_of(table, index, &status, age));
+            let name = table.caches[index].display_name();
+            stopped.extend(status.failed.map(|error| format!("cache {name} has stopped writing: {error}")));
+            let is_without = |entry: &&VolumeEntry| match &entry.state {
+                VolumeState::Served(info) => {
+                    entry.cache == Some(index) && status.without_backing.contains(&info.id)
+                }
+                _ => false,
+            };
+            let without = table.volumes.iter().filter(is_without).map(VolumeEntry::display_name);
+            stopped.extend(without.map(|name| format!("the backing device of volume {name} is gone")));
+        }
+        Self { silent, stopped }
+    }
+
+    fn refuse(&self) -> Result<(), Failure> {
+        let Self { silent, stopped } = self;
+        let (why, next) = match (silent.is_empty(), stopped.is_empty()) {
+            (true, true) => return Ok(()),
+            (false, _) => (silent.join("; "), "ask again when it does; `bcached status` tells"),
+            (true, false) => (
+                stopped.join("; "),
+                "ask again when it works, or stop this daemon and start the other; `bcached status` tells",
+            ),
+        };
+        Err(cannot(Kind::Busy, why).next(next))
+    }
+}
+
+/// No device is known to hang, and no set has stopped writing.
+pub fn check(shared: &Mutex<Shared>) -> Result<(), Failure> {
+    Trouble::now(shared, health::SLOW).refuse()
+}
+
+/// The same, and every device has answered by the end of this, also what it was asked before. Waits for that.
+pub fn prove(shared: &Mutex<Shared>) -> Result<(), Failure> {
+    check(shared)?;
+    let begun = Instant::now();
+    let until = begun + LIMIT;
+    if !have_answered(shared, until) {
+        Trouble::now(shared, SILENT).refuse()?;
+        let late = format!("not every device has answered in {} s", LIMIT.as_secs());
+        return Err(cannot(Kind::Busy, late).next("ask again later; `bcached status` tells"));
+    }
+    loop {
+        let trouble = Trouble::now(shared, begun.elapsed());
+        if trouble.silent.is_empty() || !trouble.stopped.is_empty() || Instant::now() >= until {
+            return trouble.refuse();
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Asks each for something; whether all have done it by then.
+fn have_answered(shared: &Mutex<Shared>, until: Instant) -> bool {
+    let engines = lock(shared).table.open_engines();
+    let (send, receive) = mpsc::channel();
+    for (_, engine) in engines {
+        let send = send.clone();
+        // How a set has fared, its status says.
+        engine.prove_devices(Box::new(move |_fared| {
+            let _nobody_waits_any_more = send.send(());
+        }));
+    }
+    drop(send);
+    loop {
+        match receive.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(()) => {}
+            // All have, or are gone.
+            Err(RecvTimeoutError::Disconnected) => return true,
+            Err(RecvTimeoutError::Timeout) => return false,
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Devices before they are part of a set: looked at, opened and claimed without waiting for one that hangs.
+
+pub mod claims;
+pub mod liveness;
+pub mod open_timeout;
+pub mod probe;

@@ -1,0 +1,100 @@
+//! Devices that somebody asks about are looked at on threads of their own: who asks waits for a while, and no other does. A disk that hangs
+//! keeps its thread in the kernel; as long as it does nobody begins the same look again. (What the loop opens itself is in [`crate::supervisor::devices::open_timeout`].)
+
+use bcached_control::failure::{Failure, Kind};
+use std::collections::BTreeSet;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between two tries to begin a look that somebody else has begun.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The looks that have not ended, by what they are at.
+#[derive(Clone, Default)]
+pub struct Looks(Arc<Mutex<BTreeSet<String>>>);
+
+/// One of them.
+struct Going(Looks, String);
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        self.0.lock().remove(&self.1);
+    }
+}
+
+impl Looks {
+    /// What `look` finds at `name`.
+    ///
+    /// # Errors
+    /// Its own, or that there is no answer before `until`.
+    pub fn look<T: Send + 'static>(
+        &self,
+        name: &str,
+        until: Instant,
+        look: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let going = self.begin(name, until).ok_or_else(|| hangs(name))?;
+        let (sender, receiver) = mpsc::channel();
+        let body = move || {
+            let found = look();
+            drop(going);
+            drop(sender.send(found));
+        };
+        thread::Builder::new().name("look".to_owned()).spawn(body).map_err(|error| {
+            Failure::new(Kind::Io, format!("cannot look at {name}")).why(format!("no thread: {error}"))
+        })?;
+        match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(found) => found,
+            Err(RecvTimeoutError::Timeout) => Err(hangs(name)),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Failure::new(Kind::Io, format!("cannot look at {name}"))
+                    .why("its thread ended by a panic"))
+            }
+        }
+    }
+
+    /// When nobody else looks there any more.
+    fn begin(&self, name: &str, until: Instant) -> Option<Going> {
+        while !self.lock().insert(name.to_owned()) {
+            if Instant::now() >= until {
+                return None;
+            }
+            thread::sleep(PAUSE);
+        }
+        Some(Going(self.clone(), name.to_owned()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn hangs(name: &str) -> Failure {
+    Failure::new(Kind::TimeLimit, format!("{name} does not answer"))
+        .why("a look at it, or at a device that may be it, has not ended")
+        .next("nothing was begun; look at the device, and ask again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_hangs_is_looked_at_by_one_thread() {
+        let looks = Looks::default();
+        let soon = || Instant::now() + Duration::from_millis(50);
+        let (answer, hangs) = mpsc::channel::<()>();
+        let hung = looks.look("sdb", soon(), move || {
+            hangs.recv().expect("answered below");
+            Ok(1)
+        });
+        assert_eq!(hung.expect_err("no answer").kind, Kind::TimeLimit);
+        let again = looks.look::<u32>("sdb", soon(), || panic!("it is looked at already"));
+        assert_eq!(again.expect_err("no answer").kind, Kind::TimeLimit);
+        assert_eq!(looks.look("sdc", Instant::now() + Duration::from_secs(60), || Ok(2)).ok(), Some(2));
+        answer.send(()).expect("it still waits");
+        assert_eq!(looks.look("sdb", Instant::now() + Duration::from_secs(60), || Ok(3)).ok(), Some(3));
+    }
+}

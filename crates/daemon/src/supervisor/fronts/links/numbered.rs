@@ -1,0 +1,93 @@
+//! `/dev/bcacheN`, for volumes whose sections ask for a number.
+//!
+//! It leads to `/dev/bcache/by-uuid/UUID`, and by that to the device. So the link itself tells that it is ours, and whose, also after a daemon
+//! that was killed; whatever else is called so is never touched. The kernel's bcache has such names for its own devices: while it is loaded
+//! there is no link, for the node of a device whose name is taken would not be made.
+
+use crate::supervisor::fronts::links::{Places, is_dead, target};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::path::{Path, PathBuf};
+
+/// Of the volume that `own` leads to by its UUID, which is the block device `device`, the link of that number is there from now on: true if it was
+/// not. Else why not. `None`: `own` is not there, as whoever makes it has said.
+pub fn keep(places: &Places, number: usize, (own, device): (&Path, &Path)) -> Option<Result<bool, String>> {
+    let link = places.numbered(number);
+    if target(own)? != device {
+        return Some(Err(format!("{} leads to another device, and is left alone", own.display())));
+    }
+    if places.has_kernel() {
+        remove_if(&link, own);
+        return Some(Err(
+            "the kernel's bcache is loaded, and calls its own devices so; the link comes when it is \
+                         unloaded (modprobe -r bcache)"
+                .to_owned(),
+        ));
+    }
+    Some(linked(places, &link, own))
+}
+
+fn linked(places: &Places, link: &Path, own: &Path) -> Result<bool, String> {
+    if target(link).as_deref() == Some(own) {
+        return Ok(false);
+    }
+    if is_stale(places, link) {
+        // It is tried again if that cannot be.
+        let _gone = std::fs::remove_file(link);
+    }
+    match symlink(own, link) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(taken(places, link)),
+        Err(error) => Err(format!("{}: {error}; the link comes when that is mended", link.display())),
+    }
+}
+
+/// Whatever leads to `own` goes, but for the link of the number `but`: who has had another number before has it no more.
+pub fn remove(places: &Places, own: &Path, but: Option<usize>) {
+    let but = but.map(|number| places.numbered(number));
+    let entries = std::fs::read_dir(places.devices()).into_iter().flatten().flatten();
+    let links =
+        entries.map(|entry| entry.path()).filter(|link| is_numbered(link) && Some(link) != but.as_ref());
+    links.for_each(|link| remove_if(&link, own));
+}
+
+fn remove_if(link: &Path, own: &Path) {
+    if target(link).as_deref() == Some(own) {
+        // Without the right to remove it there was none to make it.
+        drop(std::fs::remove_file(link));
+    }
+}
+
+fn is_numbered(link: &Path) -> bool {
+    let name = link.file_name().unwrap_or_default().to_string_lossy();
+    let number = name.strip_prefix("bcache").unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
+}
+
+/// The volume that one of our links leads to.
+fn volume_of(places: &Places, link: &Path) -> Option<PathBuf> {
+    target(link).filter(|target| target.parent() == Some(&places.by_uuid()))
+}
+
+/// One of ours, which leads nowhere.
+fn is_stale(places: &Places, link: &Path) -> bool {
+    volume_of(places, link).is_some_and(|volume| !link.exists() || is_dead(&volume, &places.block()))
+}
+
+fn taken(places: &Places, link: &Path) -> String {
+    let what = match (volume_of(places, link), target(link), std::fs::symlink_metadata(link)) {
+        (Some(volume), ..) => {
+            let uuid = volume.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return format!(
+                "it leads to the volume {uuid}, of another daemon, or of this one until that volume's own device has come; if it stays so ask for \
+                 another `number`"
+            );
+        }
+        (None, Some(target), _) => format!("a link to {}", target.display()),
+        (None, None, Ok(file)) if file.file_type().is_block_device() => "a block device".to_owned(),
+        _ => "a file".to_owned(),
+    };
+    format!(
+        "{what} of somebody else is called so, and is left alone; take it away, or ask for another `number`"
+    )
+}

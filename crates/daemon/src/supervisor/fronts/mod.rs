@@ -1,0 +1,585 @@
+//! The front ends: each is started when the first volume is to be had by it, and all threads may ask who uses what.
+//!
+//! Payloads of requests have a quarter of the daemon's memory, which NBD and FUSE share; each block device and each disk of a virtual
+//! machine takes some of what nodes would have (`config::ways`).
+
+pub mod dev;
+pub mod directories;
+pub mod handoff;
+pub mod links;
+pub mod machine;
+pub mod numbered_links;
+pub mod users;
+
+use self::dev::{Dev, Devices};
+use self::directories::{start_fuse, start_vhost};
+use self::numbered_links::Numbers;
+pub use self::users::User;
+use self::users::users_of_device;
+use crate::sysfs;
+use bcached_config::{Address, Certificates, Config, FrontPlaces, Tls};
+use bcached_control::failure::{Failure, Kind};
+use bcached_front_dev::Rung;
+use bcached_front_fuse::{self as fuse, FuseServer};
+use bcached_front_nbd::{self as nbd, Bound, Endpoint, ListenError, NbdServer, Place};
+use bcached_front_ublk::{DeviceState, Features, Served, Transfer, UblkServer};
+use bcached_front_vhost::{self as vhost, VhostServer};
+use bcached_port::socket::{Passed, SocketError};
+use bcached_port::{Claim, ExportTable, Peer, Pool, Uuid, Way, Ways};
+use bcached_uring::Guests;
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a virtual machine whose volume is taken away may wait for what it has asked.
+const RETIRE_LIMIT: Duration = Duration::from_secs(5);
+
+/// What each front end has at least to end in, when others have taken the time for it.
+const EACH_MIN: Duration = Duration::from_secs(1);
+
+/// All that run. Clones are the same ones.
+#[derive(Clone, Default)]
+pub struct Fronts {
+    running: Arc<Mutex<Running>>,
+    /// Where NBD's connections can be served.
+    rings: nbd::Rings,
+    /// Called when a device has come, or has not.
+    wake: Option<Wake>,
+    /// Where NBD is served instead of the places of the configuration, if there is any.
+    sockets: Arc<[Arc<Passed>]>,
+    /// The control files that stand beside volumes in a FUSE mount.
+    control_files: Arc<OnceLock<Arc<dyn fuse::Tree>>>,
+    /// Clients of another process, or of this one before, until NBD has them.
+    left: Arc<Mutex<Vec<nbd::Left>>>,
+    /// That process.
+    former: Option<u32>,
+    /// Which volumes are to be `/dev/bcacheN`, too.
+    numbers: Numbers,
+}
+
+type Wake = Arc<dyn Fn() + Send + Sync>;
+
+#[derive(Default)]
+struct Running {
+    /// For payloads of NBD and FUSE.
+    memory: Option<Arc<Pool>>,
+    nbd: Option<NbdServer>,
+    vhost: Option<Arc<VhostServer>>,
+    fuse: Option<FuseServer>,
+    ublk: Option<Arc<UblkServer>>,
+    /// Block devices by what else there is.
+    dev: Dev,
+    /// Nobody else writes to a volume that is a block device.
+    claims: BTreeMap<String, Option<Claim>>,
+    /// Why a volume cannot be had by a way that it is to be had by.
+    refused: BTreeMap<(String, Way), String>,
+    /// What is being taken away: it cannot be there again before that has ended.
+    retiring: BTreeSet<(String, Way)>,
+    /// What was to be served is, or has its reason.
+    is_ready: bool,
+    /// So many clients of another process, or of this one before, have been gone on with, or wait for that.
+    resumed: usize,
+    /// The daemon ends: nothing begins any more.
+    has_ended: bool,
+}
+
+impl Running {
+    /// A volume cannot be had by a way now. The log is told once for each reason.
+    fn refuse(&mut self, name: &str, way: Way, why: String) {
+        let key = (name.to_owned(), way);
+        if self.refused.get(&key) != Some(&why) {
+            tracing::error!(event = "volume-not-exported", "{name}: it is not to be had by {way} now: {why}");
+            self.refused.insert(key, why);
+        }
+    }
+
+    /// Where a volume can be had by some way, or why not. `None`: it is about to come.
+    fn place(&self, name: &str, way: Way) -> Option<Result<String, String>> {
+        if let Some(why) = self.refused.get(&(name.to_owned(), way)) {
+            return Some(Err(why.clone()));
+        }
+        let place = match way {
+            Way::Nbd => self.nbd.as_ref()?.bound().first()?.to_string(),
+            Way::Dev if self.dev.is_cut_off(name) => {
+                return Some(Err("somebody has unmounted its file".to_owned()));
+            }
+            Way::Ublk | Way::Dev => match self.device(name)? {
+                DeviceState::Coming => return None,
+                DeviceState::Here { path, .. } => path.display().to_string(),
+                DeviceState::Missing(why) => return Some(Err(why)),
+            },
+            Way::VhostUser => {
+                let vhost = self.vhost.as_ref().filter(|vhost| vhost.serves(name))?;
+                vhost.socket_path(name).display().to_string()
+            }
+            Way::Fuse => {
+                let fuse = self.fuse.as_ref()?;
+                if fuse.has_ended() {
+                    return Some(Err("somebody has unmounted it".to_owned()));
+                }
+                if matches!(name, "." | "..") {
+                    return Some(Err("no file can be called so".to_owned()));
+                }
+                fuse.directory().join("volumes").join(name).display().to_string()
+            }
+        };
+        Some(Ok(place))
+    }
+
+    /// For payloads, of which there are so many bytes at most.
+    fn payloads(&mut self, config: &Config) -> (Arc<Pool>, u64) {
+        let bytes = config.memory_bytes / 4;
+        (Arc::clone(self.memory.get_or_insert_with(|| Arc::new(nbd::memory(bytes)))), bytes)
+    }
+
+    /// True if it is being taken away, which is why it cannot be had.
+    fn refuse_while_retiring(&mut self, name: &str, way: Way) -> bool {
+        let is = self.retiring.contains(&(name.to_owned(), way));
+        if is {
+            let why = "what was there of it before is being taken away".to_owned();
+            self.refused.insert((name.to_owned(), way), why);
+        }
+        is
+    }
+}
+
+/// Where a volume can be had by some way, or why not.
+pub struct Had {
+    pub way: Way,
+    /// What a block device is made of, if that was for us to choose.
+    pub by: Option<Rung>,
+    /// How the data of a ublk device comes and goes.
+    pub transfer: Option<Transfer>,
+    /// The link to a block device that the volume's number asks for, or why there is none.
+    pub link: Option<Result<String, String>>,
+    pub place: Result<String, String>,
+}
+
+impl Fronts {
+    /// None yet; `wake` is called when a block device has come, or has not. NBD is on these sockets, if there are any.
+    pub fn new(wake: Wake, sockets: Vec<Arc<Passed>>) -> Self {
+        Self { wake: Some(wake), sockets: sockets.into(), ..Self::default() }
+    }
+
+    /// NBD has been given sockets.
+    pub fn has_sockets(&self) -> bool {
+        !self.sockets.is_empty()
+    }
+
+    /// These are the control files, for a mount that is not there yet.
+    pub fn tell_of(&self, control_files: Arc<dyn fuse::Tree>) {
+        let _there_are_some = self.control_files.set(control_files);
+    }
+
+    /// Starts one, unless it runs.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub fn start(&self, way: Way, config: &Config, exports: &ExportTable) -> Result<(), Failure> {
+        let mut running = self.lock();
+        if running.has_ended {
+            return Ok(());
+        }
+        let (places, exports) = (&config.places, exports.by(way));
+        let memory = running.payloads(config);
+        match way {
+            Way::Nbd if running.nbd.is_none() => {
+                // Who has come before the daemon has not come to be told that nothing is there yet.
+                // Nor is anybody let in by a process that may have to give all back.
+                let is_waited_for = self.has_sockets() || self.has_left() || self.former.is_some();
+                let closed = is_waited_for && !running.is_ready;
+                let rings = self.rings.clone();
+                let nbd = start_nbd(places, (&self.sockets, closed), exports, memory, rings)?;
+                nbd.keep(self.take_left());
+                running.nbd = Some(nbd);
+            }
+            Way::VhostUser if running.vhost.is_none() => {
+                running.vhost = Some(Arc::new(start_vhost(places, exports, self.rings.clone())?));
+            }
+            Way::Fuse if running.fuse.is_none() => {
+                let trees = self.control_files.get().map(|files| (sysfs::NAME.to_owned(), Arc::clone(files)));
+                running.fuse = Some(start_fuse(
+                    (&places.fuse, places.fuse_allow_other),
+                    exports,
+                    memory,
+                    trees.into_iter().collect(),
+                )?);
+            }
+            Way::Ublk if running.ublk.is_none() => running.ublk = Some(Arc::new(self.start_ublk(exports)?)),
+            Way::Nbd | Way::Ublk | Way::VhostUser | Way::Fuse | Way::Dev => {}
+        }
+        if matches!(way, Way::Nbd | Way::Fuse) {
+            // All volumes are to be had by it.
+            running.refused.retain(|(_, of), _| *of != way);
+        }
+        Ok(())
+    }
+
+    /// All is served that will be by itself, or has been waited for: who has waited for that is let in.
+    pub fn open(&self) {
+        let mut running = self.lock();
+        running.is_ready = true;
+        let Some(nbd) = &running.nbd else {
+            let left = self.take_left().len();
+            if left > 0 {
+                running.resumed -= left;
+                tracing::warn!(
+                    event = "clients-cut",
+                    "NBD is not served any more: {left} connections are ended"
+                );
+            }
+            return;
+        };
+        nbd.open();
+    }
+
+    /// That has been done.
+    pub fn is_open(&self) -> bool {
+        self.lock().is_ready
+    }
+
+    /// From now on clients on TCP are shown another certificate, if NBD is served in TLS.
+    pub fn renew(&self, tls: nbd::Tls) {
+        if let Some(nbd) = &self.lock().nbd {
+            nbd.renew(tls);
+        }
+    }
+
+    fn start_ublk(&self, exports: ExportTable) -> Result<UblkServer, Failure> {
+        Features::probe().map_err(|why| {
+            let failure = |kind| Failure::new(kind, "cannot make block devices").why(why.to_string());
+            let failure = match why.mends() {
+                Some(mends) => failure(Kind::Permission).next(mends),
+                None => failure(Kind::Io),
+            };
+            failure.option("--export")
+        })?;
+        let (news, changed) = self.device_news("ublk-device", exports);
+        Ok(UblkServer::new(news, changed, self.former))
+    }
+
+    /// Before others can find it: nobody else writes to a volume that is to be a block device.
+    pub fn reserve(&self, (name, uuid, shared): (&str, Uuid, bool), ways: Ways, exports: &ExportTable) {
+        let mut running = self.lock();
+        let way = if ways.has(Way::Dev) { Way::Dev } else { Way::Ublk };
+        let there_is = match way {
+            Way::Dev => running.dev.rung(name).is_some(),
+            _ => ways.has(Way::Ublk) && running.ublk.is_some(),
+        };
+        if !there_is || running.claims.contains_key(name) || running.refuse_while_retiring(name, way) {
+            return;
+        }
+        let (now, _) = exports.writing().look(uuid, Peer::Kernel);
+        let claim = if shared { None } else { exports.writing().claim(uuid, Peer::Kernel, now) };
+        if shared || claim.is_some() {
+            running.refused.remove(&(name.to_owned(), way));
+            running.claims.insert(name.to_owned(), claim);
+        } else {
+            running.refuse(name, way, "another client writes to it".to_owned());
+        }
+    }
+
+    /// Connections to this volume can be served there.
+    pub fn lead(&self, volume: Uuid, guests: &Guests) {
+        self.rings.insert(volume.0, guests.clone());
+    }
+
+    /// A volume is served, or what is known of it has changed.
+    pub fn publish(&self, name: &str, ways: Ways, (exports, guests): (&ExportTable, &Guests)) {
+        self.publish_device(name, exports, guests);
+        if !ways.has(Way::VhostUser) {
+            return;
+        }
+        let mut running = self.lock();
+        let Some(vhost) = running.vhost.clone() else { return };
+        if running.refuse_while_retiring(name, Way::VhostUser) {
+            return;
+        }
+        if vhost.serves(name) {
+            return vhost.changed(name);
+        }
+        match vhost.serve(name, vhost::VolumeOptions::default()) {
+            Ok(()) => drop(running.refused.remove(&(name.to_owned(), Way::VhostUser))),
+            Err(error) => running.refuse(name, Way::VhostUser, sentence(&error)),
+        }
+    }
+
+    /// A volume cannot be had by a front end that does not start.
+    pub fn refuse(&self, name: &str, way: Way, failure: &Failure) {
+        self.lock().refuse(name, way, failure.to_string());
+    }
+
+    /// Volumes that cannot be had by some way now, and perhaps can next time.
+    pub fn refused(&self) -> BTreeSet<String> {
+        self.lock().refused.keys().map(|(name, _)| name.clone()).collect()
+    }
+
+    fn publish_device(&self, name: &str, exports: &ExportTable, guests: &Guests) {
+        let mut running = self.lock();
+        if !running.claims.contains_key(name) {
+            return;
+        }
+        if let Some(export) = exports.by(Way::Dev).by_name(name) {
+            return running.serve_dev(export);
+        }
+        let Some(ublk) = running.ublk.clone() else { return };
+        let Some(export) = exports.by(Way::Ublk).by_name(name) else { return };
+        match ublk.serve(Served { export, guests: guests.clone(), number: None }) {
+            Ok(()) => drop(running.refused.remove(&(name.to_owned(), Way::Ublk))),
+            Err(error) => running.refuse(name, Way::Ublk, format!("no thread: {error}")),
+        }
+    }
+
+    /// Whether it is known of each device that is to be there whether it is.
+    pub fn are_settled(&self) -> bool {
+        let running = self.lock();
+        running.claims.keys().all(|name| running.device(name) != Some(DeviceState::Coming))
+    }
+
+    /// A volume is served no more, and does not come back by itself.
+    pub fn retire(&self, name: &str) {
+        let mut running = self.lock();
+        self.numbers.forget(name);
+        running.refused.retain(|(of, _), _| of != name);
+        let devices = running.devices_of(name);
+        running.dev.forget(name);
+        let device = devices.zip(running.claims.remove(name));
+        let machine = running.vhost.clone().filter(|vhost| vhost.serves(name));
+        drop(running);
+        let named = name.to_owned();
+        if let Some((devices, claim)) = device {
+            self.apart((named.clone(), devices.way()), move |name| {
+                remove_devices(&devices, &[name], RETIRE_LIMIT);
+                // Whoever writes by another way finds no device beside.
+                drop(claim);
+            });
+        }
+        if let Some(vhost) = machine {
+            self.apart((named, Way::VhostUser), move |name| {
+                if let Err(busy) = vhost.stop(&name, RETIRE_LIMIT) {
+                    tracing::warn!(event = "clients-cut", "{name}: a virtual machine: {:?}", busy.volumes);
+                }
+            });
+        }
+    }
+
+    /// Takes something of a volume away, for which nobody waits.
+    fn apart(&self, of: (String, Way), away: impl FnOnce(String) + Send + 'static) {
+        self.lock().retiring.insert(of.clone());
+        let (fronts, key) = (self.clone(), of.clone());
+        let body = move || {
+            away(key.0.clone());
+            fronts.lock().retiring.remove(&key);
+            fronts.wake.iter().for_each(|wake| wake());
+        };
+        if let Err(error) = std::thread::Builder::new().name("retire".to_owned()).spawn(body) {
+            let (name, way) = &of;
+            tracing::error!(
+                event = "volume-still-exported",
+                "{name}: by {way}, for want of a thread: {error}"
+            );
+            self.lock().retiring.remove(&of);
+        }
+    }
+
+    /// Something of the volume of that name is being taken away.
+    pub fn is_retiring(&self, name: &str) -> bool {
+        self.lock().retiring.iter().any(|(of, _)| of == name)
+    }
+
+    /// Where a volume can be had, and why not.
+    pub fn places_of(&self, name: &str, ways: Ways) -> Vec<Had> {
+        let running = self.lock();
+        let had = |way| {
+            let by = if way == Way::Dev { running.dev.rung(name) } else { None };
+            let way_there = if by == Some(Rung::Ublk) { Way::Ublk } else { way };
+            let place = running.place(name, way_there)?;
+            let device = if way_there == Way::Ublk { running.device(name) } else { None };
+            let transfer = device.and_then(|device| device.transfer());
+            let is_device = matches!(way_there, Way::Ublk | Way::Dev) && place.is_ok();
+            let link = is_device.then(|| self.numbers.of(name)).flatten();
+            Some(Had { way, by, transfer, link, place })
+        };
+        ways.iter().filter_map(had).collect()
+    }
+
+    /// Where NBD is served.
+    pub fn nbd_places(&self) -> Vec<String> {
+        let running = self.lock();
+        let bound = running.nbd.iter().flat_map(|server| server.bound().iter().map(ToString::to_string));
+        bound.collect()
+    }
+
+    /// Sockets of NBD and vhost-user that have files, each with the number of the volume's server that has made it; 0: of NBD.
+    pub fn sockets(&self) -> Vec<(PathBuf, u64)> {
+        let running = self.lock();
+        let bound = running.nbd.iter().flat_map(|server| server.bound());
+        let nbd = bound.filter_map(|bound| match bound {
+            Bound::Unix(path) => Some((path.clone(), 0)),
+            Bound::Tcp(_) => None,
+        });
+        nbd.chain(running.vhost.iter().flat_map(|server| server.sockets())).collect()
+    }
+
+    /// Listens anew on one of them, whose file is gone; `None` if it is none of them. Else perhaps why not.
+    pub fn bind_again(&self, path: &Path) -> Option<Result<(), String>> {
+        let running = self.lock();
+        let is_at = |server: &&NbdServer| {
+            server.bound().iter().any(|bound| matches!(bound, Bound::Unix(at) if at == path))
+        };
+        if let Some(server) = running.nbd.as_ref().filter(is_at) {
+            return Some(server.bind_again(path).map_err(|error| sentence(&error)));
+        }
+        let vhost = running.vhost.as_ref()?;
+        directories::make_again(vhost.directory());
+        let bound = vhost.bind_again(path)?;
+        Some(bound.map_err(|error| sentence(&error)))
+    }
+
+    /// Ends all of them. What is due goes out, up to `limit` for all together; each has a little time at least.
+    pub fn shutdown(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let left = || deadline.saturating_duration_since(Instant::now()).max(EACH_MIN.min(limit));
+        self.let_devices_go(limit);
+        let ended = Running { has_ended: true, ..Running::default() };
+        let Running { nbd, vhost, fuse, ublk, dev, .. } = std::mem::replace(&mut *self.lock(), ended);
+        // Else they would be taken up here again when their engine has ended.
+        let _ends_with_the_process = ublk.map(|ublk| ublk.leave());
+        if let Some(Err(busy)) = nbd.map(|server| server.shutdown(left())) {
+            tracing::warn!(event = "clients-cut", "{busy}");
+        }
+        end_machines_and_files(vhost, fuse, left);
+        dev.shutdown(left());
+    }
+
+    /// Block devices that nobody uses go. Those of ublk that are in use stay in the kernel: what is asked of them waits for the next start; but
+    /// not while the machine is shut down, which would wait for ever. Others cannot: who uses them is cut off.
+    fn let_devices_go(&self, limit: Duration) {
+        let (ublk, dev, names) = {
+            let running = self.lock();
+            (running.ublk.clone(), running.dev.devices(), running.claims.keys().cloned().collect::<Vec<_>>())
+        };
+        let of_dev = |name: &String| dev.as_ref().is_some_and(|dev| dev.state(name).is_some());
+        let (others, names): (Vec<_>, Vec<_>) = names.into_iter().partition(of_dev);
+        if let Some(ublk) = ublk.filter(|_| !names.is_empty()) {
+            let ublk = Devices::Ublk(ublk);
+            let all_go = machine::stops();
+            let (go, stay): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
+                // Of one that is being taken over nobody knows who has it.
+                all_go || ublk.path(name).is_some_and(|path| users_of_device(&path).is_empty())
+            });
+            for name in stay {
+                tracing::warn!(
+                    event = "ublk-left",
+                    "{name}: its block device is in use, or about to come, and stays: what is asked of it waits until bcached serves it again"
+                );
+            }
+            remove_devices(&ublk, &go, limit);
+        }
+        if let Some(dev) = dev {
+            dev::cut(dev, &others, limit);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends what nobody goes on with, each within what is `left` then.
+fn end_machines_and_files(
+    vhost: Option<Arc<VhostServer>>,
+    fuse: Option<FuseServer>,
+    left: impl Fn() -> Duration,
+) {
+    // Somebody may be about to take a volume from it.
+    if let Some(Err(busy)) = vhost.and_then(Arc::into_inner).map(|server| server.shutdown(left())) {
+        let volumes = busy.volumes;
+        tracing::warn!(event = "clients-cut", "virtual machines are cut off, with requests: {volumes:?}");
+    }
+    if let Some(Err(busy)) = fuse.map(|server| server.shutdown(left())) {
+        tracing::warn!(event = "clients-cut", "{busy}");
+    }
+}
+
+/// Takes these volumes' devices from the kernel, and their links with them.
+fn remove_devices(devices: &Devices, names: &[String], limit: Duration) {
+    let paths: Vec<_> = names.iter().filter_map(|name| devices.path(name)).collect();
+    let gone = devices.remove(names, limit);
+    if gone.is_ok() || devices.way() == Way::Dev {
+        // A name that is used again must not lead to what is left.
+        paths.iter().for_each(|path| links::remove(path));
+    }
+    match gone {
+        Ok(()) => {}
+        Err(still) if devices.way() == Way::Ublk => {
+            tracing::warn!(event = "ublk-not-removed", "{still}");
+        }
+        Err(still) => tracing::warn!(event = "device-not-removed", "{still}"),
+    }
+}
+
+/// An error, and what is behind it.
+fn sentence(error: &dyn Error) -> String {
+    let why = error.source().map_or_else(String::new, |source| format!(": {source}"));
+    format!("{error}{why}")
+}
+
+fn start_nbd(
+    places: &FrontPlaces,
+    (sockets, closed): (&[Arc<Passed>], bool),
+    exports: ExportTable,
+    (memory, bytes): (Arc<Pool>, u64),
+    rings: nbd::Rings,
+) -> Result<NbdServer, Failure> {
+    let tls = places.tls.certificates().map(Certificates::read).transpose()?;
+    let anywhere = places.tls == Tls::Off;
+    let named = places.listen.iter().map(|listen| Endpoint {
+        place: match &listen.at {
+            Address::Unix(path) => {
+                let group = listen.group.as_ref().or(places.nbd_group.as_ref());
+                Place::Unix { path: path.clone(), group: group.map(|group| group.id) }
+            }
+            Address::Tcp(address) => Place::Tcp { address: *address, anywhere },
+        },
+        read_only: listen.read_only,
+    });
+    // A place of the configuration is what it is, whoever has bound it.
+    let passed = sockets.iter().map(|socket| Endpoint {
+        place: Place::Passed { socket: Arc::clone(socket), anywhere },
+        read_only: places
+            .listen
+            .iter()
+            .any(|at| at.read_only && at.at.to_string() == socket.at().to_string()),
+    });
+    let endpoints: Vec<_> = if sockets.is_empty() { named.collect() } else { passed.collect() };
+    // The least that the largest request needs is in it, because the memory's own least is four times that.
+    let limits = nbd::Limits { total_bytes: bytes, ..nbd::Limits::default() };
+    let options = nbd::Options { endpoints, closed, limits, tls, rings };
+    let server = NbdServer::start_sharing(options, exports, memory).map_err(|error| {
+        let kind = match &error {
+            nbd::StartError::Listen(ListenError::InUse(_) | ListenError::Unix(SocketError::InUse(_))) => {
+                Kind::InUse
+            }
+            nbd::StartError::Listen(
+                ListenError::NotLoopback(_)
+                | ListenError::Unix(SocketError::NotSocket(_) | SocketError::TooLong(_)),
+            ) => Kind::Usage,
+            nbd::StartError::Listen(ListenError::Unix(SocketError::NoDirectory(_))) => Kind::NotFound,
+            nbd::StartError::Listen(ListenError::Unix(SocketError::Group(_))) => Kind::Permission,
+            _ => Kind::Io,
+        };
+        let failure = Failure::new(kind, "cannot serve NBD").why(sentence(&error)).option("--export");
+        if kind == Kind::InUse {
+            failure.next("stop that one, or name another place: `listen` in [nbd]")
+        } else {
+            failure
+        }
+    })?;
+    for bound in server.bound() {
+        tracing::info!(event = "nbd-listening", "NBD on {bound}");
+    }
+    Ok(server)
+}

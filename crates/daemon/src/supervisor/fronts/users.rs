@@ -1,0 +1,131 @@
+//! Who uses which volume, and by what: for people, and for who must not take it away from them.
+
+use crate::supervisor::fronts::Fronts;
+use bcached_front_dev::Rung;
+use bcached_front_fuse::FuseServer;
+use bcached_front_nbd::NbdServer;
+use bcached_front_ublk::Features;
+use bcached_port::Way;
+use bcached_uring::{Holder, Identity};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Somebody who uses a volume, or could.
+pub struct User {
+    pub peer: String,
+    pub volume: Option<String>,
+    pub writing: bool,
+    /// It may only look.
+    pub read_only: bool,
+    /// What it says and hears is encrypted.
+    pub tls: bool,
+    pub way: Way,
+}
+
+impl User {
+    /// One of a front end that does not tell such things.
+    const fn of(way: Way, peer: String, volume: Option<String>, writing: bool) -> Self {
+        Self { peer, volume, writing, read_only: false, tls: false, way }
+    }
+}
+
+impl Fronts {
+    /// Everybody who is connected, or has a volume open.
+    pub fn users(&self) -> Vec<User> {
+        let running = self.lock();
+        let nbd = running.nbd.iter().flat_map(NbdServer::clients).map(|client| User {
+            peer: client.peer,
+            volume: client.export,
+            writing: client.writing,
+            read_only: client.read_only,
+            tls: client.tls,
+            way: Way::Nbd,
+        });
+        let vhost = running.vhost.iter().flat_map(|server| server.clients()).map(|client| {
+            let peer = "a virtual machine".to_owned();
+            User::of(Way::VhostUser, peer, Some(client.volume), client.is_writing)
+        });
+        let fuse = running.fuse.iter().flat_map(FuseServer::clients);
+        let fuse = fuse.map(|client| User::of(Way::Fuse, client.peer, client.export, client.writing));
+        let mut users: Vec<_> = nbd.chain(vhost).chain(fuse).collect();
+        let devices: Vec<_> = {
+            let here =
+                |name: &String| Some((name.clone(), running.way_of_device(name), running.device_path(name)?));
+            running.claims.keys().filter_map(here).collect()
+        };
+        drop(running);
+        for user in users.iter_mut().filter(|user| user.way == Way::Fuse) {
+            with_users(&mut user.peer);
+        }
+        for (name, way, path) in devices {
+            // One may have it open several times.
+            let its = users_of_device(&path).into_iter().collect::<BTreeSet<_>>().into_iter();
+            users.extend(its.map(|peer| User::of(way, peer, Some(name.clone()), true)));
+        }
+        users
+    }
+
+    /// Who uses which volume, in words.
+    pub fn uses(&self) -> Vec<String> {
+        let uses = self.users().into_iter();
+        let uses = uses.filter_map(|user| user.volume.map(|volume| format!("{} uses {volume}", user.peer)));
+        uses.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Somebody uses the volume of that name who is not told when it has another size, as a block device is.
+    pub fn is_size_kept(&self, name: &str) -> bool {
+        let is_told = |way| match way {
+            Way::Dev => true,
+            Way::Ublk => Features::probe().is_ok_and(Features::may_resize),
+            Way::Nbd | Way::VhostUser | Way::Fuse => false,
+        };
+        self.users().iter().any(|user| user.volume.as_deref() == Some(name) && !is_told(user.way))
+    }
+
+    /// The block device of the volume of that name, if it is there and is told when the volume has another size.
+    pub fn told_device(&self, name: &str) -> Option<PathBuf> {
+        let (rung, path) = {
+            let running = self.lock();
+            (running.dev.rung(name), running.device_path(name)?)
+        };
+        let is_told = match rung {
+            Some(Rung::Nbd | Rung::Loop) => true,
+            Some(Rung::Ublk) | None => Features::probe().is_ok_and(Features::may_resize),
+        };
+        is_told.then_some(path)
+    }
+
+    /// Who uses the volume of that name.
+    pub fn users_of(&self, name: &str) -> Vec<String> {
+        let its = self.users().into_iter().filter(|user| user.volume.as_deref() == Some(name));
+        // A client may have several connections.
+        its.map(|user| user.peer).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Who has files of volumes open, or block devices that do not outlive this process: they would be left without.
+    pub fn users_of_files(&self) -> Vec<String> {
+        let ends = |user: &crate::supervisor::fronts::User| match (user.way, &user.volume) {
+            (Way::Fuse, _) => true,
+            (Way::Dev, Some(volume)) => self.lock().dev.has_device(volume),
+            _ => false,
+        };
+        let users = self.users().into_iter().filter(ends);
+        users.filter_map(|user| Some(format!("{} uses {}", user.peer, user.volume?))).collect()
+    }
+}
+
+/// Who has the block device: mounts, swap, what stands on it, else processes other than this one, which may serve it by having it open.
+pub fn users_of_device(path: &Path) -> Vec<String> {
+    let users = Identity::of(path).map_or_else(Vec::new, Identity::users).into_iter();
+    let own = std::process::id();
+    let others = users.filter(|user| !matches!(user, Holder::Process { id, .. } if *id == own));
+    others.map(|user| user.to_string()).collect()
+}
+
+/// Of a loop device over a file also who has that.
+fn with_users(peer: &mut String) {
+    let users = if peer.starts_with("/dev/") { users_of_device(Path::new(peer)) } else { Vec::new() };
+    if !users.is_empty() {
+        peer.push_str(&format!(" ({})", users.join(", ")));
+    }
+}

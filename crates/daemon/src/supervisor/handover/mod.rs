@@ -1,0 +1,408 @@
+//! Another process takes over from this one, or this one has taken over: what the loop has to do with it. The rest is in [`crate::take_over`].
+
+pub mod earlier_clients;
+
+use crate::control_server::{AskTakeOver, AskTakenOver, Control};
+use crate::supervisor::Event;
+use crate::supervisor::Phase;
+use crate::supervisor::Shared;
+use crate::supervisor::Start;
+use crate::supervisor::Supervisor;
+use crate::supervisor::devices::liveness;
+use crate::supervisor::fronts::Fronts;
+use crate::supervisor::jobs::user;
+use crate::supervisor::lifecycle::shutdown::REPLIES_LIMIT;
+use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
+use crate::take_over::{Heritage, Predecessor, Successor, Yours};
+use bcached_config::Config;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::take_over::{Progress, TakeOver, TakingOver};
+use bcached_uring::device::claim;
+use std::path::Path;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long an answer waits for the end: less than the client waits for it.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// How long somebody waits who wants to know: less than the client waits for it.
+const CHECK_LIMIT: Duration = Duration::from_secs(8);
+
+/// What of it the program has at least, to read its configuration.
+const TRIAL_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long block devices may take to be let go of, after their engines have ended.
+const DEVICES_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long clients wait in a hand-over for what was not served before it.
+const OTHERS_LIMIT: Duration = Duration::from_millis(250);
+
+/// How far a hand-over is. Clones are the same one.
+#[derive(Clone)]
+pub struct Course(Arc<(Mutex<TakingOver>, Condvar)>);
+
+impl Course {
+    /// What is known of it when a process, or one that goes on, begins.
+    pub fn begin(known: TakingOver) -> Self {
+        let known = TakingOver { pid: std::process::id(), ..known };
+        Self(Arc::new((Mutex::new(known), Condvar::new())))
+    }
+
+    /// Of a process that was to be replaced, and is not.
+    pub fn failed(failure: &Failure) -> TakingOver {
+        let failure = Some(failure.to_error());
+        TakingOver { progress: Progress::Failed, failure, ..TakingOver::default() }
+    }
+
+    fn set(&self, now: TakingOver) {
+        *self.lock() = TakingOver { pid: std::process::id(), ..now };
+        self.0.1.notify_all();
+    }
+
+    /// Another process takes over, or this one does, and the other one may still take everything back.
+    pub fn is_under_way(&self) -> bool {
+        let now = self.lock();
+        now.progress == Progress::UnderWay && !now.former_died
+    }
+
+    /// The other process has died: nobody takes anything back from this one any more.
+    pub fn loses_former(&self) {
+        self.lock().former_died = true;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TakingOver> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What somebody wants of who may hand over.
+pub enum Wish {
+    /// To know whether it could.
+    Checked(Sender<Result<(), Failure>>),
+    /// That it does.
+    By(Successor),
+}
+
+/// What the control thread calls for it.
+pub fn ask(shared: Arc<Mutex<Shared>>, fronts: Fronts, course: Course, events: Sender<Event>) -> AskTakeOver {
+    Box::new(move |asked, uid| {
+        check(&asked, &shared, &fronts)?;
+        let reconnect = fronts.reconnect();
+        let now = |progress| TakingOver {
+            progress,
+            pid: std::process::id(),
+            reconnect: reconnect.clone(),
+            ..TakingOver::default()
+        };
+        if asked.dry_run {
+            tracing::info!(
+                event = "take-over-tried",
+                uid = user(uid),
+                "would {} take over?",
+                asked.program.display()
+            );
+            return would(&asked, &shared, &events).map(|()| now(Progress::WouldBe));
+        }
+        {
+            let mut course = course.lock();
+            if course.progress == Progress::UnderWay {
+                return Ok(course.clone());
+            }
+            *course = now(Progress::UnderWay);
+        }
+        tracing::info!(event = "take-over-asked", uid = user(uid), "take over: {}", asked.program.display());
+        // Nobody is started for nothing.
+        let successor = liveness::check(&shared).and_then(|()| {
+            let successor = Successor::start(&asked.program)?;
+            let (program, version) = (asked.program.display(), &successor.version);
+            tracing::info!(event = "successor-started", "{program} (bcached {version}) is to take over");
+            Ok(successor)
+        });
+        let begun = successor.and_then(|successor| {
+            // As late as can be: from here on clients wait.
+            liveness::prove(&shared)?;
+            let gone =
+                |_| Failure::new(Kind::NotFound, "the daemon stops").next("start the other one when it has");
+            events.send(Event::HandOver(Box::new(Wish::By(successor)))).map_err(gone)
+        });
+        if let Err(failure) = begun {
+            tracing::error!(event = "take-over-failed", "{failure}");
+            course.set(Course::failed(&failure));
+            return Err(failure);
+        }
+        Ok(now(Progress::UnderWay))
+    })
+}
+
+/// Whether it could be: the devices answer, the files say what is served, and the program runs and understands them. It is ended then.
+fn would(asked: &TakeOver, shared: &Mutex<Shared>, events: &Sender<Event>) -> Result<(), Failure> {
+    let until = Instant::now() + CHECK_LIMIT;
+    let left = || until.saturating_duration_since(Instant::now());
+    liveness::prove(shared)?;
+    let (answer, answered) = mpsc::channel();
+    let _refused_below = events.send(Event::HandOver(Box::new(Wish::Checked(answer))));
+    let late = |_| Err(crate::supervisor::late("the daemon does not come to it").next("ask again later"));
+    answered.recv_timeout(left()).unwrap_or_else(late)?;
+    Successor::tries(&asked.program, left().max(TRIAL_LIMIT))
+}
+
+/// What it calls to hear how far that is.
+pub fn taken_over(course: Course) -> AskTakenOver {
+    Box::new(move || {
+        let is_under_way = |now: &mut TakingOver| now.progress == Progress::UnderWay;
+        let waited = course.0.1.wait_timeout_while(course.lock(), LOOK, is_under_way);
+        let (now, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        Ok(now.clone())
+    })
+}
+
+fn check(asked: &TakeOver, shared: &Mutex<Shared>, fronts: &Fronts) -> Result<(), Failure> {
+    let phase = shared.lock().unwrap_or_else(PoisonError::into_inner).phase;
+    match phase {
+        Phase::Ready => {}
+        Phase::Starting => {
+            return Err(cannot(Kind::Busy, "it is starting".to_owned()).next("ask again when it is ready"));
+        }
+        Phase::Stopping => {
+            return Err(cannot(Kind::Io, "it stops".to_owned()).next("start the other one when it has"));
+        }
+    }
+    let program = &asked.program;
+    if !program.is_absolute() || !program.is_file() {
+        let what = format!("no program is {}", program.display());
+        return Err(Failure::new(Kind::Usage, what).next("name its absolute path"));
+    }
+    check_unused(fronts)
+}
+
+/// Nobody uses what the other process cannot go on with.
+fn check_unused(fronts: &Fronts) -> Result<(), Failure> {
+    let users = fronts.users_of_files();
+    if users.is_empty() {
+        return Ok(());
+    }
+    Err(cannot(Kind::InUse, format!("what ends with it is in use: {}", users.join(", ")))
+        .next("unmount or close that first: a FUSE mount, and a device that is not of ublk, do not survive the daemon"))
+}
+
+pub fn cannot(kind: Kind, why: String) -> Failure {
+    Failure::new(kind, "nobody can take over from this daemon now").why(why)
+}
+
+/// Of who was to take over: the sockets that it has are those of the process that goes on.
+pub fn told_to_end() -> Failure {
+    Failure::new(Kind::Io, "the process that was to take over was told to end")
+}
+
+/// The names of those that are.
+fn served(volumes: &[VolumeEntry]) -> Vec<String> {
+    let are = volumes.iter().filter(|entry| matches!(entry.state, VolumeState::Served(_)));
+    are.map(|entry| entry.display_name().to_owned()).collect()
+}
+
+/// How a process has ended, or that it goes on.
+pub enum Life {
+    Ended(Result<(), Failure>),
+    /// Another one was to take over and has not: what this one goes on with.
+    GoesOn(Box<Start>),
+}
+
+impl Supervisor {
+    /// Somebody wants that; the process that takes over, if one does.
+    pub fn hears(&self, wish: Wish) -> Option<Successor> {
+        match wish {
+            // Dropped, it ends.
+            Wish::By(successor) => self.may_hand_over().then_some(successor),
+            Wish::Checked(answer) => {
+                let checked = self.check_files().and_then(|files| self.check_to_hand_over(files.as_ref()));
+                let _gone = answer.send(checked);
+                None
+            }
+        }
+    }
+
+    /// What the other process would find out by itself: it can begin with what the files say, if there are any.
+    fn check_files(&self) -> Result<Option<Config>, Failure> {
+        if self.strict {
+            return Ok(None);
+        }
+        let files = self.read_with(None)?;
+        self.read_certificates(&files)?;
+        Ok(Some(files))
+    }
+
+    fn check_to_hand_over(&self, files: Option<&Config>) -> Result<(), Failure> {
+        check_unused(&self.fronts)?;
+        liveness::check(&self.shared)?;
+        self.check_comes_again(files)
+    }
+
+    /// Whether what held when that was asked for still does: the other process may have been long about its configuration. If not, who
+    /// asked hears why, and nothing has changed.
+    fn may_hand_over(&self) -> bool {
+        // Who cannot read them has been told already, or is about to be.
+        let files = self.read_with(None).ok();
+        let checked = self.check_to_hand_over(files.as_ref());
+        if let Err(failure) = &checked {
+            tracing::error!(event = "take-over-failed", "{failure}");
+            self.course.set(Course::failed(failure));
+        }
+        checked.is_ok()
+    }
+
+    /// What is served is found by who opens it next, which may be this process again: in the files, and where they say.
+    fn check_comes_again(&self, files: Option<&Config>) -> Result<(), Failure> {
+        let shared = self.shared();
+        let volumes = shared.table.volumes.iter();
+        let volumes = volumes.filter(|entry| matches!(entry.state, VolumeState::Served(_)));
+        let caches = shared.table.caches.iter().filter(|cache| cache.engine().is_some());
+        let backings = volumes.clone().filter_map(|entry| Some((entry.backing.as_deref()?, entry.opened?)));
+        let devices = caches.filter_map(|cache| Some((cache.device.as_str(), cache.opened?)));
+        let elsewhere = backings.chain(devices).find(|(path, opened)| {
+            path.starts_with('/') && !opened.is_gone() && !opened.is_at(Path::new(path))
+        });
+        if let Some((path, _)) = elsewhere {
+            return Err(cannot(
+                Kind::Io,
+                format!("{path} does not lead to the device any more that is served"),
+            )
+            .next("put it back; a stop gives the device up"));
+        }
+        let names: Vec<_> = volumes.filter(|entry| entry.backing.is_some()).cloned().collect();
+        drop(shared);
+        let Some(files) = files else { return Ok(()) };
+        let is_named = |entry: &&VolumeEntry| files.volumes.iter().any(|said| said.name == entry.name);
+        match names.iter().find(|entry| !self.strict && !is_named(entry)) {
+            None => Ok(()),
+            Some(gone) => {
+                let name = gone.display_name();
+                Err(cannot(Kind::Io, format!("the configuration has no volume {name} any more"))
+                    .next(format!("`bcached remove {name}` first, or put its section back")))
+            }
+        }
+    }
+
+    /// Another process has all there is from now on, unless it cannot.
+    pub fn hand_over(self, control: Control, successor: Successor) -> Life {
+        tracing::info!(event = "handing-over", "another process takes over");
+        self.exports.end_waiting();
+        let (config, notes, course) = (self.config_to_go_on_with(), self.notes.clone(), self.course.clone());
+        let owned = self.owned.as_ref().map(|list| list.path().to_owned());
+        let (heritage, left) = self.leave(control);
+        match left.and_then(|()| successor.take(&heritage)) {
+            Ok(()) => {
+                tracing::info!(event = "handed-over", "another process has taken over");
+                Life::Ended(Ok(()))
+            }
+            Err(failure) => {
+                tracing::error!(event = "take-over-failed", "{failure}");
+                let known = Course::failed(&failure);
+                // Who waits for the end has asked this process as it was.
+                course.set(known.clone());
+                match heritage.take_back() {
+                    Ok(taken) => {
+                        let predecessor = None;
+                        let again =
+                            Start { config, notes, owned, predecessor, taken, known, is_first: false };
+                        Life::GoesOn(Box::new(again))
+                    }
+                    Err(error) => Life::Ended(Err(
+                        Failure::new(Kind::Io, "this daemon cannot go on either").why(error.to_string())
+                    )),
+                }
+            }
+        }
+    }
+
+    /// This process was to take over and cannot: the other one goes on with what this one leaves as it was.
+    pub fn give_back(self, control: Control, predecessor: &Predecessor, failure: Failure) -> Life {
+        tracing::error!(event = "take-over-failed", "{failure}");
+        let _left = self.leave(control);
+        predecessor.cannot(&failure);
+        Life::Ended(Err(failure))
+    }
+
+    /// Ends everything here, and takes nothing away from anybody. Second: whether the sets have been closed.
+    fn leave(mut self, control: Control) -> (Heritage, Result<(), Failure>) {
+        let since = Instant::now();
+        let (entries, said) = {
+            let mut shared = self.shared();
+            shared.phase = Phase::Stopping;
+            (shared.table.volumes.clone(), shared.table.said())
+        };
+        let (served, reconnect) = (served(&entries), self.fronts.reconnect());
+        let claims = claim::live();
+        let control = control.leave();
+        // Who waits for a volume that moves would wait for ever.
+        entries.iter().for_each(|entry| self.let_clients_go(entry));
+        let fronts = self.fronts.leave(REPLIES_LIMIT);
+        self.strict = false;
+        let mut closed = self.stop_engines();
+        if !fronts.ublk.is_none_or(|ublk| ublk.wait(DEVICES_LIMIT)) {
+            closed = closed.and(Err(Failure::new(Kind::Io, "a block device is not let go of")));
+        }
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let name = |entry: &VolumeEntry| Some((entry.uuid?.to_string(), entry.display_name().to_owned()));
+        let names = entries.iter().filter_map(name).collect();
+        let yours = Yours { served, names, said, version, reconnect, paused_seconds: 0.0 };
+        (Heritage { claims, control, nbd: fronts.nbd, yours, since }, closed)
+    }
+
+    /// All is served that the process before has served, or this one before it was to be replaced. What was not is waited for no longer than that:
+    /// clients of all others would wait, too.
+    pub fn all_is_back(&self, table: &Table, elapsed: Duration) -> bool {
+        let waits = self.is_first || self.strict || self.yours.served.is_empty() || elapsed < OTHERS_LIMIT;
+        !waits && self.missing(table).is_empty()
+    }
+
+    /// What was served before, and is not now.
+    pub fn missing(&self, table: &Table) -> Vec<String> {
+        let now = served(&table.volumes);
+        self.yours.served.iter().filter(|name| !now.contains(name)).cloned().collect()
+    }
+
+    /// Everything is served that is going to be: then the process before is told so, and this one goes on with its clients.
+    ///
+    /// # Errors
+    /// What the process before served is not all served here.
+    pub fn confirm(&mut self) -> Result<(), Failure> {
+        let missing = self.missing(&self.shared().table);
+        let died = self.predecessor.as_ref().is_some_and(Predecessor::has_died);
+        if self.predecessor.is_some() && !died && !missing.is_empty() {
+            let mut told = self.shared().table.not_served();
+            if told.is_empty() {
+                told.push("the configuration does not name them any more".to_owned());
+            }
+            let what = format!("not all is served that was: {}", missing.join(", "));
+            return Err(Failure::new(Kind::Io, what).why(told.join("; ")));
+        }
+        let former = self.predecessor.take();
+        former.iter().for_each(Predecessor::ready);
+        self.kept.ready = Some(Instant::now());
+        self.look_after_kept();
+        self.fronts.open();
+        let connections = self.fronts.resumed();
+        if let Some(Predecessor { pid, .. }) = former {
+            let Yours { version, paused_seconds, reconnect, .. } = self.yours.clone();
+            let paused_seconds = paused_seconds + self.started.elapsed().as_secs_f64();
+            let of_version = if version.is_empty() { String::new() } else { format!(" (bcached {version})") };
+            tracing::info!(
+                event = "taken-over",
+                "taken over from process {pid}{of_version}: clients have waited for {paused_seconds:.3} s, and {connections} NBD connections go on"
+            );
+            self.course.set(TakingOver {
+                progress: Progress::Done,
+                former_pid: Some(pid),
+                former_version: Some(version).filter(|version| !version.is_empty()),
+                former_died: died,
+                paused_seconds: Some(paused_seconds),
+                connections,
+                reconnect,
+                ..TakingOver::default()
+            });
+        }
+        bcached_port::socket::inherited::settle();
+        Ok(())
+    }
+}

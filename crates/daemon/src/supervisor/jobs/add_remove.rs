@@ -1,0 +1,250 @@
+//! Volumes that are added to a running daemon and removed from it, and stay so over restarts.
+
+use crate::engine_thread::Engine;
+use crate::supervisor::Event;
+use crate::supervisor::Supervisor;
+use crate::supervisor::jobs::Before;
+use crate::supervisor::jobs::attach_detach::{Planned, Work};
+use crate::supervisor::jobs::precheck::{self, Looked};
+use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
+use bcached_config::{Config, Kept, Real, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_engine::VolumeId;
+
+impl Supervisor {
+    /// A volume that nobody uses is served no more. What a file says of it stays.
+    pub fn plan_removal(&self, entry: &VolumeEntry, planned: &mut Planned) -> Result<(), Failure> {
+        self.check_unused(entry.display_name(), Verb::Remove)?;
+        planned.work = Some(Work::GivesUp);
+        if entry.backing.is_none() {
+            let Some((file, before)) = self.keep_removed_flash(entry)? else {
+                planned.note("this is not kept beyond the daemon's end");
+                return Ok(());
+            };
+            planned.before = Before { section: Some(before), ..Before::default() };
+            return self.will_keep(file, planned);
+        }
+        let Ok((path, name)) = self.keeps(entry) else {
+            planned.note("this is not kept beyond the daemon's end");
+            return Ok(());
+        };
+        let mut file = SetFile::read(path)?;
+        let kept = file.kept_of(name);
+        planned.before = Before { section: Some(kept.clone()), ..Before::default() };
+        // Its device, its cache and its options stay, also where no other file knows of it: it comes back by its name.
+        (kept.served, kept.released) = (Some(false), None);
+        self.will_keep(file, planned)
+    }
+
+    /// A volume that is to be removed, and is not served: that is so already. One that went with its cache does not come back with that any more.
+    pub fn is_removed(&mut self, begin: &Begin) -> Result<Shown, Failure> {
+        let name = &begin.volume;
+        let shown = Shown { already: true, ..Shown::new(Verb::Remove, name.clone(), State::Done) };
+        let mut with_caches = self.config.released.iter().flat_map(|cache| &cache.backings);
+        let (true, Some(path)) = (with_caches.any(|(volume, _)| volume == name), &self.config.set_file)
+        else {
+            return Ok(shown);
+        };
+        let mut file = SetFile::read(path)?;
+        (file.kept_of(name).served, file.kept_of(name).released) = (Some(false), None);
+        let config = Config::load_with(&self.line, Some(&file.text()))?;
+        if !begin.dry_run {
+            file.write()?;
+            self.take_over(config);
+        }
+        Ok(shown)
+    }
+
+    /// The file is to say so from now on, if the next start would read it.
+    fn will_keep(&self, file: SetFile, planned: &mut Planned) -> Result<(), Failure> {
+        Config::load_with(&self.line, Some(&file.text()))?;
+        if file.is_changed() {
+            file.check_writable()?;
+            planned.file = Some(file);
+        }
+        Ok(())
+    }
+
+    /// The engine gives the volume up, and nobody gets it.
+    pub fn begin_removal(&self, number: u64, volume: usize, verb: Verb, engine: &Engine, id: VolumeId) {
+        if self.unpublish(number, volume, verb) {
+            let sender = self.sender.clone();
+            let given = move |given| drop(sender.send(Event::Given(number, volume, None, Box::new(given))));
+            engine.give_up(id, Box::new(given));
+        }
+    }
+
+    /// It was removed, which is as if it was not configured; or it was stopped, and who asks for it is told so.
+    pub fn gone(&self, volume: usize, verb: Option<Verb>) {
+        let is_stopped = verb == Some(Verb::Stop);
+        let entry = {
+            let mut shared = self.shared();
+            let entry = &mut shared.table.volumes[volume];
+            entry.state = if is_stopped { VolumeState::Stopped } else { VolumeState::Removed };
+            entry.lack = None;
+            entry.clone()
+        };
+        let name = entry.display_name();
+        if is_stopped {
+            self.name_export(&entry);
+            // Whoever uses it was asked before: nothing waits for what does not come by itself.
+            self.fronts.retire(name);
+            tracing::info!(event = "volume-stopped", "{name}: it is not served until the next start");
+        } else {
+            self.unexport(name);
+            tracing::info!(event = "volume-removed", "{name}: it is served no more");
+        }
+    }
+
+    /// Serves a volume that is named now, or was removed: a device of that name in the configuration from now on.
+    pub fn add(&mut self, begin: &Begin, looked: &Looked) -> Result<Shown, Failure> {
+        let name = &begin.volume;
+        let mut shown = Shown::new(Verb::Add, name.clone(), State::Done);
+        self.check_not_releasing(name, None)?;
+        if matches!(looked, Looked::NotYet) && self.is_flash(begin) {
+            shown.state = State::Planned;
+            return Ok(shown);
+        }
+        if let Some(resumed) = self.resume(begin, looked) {
+            return Ok(resumed);
+        }
+        let Some(path) = self.config.set_file.clone() else {
+            return Err(Failure::new(Kind::Usage, format!("cannot add {name}"))
+                .why("the daemon serves devices of its command line, without a configuration")
+                .next("start `bcached serve` with that device, too"));
+        };
+        let present =
+            self.shared().table.volumes.iter().find(|entry| entry.name.as_ref() == Some(name)).cloned();
+        if let Some(entry) = present.filter(|entry| !entry.is_removed()) {
+            self.check_as_it_is(&entry, begin)?;
+            shown.already = true;
+            return Ok(shown);
+        }
+        self.check_not_there(begin)?;
+        let mut file = SetFile::read(&path)?;
+        file.add(name);
+        if let Some(backing) = &begin.backing {
+            self.forget_removed(&mut file, name, backing);
+        }
+        let kept = file.kept_of(name);
+        (kept.served, kept.released) = (None, None);
+        kept.backing = begin.backing.clone().or(kept.backing.take());
+        kept.cache = begin.cache.clone().or(kept.cache.take());
+        let config = self.read_with(Some(&file))?;
+        let volume = config.volumes.iter().find(|volume| volume.name.as_ref() == Some(name));
+        let backing = volume.map(|volume| volume.backing.clone()).ok_or_else(|| {
+            Failure::new(Kind::Usage, format!("cannot add {name}"))
+                .why("the configuration does not say on which device it is")
+                .next("name it with --backing")
+                .option("--backing")
+        })?;
+        self.check_not_releasing(name, Some(volume.and_then(|volume| volume.cache.as_deref())))?;
+        file.check_writable()?;
+        match looked {
+            Looked::NotYet => {
+                (shown.state, shown.devices) = (State::Planned, vec![backing]);
+                return Ok(shown);
+            }
+            Looked::Backing(device) if *device == backing => {}
+            _ => return Err(precheck::meanwhile(&format!("cannot add {name}"))),
+        }
+        if begin.dry_run {
+            shown.state = State::Planned;
+            return Ok(shown);
+        }
+        file.write()?;
+        self.take_over(config);
+        tracing::info!(event = "volume-added", "{name}: it is served as soon as it can be");
+        Ok(shown)
+    }
+
+    /// What is kept of volumes that commands have added and removed, and that had this device or this name, is not about the volume `name` on
+    /// that device: options were chosen for the device, and a device has one name.
+    fn forget_removed(&self, file: &mut SetFile, name: &str, backing: &str) {
+        let removed = file.removed_with_device();
+        let real = Real::of(removed.iter().map(|(_, device)| device.clone()).chain([backing.to_owned()]));
+        for (other, device) in removed {
+            if (other == name) != real.is_same(&device, backing) {
+                *file.kept_of(&other) = Kept::default();
+            }
+        }
+    }
+
+    /// The device is no cache's and no other volume's, by whatever path. (By a hard link it is known when it is looked at.)
+    fn check_not_there(&self, begin: &Begin) -> Result<(), Failure> {
+        let Some(backing) = &begin.backing else { return Ok(()) };
+        let there: Vec<(String, precheck::Owner)> = {
+            let shared = self.shared();
+            let volumes = shared.table.volumes.iter().filter(|entry| !entry.is_removed());
+            let volumes = volumes.filter(|entry| entry.display_name() != begin.volume);
+            let volumes = volumes.filter_map(|entry| {
+                Some((entry.backing.clone()?, precheck::Owner::Volume(entry.display_name().to_owned())))
+            });
+            let caches = shared.table.real_caches();
+            let caches = caches.map(|(_, cache)| {
+                (cache.device.clone(), precheck::Owner::Cache(cache.display_name().to_owned()))
+            });
+            volumes.chain(caches).collect()
+        };
+        let real = Real::of(there.iter().map(|(device, _)| device).chain([backing]).cloned());
+        match there.iter().find(|(device, _)| real.is_same(device, backing)) {
+            Some((device, owner)) => Err(precheck::is_there(backing, owner, device != backing)),
+            None => Ok(()),
+        }
+    }
+
+    /// What is added and there already has that device and that cache.
+    fn check_as_it_is(&self, entry: &VolumeEntry, begin: &Begin) -> Result<(), Failure> {
+        let refused =
+            |why: String| Failure::new(Kind::InUse, format!("cannot add {}", begin.volume)).why(why);
+        let backing = entry.backing.as_deref();
+        if begin.backing.is_some() && begin.backing.as_deref() != backing {
+            return Err(refused(format!("{} is called so", backing.unwrap_or("a volume on a cache")))
+                .next("choose another name"));
+        }
+        if self.shared().table.has_cache(entry, begin.cache.as_deref()) {
+            return Ok(());
+        }
+        let name = entry.display_name();
+        let cache = begin.cache.as_deref().unwrap_or_default();
+        Err(refused(format!("it is there, and its section does not say `cache = \"{cache}\"`"))
+            .next(format!("`bcached detach {name}` and `bcached attach {name} --cache` change that"))
+            .option("--cache"))
+    }
+
+    /// It does not go with a cache that is being released, nor would it come to one, which its section names so.
+    pub fn check_not_releasing(&self, name: &str, said: Option<Option<&str>>) -> Result<(), Failure> {
+        let goes = {
+            let shared = self.shared();
+            let goes = |entry: &VolumeEntry| {
+                entry.display_name() == name && matches!(entry.state, VolumeState::Releasing)
+            };
+            let cache = said.and_then(|said| shared.table.cache_said(said));
+            let is_ending =
+                |cache: usize| matches!(shared.table.caches[cache].state, CacheState::Ending { .. });
+            shared.table.volumes.iter().any(goes) || cache.is_some_and(is_ending)
+        };
+        if goes { Err(self.release_goes_on(&format!("cannot add {name} now"))) } else { Ok(()) }
+    }
+
+    /// Serves a volume again that was stopped, if it is to be served as it was; and looks again at one that could not be served.
+    fn resume(&self, begin: &Begin, looked: &Looked) -> Option<Shown> {
+        let mut shared = self.shared();
+        let index = shared.table.volumes.iter().position(|entry| entry.display_name() == begin.volume)?;
+        let has_cache = shared.table.has_cache(&shared.table.volumes[index], begin.cache.as_deref());
+        let entry = &mut shared.table.volumes[index];
+        let has_device = begin.backing.is_none() || begin.backing == entry.backing;
+        let may_be_tried = matches!(entry.state, VolumeState::Stopped | VolumeState::Failed(_));
+        if !(may_be_tried && has_device && has_cache) {
+            return None;
+        }
+        if begin.dry_run || matches!(looked, Looked::NotYet) {
+            return Some(Shown::new(Verb::Add, begin.volume.clone(), State::Planned));
+        }
+        let failure = Failure::new(Kind::NotFound, "its device was not looked for yet");
+        entry.state = VolumeState::Waiting(failure);
+        tracing::info!(event = "volume-added", "{}: it is served as soon as it can be", begin.volume);
+        Some(Shown::new(Verb::Add, begin.volume.clone(), State::Done))
+    }
+}

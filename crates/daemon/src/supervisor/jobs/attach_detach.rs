@@ -1,0 +1,589 @@
+//! Volumes that come to a cache, leave it, or are cleaned: what is asked for is judged whole before anything is kept or done.
+
+use crate::engine_error;
+use crate::engine_thread::{Added, Adding, Engine, Given, Long, Way};
+use crate::supervisor::Event;
+use crate::supervisor::Supervisor;
+use crate::supervisor::jobs::record_losses::Loss;
+use crate::supervisor::jobs::{Before, Job};
+use crate::supervisor::options::Done;
+use crate::supervisor::report::reasons::not_served;
+use crate::supervisor::table::{VolumeEntry, VolumeState};
+use bcached_config::options::quiet_hours;
+use bcached_config::{Config, NO_CACHE, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::sizes::exact;
+use bcached_engine::{Error, VolumeId, VolumeInfo};
+use std::time::{Duration, Instant};
+
+/// How long who uses a volume may wait for its move.
+pub const MOVE_LIMIT: Duration = Duration::from_secs(10);
+
+/// A volume, and the cache that it goes to.
+pub struct MoveTo {
+    pub volume: usize,
+    pub cache: usize,
+}
+
+/// A volume on its way from one engine to another.
+pub struct Moving {
+    number: u64,
+    since: Instant,
+}
+
+/// What is asked for, judged.
+pub struct Planned {
+    verb: Verb,
+    name: String,
+    /// Who has the volume; `None`: nothing is begun.
+    pub engine: Option<Engine>,
+    /// Dirty data now, in bytes.
+    pub dirty: u64,
+    /// It may be more: not all of it is counted, or nobody knows.
+    pub dirty_unknown: bool,
+    /// Dirty data that the work does not concern, in bytes.
+    pub dirty_beside: u64,
+    /// The number of the work that does it already.
+    pub joins: Option<u64>,
+    /// `None`: there is nothing to do.
+    pub work: Option<Work>,
+    /// Which cache the volume is to have from now on.
+    pub wanted: Option<String>,
+    /// The file that keeps that, if it is to say something else.
+    pub file: Option<SetFile>,
+    pub before: Before,
+    /// How large the volume is to be, in bytes.
+    pub size: Option<u64>,
+    /// How much of it is to be served at most from now on, in bytes.
+    pub limit: Option<Option<u64>>,
+    /// What may be lost by it.
+    pub loss: Option<Loss>,
+    /// How much is, as far as is known, in bytes.
+    pub lost: u64,
+    notes: Vec<String>,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy)]
+pub enum Work {
+    /// By the engine that has the volume.
+    Here(Long),
+    /// The volume goes to the engine of this cache.
+    MovesTo(usize),
+    /// It becomes so small, in sectors, and what it has behind that is lost: [`Planned::loss`].
+    Loses(u64),
+    /// Its engine gives it up.
+    GivesUp,
+}
+
+impl Planned {
+    /// Of which nothing is to be done.
+    pub fn nothing(verb: Verb, name: &str, engine: Option<Engine>) -> Self {
+        Self {
+            verb,
+            name: name.to_owned(),
+            engine,
+            dirty: 0,
+            dirty_unknown: false,
+            dirty_beside: 0,
+            joins: None,
+            work: None,
+            wanted: None,
+            file: None,
+            before: Before::default(),
+            size: None,
+            limit: None,
+            loss: None,
+            lost: 0,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Something else is to be known.
+    pub fn note(&mut self, note: &str) {
+        self.notes.push(note.to_owned());
+    }
+
+    /// As it is told before it has begun.
+    pub fn shown(&self) -> Shown {
+        let is_nothing = self.work.is_none() && self.joins.is_none();
+        let state = match self.joins {
+            Some(_) => State::Running,
+            None if is_nothing => State::Done,
+            None => State::Planned,
+        };
+        let mut shown = Shown::new(self.verb, self.name.clone(), state);
+        shown.id = self.joins;
+        shown.already = is_nothing;
+        shown.dirty_bytes_at_start = self.dirty;
+        shown.dirty_unknown = self.dirty_unknown;
+        shown.size_bytes = self.size;
+        shown.notes.clone_from(&self.notes);
+        if let Some(loss) = self.loss.as_ref().filter(|_| self.lost > 0) {
+            shown.lost_bytes = Some(self.lost);
+            shown.lost_ranges = Some(loss.list.display().to_string());
+        }
+        shown
+    }
+}
+
+impl Supervisor {
+    /// Judges what is asked for of a volume. Nothing is changed.
+    pub fn plan_job(&self, volume: usize, begin: &Begin) -> Result<Planned, Failure> {
+        let (entry, running) = {
+            let shared = self.shared();
+            let running = shared.jobs.running(volume);
+            let running = running.map(|(number, job)| (number, (job.verb, job.size), job.dirty_at_start));
+            (shared.table.volumes.get(volume).cloned(), running)
+        };
+        let entry = entry.ok_or_else(|| {
+            Failure::new(Kind::UnknownName, "it is gone").next("`bcached list` shows what there is")
+        })?;
+        let name = entry.display_name();
+        if matches!(entry.state, VolumeState::Releasing) {
+            return Err(self.release_goes_on(&format!("{} cannot be done to {name}", begin.verb)));
+        }
+        if let Some((number, (verb, size), dirty)) = running {
+            check_joins(name, begin, (number, verb, size))?;
+            return Ok(Planned { joins: Some(number), dirty, ..Planned::nothing(verb, name, None) });
+        }
+        if let Some(planned) = self.plan_unserved(&entry, begin.verb)? {
+            return Ok(planned);
+        }
+        let (engine, now) = self.engine_and_info(&entry, begin.verb)?;
+        let dirty = now.dirty_sectors * 512;
+        let dirty_unknown = !now.is_dirty_known();
+        let mut planned =
+            Planned { dirty, dirty_unknown, ..Planned::nothing(begin.verb, name, Some(engine)) };
+        let here = Some(Work::Here(Self::long_of(begin.verb)));
+        match begin.verb {
+            Verb::Flush => planned.work = here.filter(|_| now.attached && now.may_be_dirty()),
+            Verb::Detach => {
+                planned.work = here.filter(|_| now.attached);
+                self.plan_cache(&entry, NO_CACHE, &mut planned)?;
+            }
+            Verb::Remove => self.plan_removal(&entry, &mut planned)?,
+            Verb::Stop => {
+                self.check_unused(name, Verb::Stop)?;
+                planned.work = Some(Work::GivesUp);
+            }
+            Verb::Grow if now.flash_only => {
+                self.plan_flash_growth(name, &now, begin.size_bytes, &mut planned)?;
+            }
+            Verb::Shrink if now.flash_only => self.plan_flash_shrinking(name, &now, begin, &mut planned)?,
+            Verb::Grow => self.plan_growth(&entry, &now, begin.size_bytes, &mut planned)?,
+            Verb::Shrink => self.plan_shrinking(&entry, &now, begin, &mut planned)?,
+            Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => {
+                unreachable!("it is planned elsewhere")
+            }
+            Verb::Attach => {
+                let target = self.cache_called(begin.cache.as_deref())?;
+                planned.work = self.plan_attach(&entry, &now, target)?;
+                let name = self.cache_name(target);
+                self.plan_cache(&entry, &name, &mut planned)?;
+            }
+        }
+        Ok(planned)
+    }
+
+    /// What can be done to a volume that no engine has.
+    fn plan_unserved(&self, entry: &VolumeEntry, verb: Verb) -> Result<Option<Planned>, Failure> {
+        let is_stopped = match entry.state {
+            VolumeState::Waiting(_) | VolumeState::Failed(_) => false,
+            VolumeState::Stopped => true,
+            // Somebody else was faster.
+            VolumeState::Removed if verb == Verb::Remove => {
+                return Ok(Some(Planned::nothing(verb, entry.display_name(), None)));
+            }
+            _ => return Ok(None),
+        };
+        let mut planned = Planned::nothing(verb, entry.display_name(), None);
+        self.note_stranded(entry, &mut planned);
+        match verb {
+            Verb::Remove => self.plan_removal(entry, &mut planned)?,
+            Verb::Stop => planned.work = (!is_stopped).then_some(Work::GivesUp),
+            _ => return Ok(None),
+        }
+        Ok(Some(planned))
+    }
+
+    /// What is dirty of a volume that no engine has is not known, unless its device says that nothing is.
+    fn note_stranded(&self, entry: &VolumeEntry, planned: &mut Planned) {
+        planned.dirty_unknown = entry.backing.is_some() && entry.stranded != Some(None);
+        let Some(Some(stranded)) = &entry.stranded else { return };
+        let is_open = |set| self.shared().table.caches.iter().any(|cache| cache.set() == Some(set));
+        if !is_open(stranded.set()) {
+            planned.note(&stranded.loss());
+        }
+    }
+
+    /// The kind of work that an engine does for a verb.
+    pub const fn long_of(verb: Verb) -> Long {
+        match verb {
+            Verb::Attach => Long::Attach,
+            Verb::Detach | Verb::Replace => Long::Detach,
+            // The others are no work of an engine's.
+            _ => Long::Flush,
+        }
+    }
+
+    /// The engine that serves the volume, and what it says of it now.
+    pub fn engine_and_info(&self, entry: &VolumeEntry, verb: Verb) -> Result<(Engine, VolumeInfo), Failure> {
+        let name = entry.display_name();
+        let VolumeState::Served(served) = &entry.state else {
+            return Err(not_served(entry));
+        };
+        if served.flash_only && !matches!(verb, Verb::Remove | Verb::Stop | Verb::Grow | Verb::Shrink) {
+            return Err(Failure::new(Kind::Usage, format!("{name} lives on its cache alone"))
+                .why("there is no device behind it that its data could go to")
+                .next(format!(
+                    "copy it elsewhere; `bcached remove {name}` and `bcached forget {name}` delete it"
+                )));
+        }
+        let engine = entry.cache.and_then(|index| self.shared().table.caches.get(index)?.engine());
+        let silent = || engine_error::silent(name);
+        let engine = engine.ok_or_else(silent)?;
+        let status = engine.status().ok_or_else(silent)?;
+        let now = status.volumes.into_iter().find(|now| now.id == served.id).ok_or_else(silent)?;
+        Ok((engine, now))
+    }
+
+    /// How a volume comes to the cache `target`; `None`: it has it.
+    fn plan_attach(
+        &self,
+        entry: &VolumeEntry,
+        now: &VolumeInfo,
+        target: usize,
+    ) -> Result<Option<Work>, Failure> {
+        let name = entry.display_name();
+        let is_here = entry.cache == Some(target);
+        match (now.attached, is_here) {
+            (true, true) => Ok(None),
+            (true, false) => {
+                let has = entry.cache.map(|index| self.cache_name(index)).unwrap_or_default();
+                Err(Failure::new(
+                    Kind::WrongSet,
+                    format!("cannot attach {name} to {}", self.cache_name(target)),
+                )
+                .why(format!("it is attached to {has}"))
+                .next(format!("`bcached detach {name}` first")))
+            }
+            (false, true) => Ok(Some(Work::Here(Long::Attach))),
+            (false, false) => {
+                self.check_blocks(name, now, target)?;
+                Ok(Some(Work::MovesTo(target)))
+            }
+        }
+    }
+
+    /// A volume that its engine gives up loses its clients.
+    pub fn check_unused(&self, name: &str, verb: Verb) -> Result<(), Failure> {
+        let cannot = || Failure::new(Kind::InUse, format!("cannot {verb} {name} now"));
+        let users = self.fronts.users_of(name);
+        if users.is_empty() {
+            return self.fronts.write_out(name).map_err(|why| cannot().why(why).next("ask again"));
+        }
+        let mut failure =
+            cannot().why(format!("it is in use by {}", users.join(", "))).next("disconnect them first");
+        failure.holders = users;
+        Err(failure)
+    }
+
+    /// No cache of larger blocks can serve it.
+    pub fn check_blocks(&self, name: &str, now: &VolumeInfo, target: usize) -> Result<(), Failure> {
+        let engine = self.shared().table.caches[target].engine();
+        let cache = engine.and_then(|engine| engine.status()).map(|status| status.block_sectors);
+        match now.backing_block_sectors.zip(cache) {
+            Some((backing, set)) if backing < set => {
+                Err(engine_error::of_attach(name, &Error::BlockSize { backing, set }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn cache_name(&self, index: usize) -> String {
+        let shared = self.shared();
+        shared.table.caches.get(index).map_or_else(String::new, |cache| cache.display_name().to_owned())
+    }
+
+    /// How it is kept that the volume has the cache called `wanted`, or none.
+    fn plan_cache(&self, entry: &VolumeEntry, wanted: &str, planned: &mut Planned) -> Result<(), Failure> {
+        planned.before.wanted.clone_from(&entry.wanted_cache);
+        planned.wanted = Some(wanted.to_owned());
+        let Ok((path, name)) = self.keeps(entry) else {
+            let again = "the next `bcached serve` with the same devices attaches it";
+            planned.notes.push(if wanted == NO_CACHE {
+                format!("this is not kept: {again} again")
+            } else {
+                "this is not kept beyond the daemon's end".to_owned()
+            });
+            return Ok(());
+        };
+        let mut file = SetFile::read(path)?;
+        planned.before.kept = file.cache_of(name).take();
+        let said = |file: &SetFile| -> Result<Option<String>, Failure> {
+            let config = Config::load_with(&self.line, Some(&file.text()))?;
+            let volume = config.volumes.into_iter().find(|volume| volume.name.as_deref() == Some(name));
+            let only = || match config.caches.as_slice() {
+                [only] => only.name.clone(),
+                _ => None,
+            };
+            Ok(volume.and_then(|volume| volume.cache).or_else(only))
+        };
+        let without = said(&file)?;
+        if without.as_deref() != Some(wanted) {
+            *file.cache_of(name) = Some(wanted.to_owned());
+            said(&file)?;
+        }
+        if planned.before.kept.as_deref() == Some(wanted) {
+            // It is the rest of what was asked for before: taken back, it is as the other files say.
+            planned.before = Before { wanted: without, is_kept_anew: true, ..Before::default() };
+        }
+        if file.is_changed() {
+            file.check_writable()?;
+            planned.before.is_kept_anew = true;
+            planned.file = Some(file);
+        }
+        Ok(())
+    }
+
+    /// The volume is to have the cache that it had, because the work has failed.
+    pub fn take_back(&self, job: &Job) {
+        let wanted = match job.verb {
+            Verb::Flush | Verb::Add | Verb::Forget | Verb::Replace | Verb::Release | Verb::Import => return,
+            Verb::Grow | Verb::Shrink => return self.take_size_back(job),
+            Verb::Remove | Verb::Stop => None,
+            // It had gone without its cache, and is to have it.
+            Verb::Attach if job.volume().is_some_and(|volume| self.stays_without(volume)) => None,
+            // A volume that could not be attached goes on as it is, whatever its section says.
+            Verb::Attach => Some(Some(NO_CACHE.to_owned())),
+            Verb::Detach => Some(job.before.wanted.clone()),
+        };
+        let entry = {
+            let mut shared = self.shared();
+            let entry = job.volume().and_then(|volume| shared.table.volumes.get_mut(volume));
+            let Some(entry) = entry else { return };
+            if let Some(wanted) = wanted {
+                entry.wanted_cache = wanted;
+            }
+            entry.clone()
+        };
+        let Before { kept, is_kept_anew, section, .. } = &job.before;
+        let kept_in = match (&entry.backing, &self.config.set_file, &entry.name) {
+            (None, Some(path), Some(name)) => Some((path.as_path(), name.as_str())),
+            _ => self.keeps(&entry).ok(),
+        };
+        let (true, Some((path, name))) = (*is_kept_anew || section.is_some(), kept_in) else { return };
+        let taken_back = SetFile::read(path).and_then(|mut file| {
+            match section {
+                Some(section) => file.kept_of(name).clone_from(section),
+                None => file.cache_of(name).clone_from(kept),
+            }
+            file.write()
+        });
+        if let Err(failure) = taken_back {
+            tracing::error!(event = "set-not-taken-back", "{failure}");
+        }
+    }
+
+    /// The volume's engine gives it up, when it has answered all that was asked of it; what is asked from now on waits for the other one.
+    pub fn begin_move(&self, number: u64, to: MoveTo, engine: &Engine, id: VolumeId) {
+        let MoveTo { volume, cache: to } = to;
+        let name = {
+            let mut shared = self.shared();
+            let Some(entry) = shared.table.volumes.get_mut(volume) else { return };
+            entry.state = VolumeState::Attaching;
+            let name = entry.display_name().to_owned();
+            shared.moves.insert(volume, Moving { number, since: Instant::now() });
+            name
+        };
+        let (sender, engine) = (self.sender.clone(), engine.clone());
+        let given = move |given| drop(sender.send(Event::Given(number, volume, Some(to), Box::new(given))));
+        let give_up = move || engine.hand_over(id, Box::new(given));
+        match self.exports.route(&name) {
+            Some(route) => route.hold(give_up),
+            None => give_up(),
+        }
+    }
+
+    /// Nobody who uses a volume waits for its move for longer than a moment: it stays where it is if what is under way does not end.
+    pub fn look_after_moves(&self) {
+        let late: Vec<_> = {
+            let shared = self.shared();
+            let late = shared.moves.iter().filter(|(_, moving)| moving.since.elapsed() >= MOVE_LIMIT);
+            late.map(|(volume, moving)| (*volume, moving.number)).collect()
+        };
+        for (volume, number) in late {
+            let entry = self.shared().table.volumes[volume].clone();
+            let Some(route) = self.exports.route(entry.display_name()) else { continue };
+            if route.release_unless_idle() {
+                let limit = MOVE_LIMIT.as_secs();
+                let failure = Failure::new(
+                    Kind::Io,
+                    format!("{} cannot go to another cache now", entry.display_name()),
+                )
+                .why(format!("requests of it have not ended for {limit} s"))
+                .next("`bcached status` says which device does not answer; ask again");
+                self.stays(number, volume, failure);
+            } else if !matches!(entry.state, VolumeState::Attaching) {
+                self.shared().moves.remove(&volume);
+                self.let_clients_go(&entry);
+                self.name_export(&entry);
+            }
+        }
+    }
+
+    /// Whoever connects from now on is told that the volume is not served. False if somebody has it: then the work has failed.
+    pub fn unpublish(&self, number: u64, volume: usize, verb: Verb) -> bool {
+        let entry = {
+            let mut shared = self.shared();
+            let Some(entry) = shared.table.volumes.get_mut(volume) else { return false };
+            entry.state = VolumeState::Attaching;
+            entry.clone()
+        };
+        self.name_export(&entry);
+        match self.check_unused(entry.display_name(), verb) {
+            Ok(()) => true,
+            Err(failure) => {
+                self.stays(number, volume, failure);
+                false
+            }
+        }
+    }
+
+    /// An engine has given a volume up, for the work of this number: the engine of cache `to` gets it, or nobody.
+    pub fn given(&self, number: u64, volume: usize, to: Option<usize>, given: Result<Given, Error>) {
+        self.shared().moves.entry(volume).and_modify(|moving| moving.since = Instant::now());
+        let Given { device, lost } = match given {
+            Ok(given) => given,
+            Err(error) => {
+                let name = self.shared().table.volumes[volume].display_name().to_owned();
+                return self.stays(number, volume, engine_error::of_attach(&name, &error));
+            }
+        };
+        let name = self.shared().table.volumes[volume].display_name().to_owned();
+        let owes = {
+            let entry = &mut self.shared().table.volumes[volume];
+            entry.owes |= lost.is_some();
+            entry.owes
+        };
+        if let Some(error) = lost {
+            tracing::error!(
+                event = "flush-failed",
+                "{name}: what was not flushed by who wrote it may be lost: {error}"
+            );
+        }
+        let Some(to) = to else {
+            drop(device);
+            let verb = self.shared().jobs.verb(number);
+            self.gone(volume, verb);
+            return self.end_job(number, Ok(()));
+        };
+        let engine = self.shared().table.caches[to].engine();
+        let (Some(device), Some(engine)) = (device, engine) else {
+            return self.not_moved(number, volume, &Error::NoVolume);
+        };
+        let mut shared = self.shared();
+        let is_none = shared.table.caches[to].is_none_of.is_some();
+        let entry = &mut shared.table.volumes[volume];
+        entry.cache = Some(to);
+        entry.told = entry.options.volume_options(quiet_hours::local_minute);
+        let mode = entry.options.configured_mode();
+        let way = if is_none { Way::Uncached } else { Way::Adopted };
+        let adding = Adding { device, mode, options: entry.told, way, owes };
+        drop(shared);
+        let sender = self.sender.clone();
+        let added = move |added| drop(sender.send(Event::Moved(number, volume, Box::new(added))));
+        engine.add_backing(adding, Box::new(added));
+    }
+
+    /// The engine that it went to has taken it up, or says why not.
+    pub fn moved(&self, number: u64, volume: usize, added: Result<Added, Error>) {
+        match added {
+            Err(error) => self.not_moved(number, volume, &error),
+            Ok(added) => {
+                self.shared().moves.remove(&volume);
+                self.volume_added(volume, Ok(added));
+                self.end_job(number, Ok(()));
+            }
+        }
+    }
+
+    /// Its engine has it as before.
+    fn stays(&self, number: u64, volume: usize, failure: Failure) {
+        let entry = {
+            let mut shared = self.shared();
+            let served = shared.jobs.served(number);
+            shared.moves.remove(&volume);
+            let entry = &mut shared.table.volumes[volume];
+            if let Some(served) = served {
+                entry.state = VolumeState::Served(served);
+            }
+            entry.clone()
+        };
+        self.export(&entry);
+        self.end_job(number, Err(failure));
+    }
+
+    /// It is looked for again, and served as it was before.
+    fn not_moved(&self, number: u64, volume: usize, error: &Error) {
+        let name = self.shared().table.volumes[volume].display_name().to_owned();
+        let failure = engine_error::of_attach(&name, error);
+        self.end_job(number, Err(failure.clone()));
+        self.shared().table.set_volume(volume, VolumeState::Waiting(failure));
+    }
+
+    /// A volume that is to have no cache, and has one: it leaves. A former daemon may have been about to do that.
+    pub fn leave_unwanted_cache(&self, volume: usize) {
+        let (wants_none, name) = {
+            let shared = self.shared();
+            if shared.jobs.running(volume).is_some() {
+                // It is asked again when that has ended.
+                return;
+            }
+            let entry = &shared.table.volumes[volume];
+            let is_attached = matches!(&entry.state, VolumeState::Served(info) if info.attached);
+            (entry.wanted_cache.as_deref() == Some(NO_CACHE) && is_attached, entry.display_name().to_owned())
+        };
+        if !wants_none {
+            return;
+        }
+        let begin = Begin::new(Verb::Detach, name.clone());
+        let begun =
+            self.plan_job(volume, &begin).and_then(|planned| self.carry_out(volume, Verb::Detach, planned));
+        match begun {
+            Ok(_) => tracing::info!(event = "job-begun", "{name}: it is to have no cache: it is detached"),
+            Err(failure) => tracing::error!(event = "job-failed", "{name}: detach: {failure}"),
+        }
+    }
+
+    /// Nobody waits for the cache mode of a volume that has just come.
+    pub fn settle_volume(&self, volume: usize) {
+        self.apply_cache_mode(volume, Done::nobody());
+        self.give_up_the_rest(volume);
+        self.leave_unwanted_cache(volume);
+    }
+}
+
+/// Who asks for what goes on already joins it; other work is in the way, or to another size.
+fn check_joins(
+    name: &str,
+    begin: &Begin,
+    (number, verb, size): (u64, Verb, Option<u64>),
+) -> Result<(), Failure> {
+    let is_of_another_size = begin.size_bytes.is_some() && begin.size_bytes != size;
+    if verb == begin.verb && !is_of_another_size {
+        return Ok(());
+    }
+    let next = match verb.can_be_cancelled() {
+        true => format!("wait for it, or `bcached cancel {number}`"),
+        false => "wait for it: `bcached status` shows it until it has ended".to_owned(),
+    };
+    Err(Failure::new(Kind::InUse, format!("{} cannot be done to {name}", begin.verb))
+        .why(match size.filter(|_| is_of_another_size) {
+            Some(size) => format!("{verb} to {} goes on there (job {number})", exact(size)),
+            None => format!("{verb} goes on there (job {number})"),
+        })
+        .next(next))
+}

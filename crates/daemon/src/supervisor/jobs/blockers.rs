@@ -1,0 +1,92 @@
+//! What keeps long work from going on, as far as its engine knows: whoever waits for it must learn what to look at.
+
+use crate::supervisor::jobs::Subject;
+use crate::supervisor::report::health;
+use crate::supervisor::report::volume_names::name_of;
+use crate::supervisor::table::Table;
+use bcached_control::jobs::Verb;
+use bcached_engine::{Error, Status, UnreadableNode, VolumeInfo};
+
+/// What an engine has told of the work's volumes and of their set.
+#[derive(Default)]
+struct Seen<'a> {
+    /// Why the set has stopped writing.
+    failed: Option<&'a Error>,
+    /// How much of its index has been read.
+    walked_percent: u64,
+    volumes: Vec<&'a VolumeInfo>,
+    /// Devices that do not answer, and nodes that cannot be read, in sentences.
+    devices: Vec<String>,
+    nodes: Vec<String>,
+}
+
+/// A sentence, or several; `None`: nothing does.
+pub fn of(table: &Table, (verb, subject): (Verb, &Subject), status: &Status) -> Option<String> {
+    let is_concerned = |info: &&VolumeInfo| match subject {
+        Subject::Volume(_, served) => info.id == served.id,
+        Subject::Unserved(_) | Subject::Arrivals(_) => false,
+        Subject::Cache(_) => true,
+    };
+    let volumes: Vec<_> = status.volumes.iter().filter(is_concerned).collect();
+    let entry = |info: &VolumeInfo| table.volumes.iter().find(|entry| entry.uuid == Some(info.uuid));
+    let silent =
+        |info: &&VolumeInfo| health::stuck(entry(info)?.backing.as_deref()?, info.backing_health.as_ref()?);
+    let is_in_the_way = |node: &&UnreadableNode| {
+        let is_of = |volume| volumes.iter().any(|info| info.id == volume);
+        !matches!(subject, Subject::Volume(..)) || node.covers.iter().any(|part| is_of(part.volume))
+    };
+    let cache = volumes.first().and_then(|info| entry(info)?.cache).unwrap_or_default();
+    let name = |volume| name_of(&table.volumes, cache, volume, &status.volumes);
+    let nodes = status.unreadable.iter().filter(is_in_the_way);
+    sentence(
+        verb,
+        &Seen {
+            failed: status.failed.as_ref(),
+            walked_percent: status.walked_percent,
+            devices: volumes.iter().filter_map(silent).collect(),
+            nodes: nodes.filter_map(|node| health::unreadable(std::slice::from_ref(node), name)).collect(),
+            volumes,
+        },
+    )
+}
+
+fn sentence(verb: Verb, seen: &Seen<'_>) -> Option<String> {
+    let failed = seen.failed.map(|error| format!("the cache has stopped writing ({error})"));
+    let walked = (waits_for_walk(verb) && seen.walked_percent < 100)
+        .then(|| format!("the index of the cache is still being read ({}%)", seen.walked_percent));
+    let trouble = seen.volumes.iter().find_map(|info| info.writeback_trouble.as_ref());
+    let trouble = trouble
+        .map(|trouble| format!("write-back meets trouble at {}: {}", health::range(trouble), trouble.error));
+    let others = seen.devices.iter().chain(seen.nodes.first()).cloned();
+    let told: Vec<_> = failed.into_iter().chain(walked).chain(trouble).chain(others).collect();
+    (!told.is_empty()).then(|| told.join("; "))
+}
+
+/// Before it is known what is dirty, and where, none of these can end.
+const fn waits_for_walk(verb: Verb) -> bool {
+    matches!(verb, Verb::Flush | Verb::Detach | Verb::Forget | Verb::Shrink | Verb::Replace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A flush that waited for the index to be read, or for a cache that failed, said nothing of it.
+    #[test]
+    fn what_is_in_the_way_is_named() {
+        let all_read = || Seen { walked_percent: 100, ..Seen::default() };
+        assert_eq!(sentence(Verb::Flush, &all_read()), None);
+        let reads = Seen { walked_percent: 41, ..Seen::default() };
+        let told = sentence(Verb::Flush, &reads);
+        assert_eq!(told.as_deref(), Some("the index of the cache is still being read (41%)"));
+        assert_eq!(sentence(Verb::Grow, &reads), None, "it does not wait for that");
+        let failed = Seen { failed: Some(&Error::LostWrites), ..all_read() };
+        let told = sentence(Verb::Attach, &failed).unwrap_or_default();
+        assert!(told.starts_with("the cache has stopped writing ("), "{told}");
+        let (devices, nodes) =
+            (vec!["sdb has not answered for 9 s".to_owned()], vec!["a node".to_owned(); 3]);
+        let told = sentence(Verb::Detach, &Seen { devices, nodes, ..reads });
+        let wanted = "the index of the cache is still being read (41%); sdb has not answered for 9 s; a node";
+        assert_eq!(told.as_deref(), Some(wanted));
+    }
+}

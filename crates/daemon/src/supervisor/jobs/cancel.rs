@@ -1,0 +1,93 @@
+//! `bcached cancel`: long work is given up, if it can be.
+
+use crate::control_server::AskCancel;
+use crate::engine_thread::Engine;
+use crate::supervisor::Event;
+use crate::supervisor::Shared;
+use crate::supervisor::jobs::{Subject, find, lock, show, user};
+use crate::supervisor::table::CacheState;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::Verb;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+
+/// How work is given up.
+enum Way {
+    /// It has ended.
+    Not,
+    /// By its engine.
+    Engine(Engine),
+    /// By the loop: the replacing of what the cache of this index was.
+    Replacing(usize),
+    /// By the loop: the waiting for what comes by itself.
+    Waiting,
+}
+
+/// What the control thread calls.
+pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskCancel {
+    Box::new(move |number, is_dry_run, uid| {
+        let way = judge(&shared, number, is_dry_run).inspect_err(|failure| {
+            tracing::info!(event = "job-refused", uid = user(uid), "cancel {number}: {failure}");
+        })?;
+        let mut shown = show(&shared, number)?;
+        if matches!(way, Way::Not) {
+            return Ok(shown);
+        }
+        if is_dry_run {
+            shown.notes.push(format!("job {number} would be given up"));
+            return Ok(shown);
+        }
+        let (name, verb) = (&shown.volume, shown.verb);
+        tracing::info!(
+            event = "job-cancel",
+            uid = user(uid),
+            "{name}: {verb} (job {number}) is to be cancelled"
+        );
+        match way {
+            Way::Not => {}
+            Way::Engine(engine) => engine.cancel(number),
+            Way::Replacing(former) => {
+                let _stopping = events.send(Event::StopReplacing(former));
+            }
+            Way::Waiting => {
+                let _stopping = events.send(Event::StopWaiting(number));
+            }
+        }
+        show(&shared, number)
+    })
+}
+
+fn judge(shared: &Mutex<Shared>, number: u64, is_dry_run: bool) -> Result<Way, Failure> {
+    let job = find(shared, number)?;
+    let cannot = |why: String, next: &str| {
+        Failure::new(Kind::InUse, format!("job {number} cannot be cancelled")).why(why).next(next)
+    };
+    let wait = "wait for it: the same command does";
+    match (&job.ended, &job.engine) {
+        (Some(_), _) => Ok(Way::Not),
+        (None, _) if matches!(job.subject, Subject::Cache(_)) && job.verb == Verb::Replace => {
+            let Subject::Cache(former) = job.subject else { return Ok(Way::Not) };
+            match lock(shared).table.caches[former].state {
+                CacheState::Open { .. } => Ok(Way::Replacing(former)),
+                _ => {
+                    let why = "all volumes have gone, and the former device is being let go of";
+                    Err(cannot(why.to_owned(), wait))
+                }
+            }
+        }
+        (None, _) if matches!(job.subject, Subject::Arrivals(_)) => Ok(Way::Waiting),
+        (None, Some(engine)) if job.verb.can_be_cancelled() => {
+            let loses = matches!(job.verb, Verb::Forget | Verb::Shrink);
+            let is_late = loses && if is_dry_run { job.turn.is_late() } else { !job.turn.gives_up() };
+            if is_late {
+                let why = format!("what the cache holds of {} is being given up already", job.name);
+                return Err(cannot(why, wait));
+            }
+            Ok(Way::Engine(engine.clone()))
+        }
+        (None, _) => Err(cannot(
+            format!("{} goes on to its end", job.verb),
+            "wait for it: `bcached status` shows it until it has ended",
+        )),
+    }
+}

@@ -1,0 +1,186 @@
+//! Other sizes of volumes that live in a cache alone.
+//!
+//! The cache keeps the size, so nothing is kept here. What lies behind a new end is nowhere else: it is given up only if that was asked
+//! for in so many bytes, and is written down first, on a thread of its own, as [`crate::supervisor::jobs::forget`] does.
+
+use crate::engine_error;
+use crate::engine_thread::{Engine, Long};
+use crate::supervisor::Event;
+use crate::supervisor::Supervisor;
+use crate::supervisor::jobs::attach_detach::{Planned, Work};
+use crate::supervisor::jobs::record_losses::{self, Loss, Turn};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Verb};
+use bcached_control::sizes::{exact, human, typed};
+use bcached_engine::{Error, VolumeId, VolumeInfo};
+use bcached_offline::lost_writes::{self, Owner};
+use std::path::PathBuf;
+use std::thread;
+
+impl Supervisor {
+    /// So many bytes, if the cache can promise them; of an open volume that is `now`.
+    pub fn plan_flash_growth(
+        &self,
+        name: &str,
+        now: &VolumeInfo,
+        size: Option<u64>,
+        planned: &mut Planned,
+    ) -> Result<(), Failure> {
+        let refused =
+            |kind, why: String| Failure::new(kind, format!("cannot grow {name}")).why(why).option("--size");
+        let most = planned.engine.as_ref().and_then(|engine| engine.flash_sectors_max(now.id));
+        let most = most.ok_or_else(|| engine_error::silent(name))?;
+        let most = most.map_err(|error| engine_error::of_job(Verb::Grow, name, &error))? * 512;
+        let has = now.sectors * 512;
+        let largest = format!("the largest that fits is `--size {}`", typed(most));
+        let size = size.ok_or_else(|| {
+            refused(Kind::Usage, "it lives on its cache alone, and its new size is not said".to_owned())
+                .next(largest.clone())
+        })?;
+        check_blocks(size, now).map_err(|why| refused(Kind::Geometry, why))?;
+        if size < has {
+            return Err(refused(Kind::Usage, format!("it is {} large", exact(has)))
+                .next(format!("`bcached shrink {name} --size {}` makes it smaller", typed(size))));
+        }
+        if size > most {
+            let why = format!(
+                "its cache can promise {} beside what is dirty and what others in it were promised",
+                exact(most)
+            );
+            return Err(refused(Kind::NoRoom, why).next(format!("{largest}; nothing overrides this")));
+        }
+        planned.size = Some(size);
+        (planned.dirty_beside, planned.dirty) = (planned.dirty, 0);
+        planned.work = (size > has).then_some(Work::Here(Long::Grow(size / 512)));
+        self.note_kept_size(name, planned);
+        Ok(())
+    }
+
+    /// So many bytes, if no more is lost behind them than was agreed to; of an open volume that is `now`.
+    pub fn plan_flash_shrinking(
+        &self,
+        name: &str,
+        now: &VolumeInfo,
+        begin: &Begin,
+        planned: &mut Planned,
+    ) -> Result<(), Failure> {
+        let refused = |kind, why: String| Failure::new(kind, format!("cannot shrink {name}")).why(why);
+        let size = begin
+            .size_bytes
+            .ok_or_else(|| refused(Kind::Usage, "its new size is not said".to_owned()).option("--size"))?;
+        check_blocks(size, now).map_err(|why| refused(Kind::Geometry, why).option("--size"))?;
+        if size > now.sectors * 512 {
+            return Err(refused(Kind::Usage, format!("it is {} large", exact(now.sectors * 512)))
+                .next(format!("`bcached grow {name} --size {}` makes it larger", typed(size)))
+                .option("--size"));
+        }
+        self.check_unused(name, Verb::Shrink)?;
+        let engine = planned.engine.as_ref().ok_or_else(|| engine_error::silent(name))?;
+        let behind = engine.dirty_from(now.id, size / 512).zip(engine.status());
+        let (behind, status) = behind.ok_or_else(|| engine_error::silent(name))?;
+        let lost = behind * 512;
+        let accepted = begin.accept_loss_bytes.unwrap_or(0);
+        if lost > accepted {
+            return Err(too_much(name, size, lost, begin.accept_loss_bytes));
+        }
+        let list =
+            begin.lost_ranges.as_ref().map_or_else(|| lost_writes::default_path(now.uuid), PathBuf::from);
+        if lost > 0 || begin.lost_ranges.is_some() {
+            lost_writes::check(&list)?;
+        }
+        let (label, set_uuid) = (now.label.to_string(), status.set_uuid);
+        let owner = Owner { uuid: now.uuid, label, set_uuid, flash_only: true };
+        planned.loss = Some(Loss { accepted, list, owner });
+        planned.lost = lost;
+        planned.size = Some(size);
+        (planned.dirty_beside, planned.dirty) = (planned.dirty, 0);
+        // Behind the end of one that has that size already there may be what an earlier attempt, or a kernel, has left.
+        planned.work = Some(Work::Loses(size / 512));
+        Ok(())
+    }
+
+    /// Begins to make a volume so small, in sectors.
+    pub fn begin_losing(
+        &self,
+        number: u64,
+        (sectors, loss): (u64, Loss),
+        engine: Engine,
+        id: VolumeId,
+    ) -> Result<(), Failure> {
+        let job = self.shared().jobs.name_and_turn(number);
+        let Some((name, turn)) = job else { return Ok(()) };
+        let sender = self.sender.clone();
+        let work = move || {
+            let losing = Losing { number, id, name, sectors, loss };
+            drop(sender.send(Event::Shrunk(number, losing.carry_out(&engine, &turn))));
+        };
+        let begun = thread::Builder::new().name("shrink".to_owned()).spawn(work);
+        begun.map(drop).map_err(|error| {
+            let failure = Failure::new(Kind::Io, "cannot start its thread").why(error.to_string());
+            self.end_job(number, Err(failure.clone()));
+            failure
+        })
+    }
+
+    /// The thread is through with it.
+    pub fn shrunk(&self, number: u64, outcome: Result<u64, Failure>) {
+        if let Ok(lost) = &outcome {
+            self.shared().jobs.loses(number, *lost);
+        }
+        self.end_job(number, outcome.map(drop));
+    }
+}
+
+/// A volume that is to become so small, in sectors, by the work of this number.
+struct Losing {
+    number: u64,
+    id: VolumeId,
+    name: String,
+    sectors: u64,
+    loss: Loss,
+}
+
+impl Losing {
+    /// Writes down what is lost, and then has it given up: so many bytes.
+    fn carry_out(self, engine: &Engine, turn: &Turn) -> Result<u64, Failure> {
+        let Self { number, id, name, sectors, loss } = self;
+        let failed = |error: Error| engine_error::of_job(Verb::Shrink, &name, &error);
+        let shrinking = engine.begin_shrinking(number, id, sectors).map_err(failed)?;
+        let lost = shrinking.dirty_sectors * 512;
+        let begun = loss.write_down(
+            lost,
+            turn,
+            || too_much(&name, sectors * 512, lost, Some(loss.accepted)),
+            || record_losses::cancelled(format!("{name} is as large as before")),
+            |at| engine.lost_behind(&shrinking, at).map_err(failed),
+        );
+        if let Err(failure) = begun {
+            engine.keep_size(shrinking);
+            return Err(failure);
+        }
+        if lost > 0 {
+            let (lost, list) = (human(lost), loss.list_in_words(lost));
+            tracing::info!(
+                event = "volume-shrunk",
+                "{name}: {lost} behind its new end are given up ({list})"
+            );
+        }
+        engine.shrink_flash_only(shrinking).map(|()| lost).map_err(failed)
+    }
+}
+
+fn too_much(name: &str, size: u64, lost: u64, accepted: Option<u64>) -> Failure {
+    let accepted = record_losses::more_than(accepted);
+    Failure::new(Kind::DataLoss, format!("cannot shrink {name}"))
+        .why(format!("{} of it behind {} {accepted}, and is nowhere else", exact(lost), exact(size)))
+        .next(format!("discard what is not needed there, or give it up with `--accept-loss {}`", typed(lost)))
+        .option("--accept-loss")
+}
+
+fn check_blocks(size: u64, now: &VolumeInfo) -> Result<(), String> {
+    let block = now.block_sectors * 512;
+    if size == 0 || !size.is_multiple_of(block) {
+        return Err(format!("its size must be one block of {} or several", human(block)));
+    }
+    Ok(())
+}

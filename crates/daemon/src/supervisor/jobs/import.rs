@@ -1,0 +1,217 @@
+//! `bcached import`, when the kernel has let go of a set: it becomes part of the configuration, or, if it was released here, is served again.
+//! What is to be told to the kernel is told by the command.
+
+use crate::supervisor::Supervisor;
+use crate::supervisor::jobs::precheck::{At, Looked, meanwhile, released_called, uuid_of};
+use crate::supervisor::table::{CacheEntry, CacheState};
+use bcached_config::{Config, NO_CACHE, Released, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::names;
+use bcached_format::{CacheSuperblock, Label, Superblock, Uuid};
+use bcached_offline::devices;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A set as its devices say, and what the configuration says of them. Made by the thread of who asks.
+pub struct Seen {
+    /// That configuration.
+    config: Arc<Config>,
+    cache: Here,
+    /// The backing devices that the configuration does not name.
+    backings: Vec<Backing>,
+    devices: Vec<String>,
+}
+
+/// What a set's cache device is here.
+enum Here {
+    /// A cache that was released.
+    Released(Released),
+    /// A cache of this name, which may wait for its device.
+    Configured(String),
+    /// None, and to be kept under this name of the device.
+    New(String, CacheSuperblock),
+    /// Nobody knows it.
+    Unknown,
+}
+
+struct Backing {
+    label: Label,
+    uuid: Uuid,
+    /// As it is to be kept.
+    device: String,
+}
+
+impl Seen {
+    /// Looks at the devices, or, if none are named, for a set that was released here.
+    pub fn look(config: Arc<Config>, typed: &str, devices: &[String]) -> Result<Self, Failure> {
+        if devices.is_empty() {
+            let is_configured = config.caches.iter().any(|cache| cache.name.as_deref() == Some(typed));
+            let cache = match released_called(&config, typed) {
+                Some(released) => Here::Released(released.clone()),
+                None if is_configured => Here::Configured(typed.to_owned()),
+                None => Here::Unknown,
+            };
+            return Ok(Self { config, cache, backings: Vec::new(), devices: Vec::new() });
+        }
+        let (mut cache, mut backings) = (None, Vec::new());
+        for device in devices {
+            let (superblock, presence) = devices::look_where(device)?;
+            let at = At { presence, uuid: uuid_of(&superblock) };
+            // Block devices are kept by their UUIDs, under which they are found wherever they are.
+            let is_block = Path::new(device).starts_with("/dev");
+            let kept = if is_block { format!("UUID={}", at.uuid) } else { device.clone() };
+            match superblock {
+                Superblock::Cache(superblock) => cache = Some(here(&config, &at, kept, superblock)),
+                Superblock::Backing(superblock) if !is_named(&config, &at) => {
+                    backings.push(Backing { label: superblock.label(), uuid: at.uuid, device: kept });
+                }
+                Superblock::Backing(_) => {}
+            }
+        }
+        let cache = cache.ok_or_else(|| {
+            Failure::new(Kind::NotFound, format!("cannot import {typed}"))
+                .why(format!("none of {} is its cache device", devices.join(", ")))
+                .next("connect it")
+        })?;
+        Ok(Self { config, cache, backings, devices: devices.to_vec() })
+    }
+}
+
+/// What a cache device is here.
+fn here(config: &Config, at: &At, kept: String, superblock: CacheSuperblock) -> Here {
+    let is_it = |device: &String| {
+        at.is_called(device)
+            || device.strip_prefix("UUID=").and_then(Uuid::from_text) == Some(superblock.set_uuid())
+    };
+    if let Some(released) =
+        config.released.iter().find(|released| released.device.as_ref().is_some_and(is_it))
+    {
+        return Here::Released(released.clone());
+    }
+    let configured = config.caches.iter().find(|cache| is_it(&cache.device));
+    match configured.and_then(|cache| cache.name.clone()) {
+        Some(name) => Here::Configured(name),
+        None => Here::New(kept, superblock),
+    }
+}
+
+/// Some section names a backing device: also of a volume that was removed, which stays so.
+fn is_named(config: &Config, at: &At) -> bool {
+    let served = config.volumes.iter().map(|volume| &volume.backing);
+    let removed = config.not_served.iter().filter_map(|removed| removed.backing.as_ref());
+    served.chain(removed).any(|device| at.is_called(device))
+}
+
+impl Supervisor {
+    /// Serves a set from now on, and over restarts.
+    pub fn import(&mut self, begin: &Begin, looked: Looked) -> Result<Shown, Failure> {
+        let typed = &begin.volume;
+        let cannot = |kind| Failure::new(kind, format!("cannot import {typed}"));
+        let mut shown = Shown::new(Verb::Import, typed.clone(), State::Done);
+        if self.shared().jobs.releasing().is_some() {
+            return Err(self.release_goes_on(&format!("cannot import {typed} now")));
+        }
+        if self.serves(typed) {
+            shown.already = true;
+            return Ok(shown);
+        }
+        let path = self.config.set_file.clone().ok_or_else(|| {
+            cannot(Kind::Usage)
+                .why("the daemon serves devices of its command line, without a configuration")
+                .next("start `bcached serve` with those devices, too")
+        })?;
+        let seen = match looked {
+            Looked::Set(seen) if Arc::ptr_eq(&seen.config, &self.config) => *seen,
+            _ => return Err(meanwhile(&format!("cannot import {typed}"))),
+        };
+        if matches!(seen.cache, Here::Unknown) {
+            return Err(cannot(Kind::UnknownName)
+                .why("neither the kernel nor a block device here has such a set, and none of that name was released here")
+                .next("`bcached scan` shows the sets that there are"));
+        }
+        let mut file = SetFile::read(&path)?;
+        shown.volume = self.plan_import(&mut file, &seen, &mut shown);
+        let config = self.read_with(Some(&file))?;
+        file.check_writable()?;
+        if begin.dry_run {
+            shown.state = State::Planned;
+            return Ok(shown);
+        }
+        file.write()?;
+        self.take_over(config);
+        self.try_anew(&shown.volume);
+        tracing::info!(event = "set-imported", "cache {}: it is served as soon as it can be", shown.volume);
+        Ok(shown)
+    }
+
+    /// There is a cache of this name, and it is open or about to be.
+    fn serves(&self, name: &str) -> bool {
+        let shared = self.shared();
+        let mut all = shared.table.lasting_caches();
+        all.any(|(_, cache)| cache.display_name() == name && cache.set().is_some())
+    }
+
+    /// What had a final reason may have been mended.
+    fn try_anew(&self, name: &str) {
+        let mut shared = self.shared();
+        let mut caches = shared.table.caches.iter_mut();
+        let is_it = |cache: &&mut CacheEntry| cache.is_real() && cache.display_name() == name;
+        let Some(cache) = caches.find(is_it).filter(|cache| matches!(cache.state, CacheState::Failed(_)))
+        else {
+            return;
+        };
+        let not_looked = Failure::new(Kind::NotLooked, "its device was not looked for yet");
+        cache.state = CacheState::Waiting(not_looked.clone());
+        shared.table.look_again(name, &not_looked);
+    }
+
+    /// What the file is to say; the cache's name.
+    fn plan_import(&self, file: &mut SetFile, seen: &Seen, shown: &mut Shown) -> String {
+        let name = match &seen.cache {
+            Here::Released(released) => {
+                file.kept_of_cache(&released.name).served = None;
+                shown.devices.extend(released.device.clone());
+                for (volume, device) in &released.backings {
+                    let kept = file.kept_of(volume);
+                    (kept.served, kept.released) = (None, None);
+                    shown.devices.push(device.clone());
+                }
+                released.name.clone()
+            }
+            Here::Configured(name) => {
+                shown.devices.extend(seen.devices.iter().cloned());
+                name.clone()
+            }
+            Here::New(device, superblock) => {
+                let name = self.name_of_new(superblock);
+                let kept = file.kept_of_cache(&name);
+                (kept.device, kept.imported) = (Some(device.clone()), Some(true));
+                shown.devices.push(device.clone());
+                name
+            }
+            Here::Unknown => return String::new(),
+        };
+        let mut taken = self.shared().table.volume_names();
+        taken.extend(self.config.not_served.iter().map(|removed| removed.name.clone()));
+        for Backing { label, uuid, device } in &seen.backings {
+            let volume = names::of_volume(*label, *uuid, |name| taken.contains(name));
+            let kept = file.kept_of(&volume);
+            (kept.backing, kept.cache) = (Some(device.clone()), Some(name.clone()));
+            shown.devices.push(device.clone());
+            shown.notes.push(format!("{device} is the volume {volume}"));
+            taken.insert(volume);
+        }
+        name
+    }
+
+    fn name_of_new(&self, superblock: &CacheSuperblock) -> String {
+        let shared = self.shared();
+        let all = shared.table.real_caches().map(|(_, cache)| cache.display_name().to_owned());
+        let taken: BTreeSet<_> =
+            all.chain(self.config.released.iter().map(|released| released.name.clone())).collect();
+        let is_taken = |name: &str| name == NO_CACHE || taken.contains(name);
+        names::of_cache(superblock.label(), superblock.set_uuid(), is_taken)
+    }
+}

@@ -1,0 +1,612 @@
+//! Long work on volumes: begun by the loop, looked at and given up by the control thread.
+//!
+//! What a volume is to be is kept before the work on it begins, so that a daemon that is stopped, killed or restarted goes on with it; it
+//! is taken back when the work fails or is given up.
+
+pub mod add_remove;
+pub mod attach_detach;
+pub mod blockers;
+pub mod cancel;
+pub mod flash;
+pub mod flash_resize;
+pub mod forget;
+pub mod import;
+pub mod precheck;
+pub mod record_losses;
+pub mod release;
+pub mod release_closed;
+pub mod replace;
+pub mod replace_steps;
+pub mod resize;
+pub mod visible;
+
+use crate::control_server::{AskBegin, AskJob, AskJobs};
+use crate::engine_error;
+use crate::engine_thread::{Engine, Long};
+use crate::supervisor::Event;
+use crate::supervisor::Shared;
+use crate::supervisor::Supervisor;
+use crate::supervisor::devices::probe::Looks;
+use crate::supervisor::options::{resolve, resolve_or_gone};
+use crate::supervisor::report::health;
+use crate::supervisor::table::{Table, VolumeState};
+use attach_detach::{MoveTo, Planned, Work};
+use bcached_config::Kept;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
+use bcached_engine::{Error, Status as EngineStatus, VolumeId, VolumeInfo, WritebackTrouble};
+use bcached_format::Uuid;
+use precheck::{Asking, Looked};
+use record_losses::Turn;
+use std::collections::BTreeMap;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Work that has ended and is still known.
+const ENDED_MAX: usize = 64;
+
+/// Long work, by its number.
+pub struct Jobs {
+    last: u64,
+    pub all: BTreeMap<u64, Job>,
+}
+
+/// No daemon began before this moment, in seconds since 1970.
+const FIRST_SECONDS: u64 = 1_760_000_000;
+
+impl Default for Jobs {
+    /// The numbers go on where those of an earlier daemon cannot be any more: who waits for one of these meets no other's.
+    fn default() -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { last: now.as_secs().saturating_sub(FIRST_SECONDS), all: BTreeMap::new() }
+    }
+}
+
+/// Long work.
+#[derive(Clone)]
+pub struct Job {
+    pub verb: Verb,
+    pub subject: Subject,
+    pub name: String,
+    /// Who does it, or gives the volume up for it.
+    pub engine: Option<Engine>,
+    /// The devices that are let go of.
+    devices: Vec<String>,
+    /// What keeps it from going on, of work that the loop does.
+    blocked: Option<String>,
+    /// Somebody has joined it: it begins once more when it ends, because what has come since is meant, too.
+    again: bool,
+    began: Instant,
+    pub dirty_at_start: u64,
+    /// Dirty data that it does not concern.
+    dirty_beside: u64,
+    notes: Vec<String>,
+    /// What is lost, in bytes, and the file that says which.
+    lost: (Option<u64>, Option<String>),
+    /// How large the volume is to be, in bytes.
+    pub size: Option<u64>,
+    /// What is to be kept again if it fails.
+    pub before: Before,
+    /// Of what is given up: whether it still can be kept.
+    pub turn: Turn,
+    pub ended: Option<Ended>,
+}
+
+/// What it is done to.
+#[derive(Clone)]
+pub enum Subject {
+    /// The volume of this index, as it was when the work began.
+    Volume(usize, Box<VolumeInfo>),
+    /// One that nobody serves.
+    Unserved(Uuid),
+    /// All that is on the cache of this index, or on what it was before.
+    Cache(usize),
+    /// All that is to come to the cache of this index.
+    Arrivals(usize),
+}
+
+#[derive(Clone)]
+pub struct Ended {
+    at: Instant,
+    after: Duration,
+    outcome: Result<(), Failure>,
+}
+
+/// What was asked for of a volume's cache before.
+#[derive(Clone, Default)]
+pub struct Before {
+    /// By whoever counts.
+    pub wanted: Option<String>,
+    /// By the file of `set`.
+    pub kept: Option<String>,
+    /// The file says something else now.
+    pub is_kept_anew: bool,
+    /// All that the file said of it, if that is to be said again.
+    pub section: Option<Kept>,
+    /// How much of it was to be served at most, and what the file said of that.
+    pub limit: (Option<u64>, Option<u64>),
+}
+
+/// Somebody asks for long work.
+pub struct Asked {
+    pub volume: Option<usize>,
+    pub begin: Begin,
+    pub uid: Option<u32>,
+    /// What of devices has been looked at for it.
+    pub looked: Looked,
+    pub answer: Sender<Result<Shown, Failure>>,
+}
+
+/// Whose process has asked, for the log.
+pub fn user(uid: Option<u32>) -> String {
+    uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string())
+}
+
+/// What the control thread calls to have some begun.
+pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
+    let looks = Looks::default();
+    Box::new(move |begin, uid| {
+        if begin.verb == Verb::Replace {
+            return crate::supervisor::jobs::replace::begin(&shared, &events, &begin, uid);
+        }
+        let refused = |failure: &Failure| {
+            let (verb, volume) = (begin.verb, &begin.volume);
+            tracing::info!(event = "job-refused", uid = user(uid), "{verb} {volume}: {failure}");
+        };
+        // What is added is not called anything yet, and what is forgotten is called so by its cache.
+        let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release | Verb::Import);
+        let volume = match (begin.verb, is_nothings) {
+            (_, true) => None,
+            (Verb::Remove, _) => resolve_or_gone(&shared, &begin.volume).inspect_err(refused)?,
+            _ => Some(resolve(&shared, &begin.volume).inspect_err(refused)?),
+        };
+        let job = Asking::new(&shared, &events, &looks, uid).begin(volume, begin)?;
+        match job.id {
+            Some(number) => show(&shared, number),
+            None => Ok(job),
+        }
+    })
+}
+
+/// What the control thread calls to see all of it.
+pub fn all(shared: Arc<Mutex<Shared>>) -> AskJobs {
+    Box::new(move || {
+        let numbers: Vec<u64> = lock(&shared).jobs.all.keys().copied().collect();
+        let jobs = numbers.into_iter().filter_map(|number| show(&shared, number).ok()).collect();
+        Ok(AllShown { jobs })
+    })
+}
+
+/// What goes on at this moment.
+pub fn running(shared: &Mutex<Shared>) -> Vec<Shown> {
+    let numbers: Vec<u64> = {
+        let shared = lock(shared);
+        shared.jobs.all.iter().filter(|(_, job)| job.ended.is_none()).map(|(number, _)| *number).collect()
+    };
+    numbers.into_iter().filter_map(|number| show(shared, number).ok()).collect()
+}
+
+/// What it calls to see one.
+pub fn one(shared: Arc<Mutex<Shared>>) -> AskJob {
+    Box::new(move |number| show(&shared, number))
+}
+
+pub fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub fn find(shared: &Mutex<Shared>, number: u64) -> Result<Job, Failure> {
+    lock(shared).jobs.all.get(&number).cloned().ok_or_else(|| {
+        Failure::new(Kind::UnknownName, format!("there is no job {number}"))
+            .next("`bcached status` shows those that go on")
+    })
+}
+
+/// A job as it is at this moment. Holds no lock while it waits for an engine.
+pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
+    let job = find(shared, number)?;
+    let state = match job.ended.as_ref().map(|ended| &ended.outcome) {
+        None => State::Running,
+        Some(Ok(())) => State::Done,
+        Some(Err(failure)) if failure.kind == Kind::Cancelled => State::Cancelled,
+        Some(Err(_)) => State::Failed,
+    };
+    let mut shown = Shown::new(job.verb, job.name.clone(), state);
+    shown.id = Some(number);
+    shown.notes.clone_from(&job.notes);
+    shown.dirty_bytes_at_start = job.dirty_at_start;
+    (shown.lost_bytes, shown.lost_ranges) = job.lost.clone();
+    shown.size_bytes = job.size;
+    shown.devices.clone_from(&job.devices);
+    let taken = job.ended.as_ref().map_or_else(|| job.began.elapsed(), |ended| ended.after);
+    shown.elapsed_seconds = taken.as_secs();
+    if let Some(Ended { outcome: Err(failure), .. }) = &job.ended {
+        shown.failure = Some(failure.to_error());
+    }
+    let running = job.engine.as_ref().filter(|_| job.ended.is_none());
+    if let Some(status) = running.and_then(Engine::status) {
+        let milliseconds = u64::try_from(taken.as_millis()).unwrap_or(u64::MAX);
+        let dirty_sectors = match &job.subject {
+            Subject::Volume(_, served) => {
+                let info = status.volumes.iter().find(|info| info.id == served.id);
+                info.filter(|info| info.is_dirty_known()).map(|info| info.dirty_sectors)
+            }
+            Subject::Unserved(uuid) => {
+                let left = status.unserved.iter().find(|left| left.uuid == *uuid);
+                left.filter(|left| left.is_counted).map(|left| left.dirty_sectors)
+            }
+            Subject::Cache(_) => Some(status.dirty_sectors).filter(|_| status.is_counted),
+            Subject::Arrivals(_) => None,
+        };
+        if let Some(dirty_sectors) = dirty_sectors {
+            let dirty = (dirty_sectors * 512).saturating_sub(job.dirty_beside);
+            shown = shown.with_progress(dirty, milliseconds);
+        }
+        let told = blockers::of(&lock(shared).table, (job.verb, &job.subject), &status);
+        // What the loop has found is about this work alone.
+        shown.blocked_by = job.blocked.clone().or(told);
+    } else if running.is_some() {
+        shown.blocked_by = Some("its engine does not answer at present".to_owned());
+    } else if job.ended.is_none() {
+        shown.blocked_by = job.blocked;
+    }
+    Ok(shown)
+}
+
+impl Job {
+    /// Work that begins now.
+    pub fn new(shown: &Shown, subject: Subject, engine: Option<Engine>) -> Self {
+        Self {
+            verb: shown.verb,
+            subject,
+            name: shown.volume.clone(),
+            engine,
+            devices: shown.devices.clone(),
+            blocked: None,
+            again: false,
+            began: Instant::now(),
+            dirty_at_start: shown.dirty_bytes_at_start,
+            dirty_beside: 0,
+            notes: shown.notes.clone(),
+            lost: (shown.lost_bytes, shown.lost_ranges.clone()),
+            size: shown.size_bytes,
+            before: Before::default(),
+            turn: Turn::default(),
+            ended: None,
+        }
+    }
+
+    /// What write-back meets of all that is to be written back for it.
+    fn trouble<'a>(&self, status: &'a EngineStatus) -> Option<&'a WritebackTrouble> {
+        let mut volumes = status.volumes.iter();
+        match &self.subject {
+            Subject::Volume(_, served) => {
+                volumes.find(|info| info.id == served.id)?.writeback_trouble.as_ref()
+            }
+            Subject::Unserved(_) | Subject::Arrivals(_) => None,
+            Subject::Cache(_) => volumes.find_map(|info| info.writeback_trouble.as_ref()),
+        }
+    }
+
+    /// Why it has come to nothing.
+    fn failure(&self, error: &Error) -> Failure {
+        let failure = engine_error::of_job(self.verb, &self.name, error);
+        let status =
+            self.engine.as_ref().filter(|_| matches!(error, Error::Io { .. })).and_then(Engine::status);
+        match status.as_ref().and_then(|status| self.trouble(status)) {
+            Some(trouble) => failure.why(format!("{}: {}", health::range(trouble), trouble.error)),
+            None => failure,
+        }
+    }
+
+    /// Index of the volume, if it is one that is served.
+    pub const fn volume(&self) -> Option<usize> {
+        match self.subject {
+            Subject::Volume(volume, _) => Some(volume),
+            Subject::Unserved(_) | Subject::Cache(_) | Subject::Arrivals(_) => None,
+        }
+    }
+}
+
+impl Jobs {
+    /// The work that goes on on a volume.
+    pub fn running(&self, volume: usize) -> Option<(u64, &Job)> {
+        let is_it = |job: &&Job| job.volume() == Some(volume) && job.ended.is_none();
+        self.all.iter().map(|(number, job)| (*number, job)).find(|(_, job)| is_it(job))
+    }
+
+    /// The work that makes a set forget a volume, and what that is called there.
+    pub fn forgetting(&self, uuid: Uuid) -> Option<(u64, String)> {
+        let is_it =
+            |job: &&Job| matches!(job.subject, Subject::Unserved(of) if of == uuid) && job.ended.is_none();
+        let mut all = self.all.iter().map(|(number, job)| (*number, job));
+        all.find(|(_, job)| is_it(job)).map(|(number, job)| (number, job.name.clone()))
+    }
+
+    /// More work; its number.
+    pub fn add(&mut self, job: Job) -> u64 {
+        self.last += 1;
+        self.all.insert(self.last, job);
+        self.last
+    }
+
+    /// What is done by the work of this number.
+    pub fn verb(&self, number: u64) -> Option<Verb> {
+        self.all.get(&number).map(|job| job.verb)
+    }
+
+    /// What is called how that the work of this number is done to, and whose turn it is there.
+    pub fn name_and_turn(&self, number: u64) -> Option<(String, Turn)> {
+        self.all.get(&number).map(|job| (job.name.clone(), job.turn.clone()))
+    }
+
+    /// What the volume was when work on it began.
+    pub fn served(&self, number: u64) -> Option<Box<VolumeInfo>> {
+        match &self.all.get(&number)?.subject {
+            Subject::Volume(_, served) => Some(served.clone()),
+            Subject::Unserved(_) | Subject::Cache(_) | Subject::Arrivals(_) => None,
+        }
+    }
+
+    /// So many bytes are lost by the work of this number.
+    pub fn loses(&mut self, number: u64, lost: u64) {
+        if let Some(job) = self.all.get_mut(&number) {
+            match lost {
+                0 => job.lost = (None, None),
+                _ => job.lost.0 = Some(lost),
+            }
+        }
+    }
+
+    /// The work by which volumes leave what the cache of this index was.
+    pub fn replacing(&self, former: usize) -> Option<u64> {
+        let is_it = |job: &Job| {
+            matches!(job.subject, Subject::Cache(of) if of == former && job.verb == Verb::Replace)
+                && job.ended.is_none()
+        };
+        self.all.iter().find(|(_, job)| is_it(job)).map(|(number, _)| *number)
+    }
+
+    /// The work that waits for volumes to come to the cache of this index.
+    pub fn arriving(&self, cache: usize) -> Option<u64> {
+        self.arrivals().into_iter().find(|(_, to, _)| *to == cache).map(|(number, ..)| number)
+    }
+
+    /// All work that waits for such: its number, the cache, and how long it has waited.
+    pub fn arrivals(&self) -> Vec<(u64, usize, Duration)> {
+        let of = |(number, job): (&u64, &Job)| match job.subject {
+            Subject::Arrivals(cache) if job.ended.is_none() => Some((*number, cache, job.began.elapsed())),
+            _ => None,
+        };
+        self.all.iter().filter_map(of).collect()
+    }
+
+    /// Something else is to be known of it.
+    pub fn note(&mut self, number: u64, notes: &[String]) {
+        if let Some(job) = self.all.get_mut(&number) {
+            job.notes.extend_from_slice(notes);
+        }
+    }
+
+    /// The work by which a cache is let go of.
+    pub fn releasing(&self) -> Option<(u64, usize)> {
+        let cache = |job: &Job| match job.subject {
+            Subject::Cache(cache) if job.verb == Verb::Release && job.ended.is_none() => Some(cache),
+            _ => None,
+        };
+        self.all.iter().find_map(|(number, job)| Some((*number, cache(job)?)))
+    }
+
+    /// What keeps work of the loop from going on.
+    pub fn block(&mut self, number: u64, blocked: Option<String>) {
+        if let Some(job) = self.all.get_mut(&number) {
+            job.blocked = blocked;
+        }
+    }
+
+    /// The volumes' own parts of that, and who does them.
+    pub fn leaving(&self, former: usize, table: &Table) -> Vec<(u64, Engine)> {
+        let is_there =
+            |job: &Job| job.volume().and_then(|volume| table.volumes.get(volume)?.cache) == Some(former);
+        let parts = self
+            .all
+            .iter()
+            .filter(|(_, job)| job.verb == Verb::Replace && job.ended.is_none() && is_there(job));
+        parts.filter_map(|(number, job)| Some((*number, job.engine.clone()?))).collect()
+    }
+
+    /// Work that has not ended.
+    pub fn under_way(&self, number: u64) -> Option<&Job> {
+        self.all.get(&number).filter(|job| job.ended.is_none())
+    }
+
+    /// Work that has ended now.
+    fn end(&mut self, number: u64, outcome: Result<(), Failure>) {
+        let Some(job) = self.all.get_mut(&number).filter(|job| job.ended.is_none()) else { return };
+        job.ended = Some(Ended { at: Instant::now(), after: job.began.elapsed(), outcome });
+        let ends = self.all.iter().filter_map(|(number, job)| Some((job.ended.as_ref()?.at, *number)));
+        let mut ends: Vec<(Instant, u64)> = ends.collect();
+        ends.sort_unstable();
+        for (_, number) in ends.iter().take(ends.len().saturating_sub(ENDED_MAX)) {
+            self.all.remove(number);
+        }
+    }
+}
+
+impl Supervisor {
+    /// Begins what is asked for, or joins it, and says so.
+    pub fn begin_job(&mut self, asked: Asked) {
+        let Asked { volume, begin, uid, looked, answer } = asked;
+        let uid = user(uid);
+        let text = format!("{} {}", begin.verb, begin.volume);
+        let is_looking = matches!(looked, Looked::NotYet);
+        if begin.verb == Verb::Add && self.is_flash(&begin) && !is_looking {
+            tracing::info!(event = "job-asked", uid, "{text}");
+            return self.add_flash(&begin, &uid, answer);
+        }
+        let begun = match volume {
+            None if begin.verb == Verb::Forget => self.forget(&begin),
+            None if begin.verb == Verb::Release => self.release(&begin),
+            None if begin.verb == Verb::Import => self.import(&begin, looked),
+            None if begin.verb == Verb::Remove => self.is_removed(&begin),
+            None => self.add(&begin, &looked),
+            Some(volume) => self.plan_job(volume, &begin).and_then(|planned| {
+                if begin.dry_run { Ok(planned.shown()) } else { self.carry_out(volume, begin.verb, planned) }
+            }),
+        };
+        match &begun {
+            Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
+            // It is asked for once more.
+            Ok(job) if is_looking && job.state == State::Planned => {}
+            Ok(job) => match job.id {
+                Some(number) => tracing::info!(event = "job-begun", uid, "{text} (job {number})"),
+                None if job.state == State::Done && !job.already => {
+                    tracing::info!(event = "job-done", uid, "{text}: {}", job.text().trim_end());
+                }
+                None => tracing::info!(event = "job-nothing", uid, "{text}: {}", job.text().trim_end()),
+            },
+        }
+        let _gone = answer.send(begun);
+    }
+
+    /// Begins work that was planned; the number of that, if there is any to do.
+    pub fn carry_out(&self, volume: usize, verb: Verb, planned: Planned) -> Result<Shown, Failure> {
+        if let Some(number) = planned.joins {
+            if let Some(job) = self.shared().jobs.all.get_mut(&number) {
+                job.again = verb == Verb::Flush;
+            }
+            return Ok(planned.shown());
+        }
+        if let Some(file) = &planned.file {
+            file.write()?;
+        }
+        let shown = planned.shown();
+        if matches!(verb, Verb::Remove | Verb::Stop) && planned.engine.is_none() && planned.work.is_some() {
+            // No engine has it.
+            self.gone(volume, Some(verb));
+            return Ok(Shown { state: State::Done, ..shown });
+        }
+        let mut shared = self.shared();
+        let entry = &mut shared.table.volumes[volume];
+        if let Some(wanted) = &planned.wanted {
+            entry.wanted_cache = Some(wanted.clone());
+        }
+        if let Some(limit) = planned.limit {
+            entry.limit = limit;
+        }
+        let Some(work) = planned.work else { return Ok(shown) };
+        let (VolumeState::Served(served), Some(engine)) = (&entry.state, planned.engine) else {
+            return Ok(shown);
+        };
+        let (served, id) = (served.clone(), served.id);
+        let mut job = Job::new(&shown, Subject::Volume(volume, served), Some(engine.clone()));
+        job.before = planned.before;
+        job.dirty_beside = planned.dirty_beside;
+        let number = shared.jobs.add(job);
+        drop(shared);
+        if let Some(size) = planned.size {
+            self.is_to_have(volume, verb, size);
+        }
+        match work {
+            Work::Here(long) => self.begin_here(number, long, &engine, id),
+            Work::MovesTo(cache) => self.begin_move(number, MoveTo { volume, cache }, &engine, id),
+            Work::Loses(sectors) => {
+                let Some(loss) = planned.loss else { return Ok(shown) };
+                self.begin_losing(number, (sectors, loss), engine, id)?;
+            }
+            Work::GivesUp => self.begin_removal(number, volume, verb, &engine, id),
+        }
+        Ok(Shown { id: Some(number), state: State::Running, ..shown })
+    }
+
+    pub fn begin_here(&self, number: u64, long: Long, engine: &Engine, id: VolumeId) {
+        let sender = self.sender.clone();
+        let ended = move |outcome| drop(sender.send(Event::JobEnded(number, outcome)));
+        engine.begin(number, long, id, Box::new(ended));
+    }
+
+    /// An engine is through with its work.
+    pub fn job_ended(&self, number: u64, outcome: Result<(), Error>) {
+        let is_stopping = outcome == Err(Error::Stopping);
+        let Some(job) = self.shared().jobs.under_way(number).cloned() else { return };
+        if job.again && outcome.is_ok() {
+            if let Some(job) = self.shared().jobs.all.get_mut(&number) {
+                job.again = false;
+            }
+            let (Subject::Volume(_, served), Some(engine)) = (&job.subject, &job.engine) else { return };
+            return self.begin_here(number, Self::long_of(job.verb), engine, served.id);
+        }
+        let outcome = match outcome {
+            // Asked for by two at once, or left for another reason meanwhile: it is where it was to be.
+            Err(Error::NotAttached | Error::Attached) => Ok(()),
+            other => other.map_err(|error| job.failure(&error)),
+        };
+        if outcome.is_ok() && matches!(job.verb, Verb::Attach | Verb::Detach | Verb::Replace) {
+            let mut shared = self.shared();
+            if let Some(VolumeState::Served(info)) =
+                job.volume().and_then(|volume| Some(&mut shared.table.volumes.get_mut(volume)?.state))
+            {
+                info.attached = job.verb == Verb::Attach;
+            }
+        }
+        if is_stopping {
+            // The next start goes on with it; or, with another size of a volume in the cache alone, whoever asks again.
+            return;
+        }
+        self.end_job(number, outcome);
+    }
+
+    /// Work has come to its end; what was kept for it is taken back if it has failed.
+    pub fn end_job(&self, number: u64, outcome: Result<(), Failure>) {
+        let Some(job) = self.shared().jobs.under_way(number).cloned() else { return };
+        if outcome.is_err() {
+            // Before anybody hears of the end: he finds it so.
+            self.take_back(&job);
+        }
+        if let (Verb::Grow | Verb::Shrink, Some(volume)) = (job.verb, job.volume()) {
+            self.resized(volume);
+        }
+        if outcome.is_ok() && self.begins_to_show(number, &job) {
+            return;
+        }
+        self.finish_job(number, &job, outcome);
+    }
+
+    /// Everybody may see that it has ended.
+    pub fn finish_job(&self, number: u64, job: &Job, outcome: Result<(), Failure>) {
+        self.shared().jobs.end(number, outcome.clone());
+        match outcome {
+            Ok(()) => {
+                tracing::info!(event = "job-done", "{}: {} (job {number}) is done", job.name, job.verb);
+            }
+            Err(failure) => {
+                tracing::error!(event = "job-failed", "{}: {} (job {number}): {failure}", job.name, job.verb);
+                if let (Verb::Replace, Some(volume)) = (job.verb, job.volume()) {
+                    self.volume_stays(volume, &failure);
+                }
+            }
+        }
+        if let (Verb::Grow | Verb::Shrink, Some(volume)) = (job.verb, job.volume()) {
+            self.leave_unwanted_cache(volume);
+        }
+    }
+
+    /// An engine is gone, and with it whatever it was doing.
+    pub fn end_jobs_of(&self, cache: usize, failure: &Failure) {
+        let is_its_own = |volume: usize| self.shared().table.volumes[volume].cache == Some(cache);
+        let running: Vec<_> = {
+            let shared = self.shared();
+            let running = shared.jobs.all.iter().filter(|(_, job)| job.ended.is_none());
+            running.filter_map(|(number, job)| Some((*number, job.volume()?))).collect()
+        };
+        for (number, _) in running.into_iter().filter(|(_, volume)| is_its_own(*volume)) {
+            // What was asked for stays so: the next start goes on with it.
+            self.shared().jobs.end(number, Err(failure.clone()));
+        }
+        let replacing = self.shared().jobs.replacing(cache);
+        if let Some(number) = replacing {
+            self.shared().jobs.end(number, Err(failure.clone()));
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! The thread of who asks for long work: whatever has to be looked at for that, files and devices, is looked at here, for a while, before the loop
+//! is asked, so that a device that hangs keeps nobody else waiting. The loop judges with what was seen, and refuses what is not true any more.
+
+use crate::supervisor::Event;
+use crate::supervisor::Shared;
+use crate::supervisor::devices::probe::Looks;
+use crate::supervisor::jobs::Asked;
+use crate::supervisor::jobs::import::Seen;
+use crate::supervisor::options::owner::{Among, resolve_cache};
+use crate::supervisor::table::{VolumeEntry, VolumeState};
+use bcached_config::{Config, NO_CACHE, Released};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_control::names::{self, Called};
+use bcached_format::{Superblock, Uuid};
+use bcached_offline::devices;
+use bcached_offline::lost_sets::Stranded;
+use bcached_uring::Presence;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long somebody waits until work has begun: less than the client waits for an answer.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// What of it a look at a device may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(4);
+
+/// What was looked at for the loop.
+pub enum Looked {
+    /// Nothing, and nothing has to be.
+    Nothing,
+    /// Nothing so far: the loop says at what, and does nothing.
+    NotYet,
+    /// This backing device, which can be used.
+    Backing(String),
+    /// A set that is to be imported.
+    Set(Box<Seen>),
+}
+
+/// Somebody asks.
+pub struct Asking<'a> {
+    shared: &'a Mutex<Shared>,
+    events: &'a Sender<Event>,
+    looks: &'a Looks,
+    uid: Option<u32>,
+    until: Instant,
+}
+
+impl<'a> Asking<'a> {
+    /// From now on.
+    pub fn new(
+        shared: &'a Mutex<Shared>,
+        events: &'a Sender<Event>,
+        looks: &'a Looks,
+        uid: Option<u32>,
+    ) -> Self {
+        Self { shared, events, looks, uid, until: Instant::now() + LIMIT }
+    }
+
+    /// Looks at what has to be looked at, and has it begun.
+    pub fn begin(&self, volume: Option<usize>, begin: Begin) -> Result<Shown, Failure> {
+        let begin = self.with_names(begin)?;
+        match begin.verb {
+            Verb::Add if begin.size_bytes.is_none() => self.add(&begin),
+            Verb::Import => self.import(&begin),
+            Verb::Remove | Verb::Stop => {
+                if let Some(volume) = volume {
+                    self.look_for_dirty(volume);
+                }
+                self.ask(volume, &begin, Looked::Nothing)
+            }
+            _ => self.ask(volume, &begin, Looked::Nothing),
+        }
+    }
+
+    fn add(&self, begin: &Begin) -> Result<Shown, Failure> {
+        let planned = self.ask(None, begin, Looked::NotYet)?;
+        if planned.state == State::Done {
+            return Ok(planned);
+        }
+        let Some(backing) = planned.devices.into_iter().next() else {
+            return self.ask(None, begin, Looked::Nothing);
+        };
+        let (device, others) = (backing.clone(), self.others(&begin.volume));
+        let look = move || {
+            let (superblock, presence) = devices::look_where_backing(&device)?;
+            others.iter().try_for_each(|other| other.check_not(&device, &presence, superblock.uuid()))
+        };
+        self.look(begin, &backing, look)?;
+        self.ask(None, begin, Looked::Backing(backing))
+    }
+
+    /// What the device of a volume that no engine has says of its newest data. One that does not answer says nothing.
+    fn look_for_dirty(&self, volume: usize) {
+        let found = {
+            let shared = self.lock();
+            let entry = shared.table.volumes.get(volume);
+            let is_unserved = |entry: &&VolumeEntry| {
+                matches!(entry.state, VolumeState::Waiting(_) | VolumeState::Failed(_) | VolumeState::Stopped)
+            };
+            let entry = entry.filter(is_unserved);
+            entry.and_then(|entry| Some((entry.display_name().to_owned(), entry.backing.clone()?)))
+        };
+        let Some((name, device)) = found else { return };
+        let looked_at = device.clone();
+        let until = self.until.min(Instant::now() + LOOK_LIMIT);
+        let superblock = self.looks.look(&device, until, move || devices::look_at_backing(&looked_at)).ok();
+        let stranded = superblock.map(|superblock| Stranded::of(&name, &device, &superblock));
+        let mut shared = self.lock();
+        if let Some(entry) =
+            shared.table.volumes.get_mut(volume).filter(|entry| entry.backing == Some(device))
+        {
+            entry.stranded = stranded;
+        }
+    }
+
+    /// The volumes that are not called so, and have devices.
+    fn others(&self, name: &str) -> Vec<Other> {
+        let shared = self.lock();
+        let has_one = |entry: &&VolumeEntry| entry.display_name() != name && !entry.is_removed();
+        let other = |entry: &VolumeEntry| {
+            let is_served = matches!(entry.state, VolumeState::Served(_) | VolumeState::Attaching);
+            let is_waiting = matches!(entry.state, VolumeState::Waiting(_));
+            Some(Other {
+                name: entry.display_name().to_owned(),
+                backing: entry.backing.clone()?,
+                opened: entry.opened.filter(|_| is_served),
+                uuid: entry.uuid.filter(|_| is_served || is_waiting),
+            })
+        };
+        shared.table.volumes.iter().filter(has_one).filter_map(other).collect()
+    }
+
+    fn import(&self, begin: &Begin) -> Result<Shown, Failure> {
+        let config = self.config();
+        let (typed, all) = (begin.volume.clone(), begin.devices.clone());
+        let seen = self.look(begin, &begin.volume, move || Seen::look(config, &typed, &all))?;
+        self.ask(None, begin, Looked::Set(Box::new(seen)))
+    }
+
+    /// The same with the caches' names, whatever somebody calls them.
+    fn with_names(&self, mut begin: Begin) -> Result<Begin, Failure> {
+        let name = |typed: &str| {
+            let index = resolve_cache(self.shared, Called::by_owner(typed), Among::Lasting)?;
+            Ok(self.lock().table.caches[index].display_name().to_owned())
+        };
+        // A volume may be added that is to have none.
+        let is_some = |cache: &String| begin.verb != Verb::Add || cache != NO_CACHE;
+        if let Some(typed) = begin.cache.clone().filter(is_some) {
+            begin.cache = Some(name(&typed).map_err(|failure: Failure| failure.option("--cache"))?);
+        }
+        if matches!(begin.verb, Verb::Release | Verb::Import) {
+            match name(&begin.volume) {
+                Ok(name) => begin.volume = name,
+                Err(failure) if failure.kind != Kind::UnknownName => return Err(failure),
+                Err(_) if begin.verb == Verb::Release => {
+                    // It may have been released before.
+                    let (config, typed) = (self.config(), begin.volume.clone());
+                    let look = move || Ok(released_called(&config, &typed).map(|found| found.name.clone()));
+                    begin.volume = self.look(&begin, &begin.volume, look)?.unwrap_or(begin.volume);
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(begin)
+    }
+
+    /// What a look at the device `name` finds, if it comes in time.
+    fn look<T: Send + 'static>(
+        &self,
+        begin: &Begin,
+        name: &str,
+        look: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let found = self.looks.look(name, self.until.min(Instant::now() + LOOK_LIMIT), look);
+        if let Err(failure) = &found {
+            let uid = self.uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string());
+            tracing::info!(event = "job-refused", uid, "{} {}: {failure}", begin.verb, begin.volume);
+        }
+        found
+    }
+
+    /// The loop's answer.
+    fn ask(&self, volume: Option<usize>, begin: &Begin, looked: Looked) -> Result<Shown, Failure> {
+        let (answer, answered) = mpsc::channel();
+        let asked = Asked { volume, begin: begin.clone(), uid: self.uid, looked, answer };
+        let _refused_below = self.events.send(Event::Begin(Box::new(asked)));
+        match answered.recv_timeout(self.until.saturating_duration_since(Instant::now())) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) => {
+                Err(crate::supervisor::late(format!("it has not begun for {} s", LIMIT.as_secs()))
+                    .next("ask again: if it has begun by then, that is joined"))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(Failure::new(Kind::Io, "nothing was begun")
+                .why("the daemon is stopping")
+                .next("ask the next one, when it has started")),
+        }
+    }
+
+    fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.lock().config)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A volume whose device must not be added once more.
+struct Other {
+    name: String,
+    backing: String,
+    /// Which device that is, while it is served.
+    opened: Option<Presence>,
+    /// What it had when it was looked at, while it is served or waits.
+    uuid: Option<Uuid>,
+}
+
+impl Other {
+    /// By whatever name, it is not that device; nor do both carry one UUID, which no cache could tell apart.
+    fn check_not(&self, device: &str, presence: &Presence, uuid: Uuid) -> Result<(), Failure> {
+        let cannot = |why: String| Failure::new(Kind::SameDevice, format!("cannot add {device}")).why(why);
+        let name = &self.name;
+        let is_it = match self.opened {
+            Some(opened) => opened.identity() == presence.identity(),
+            None => presence.is_at(Path::new(&self.backing)),
+        };
+        if is_it {
+            return Err(is_there(device, &Owner::Volume(name.clone()), true));
+        }
+        let named = self.backing.strip_prefix("UUID=").and_then(Uuid::from_text);
+        if self.uuid.or(named) == Some(uuid) {
+            return Err(cannot(format!("{name} has the same UUID, {uuid}")).next(
+                "one is a copy of the other: serve the one that was in use, and never both with one cache",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Whose a device is already.
+pub enum Owner {
+    Volume(String),
+    Cache(String),
+}
+
+/// The device cannot be added, as it is somebody's.
+pub fn is_there(device: &str, owner: &Owner, by_another_name: bool) -> Failure {
+    let (kind, whose, next) = match owner {
+        Owner::Volume(name) => (
+            Kind::SameDevice,
+            name.clone(),
+            format!(
+                "leave it so: one device is one volume; to serve it under another name, `bcached remove {name}` first"
+            ),
+        ),
+        Owner::Cache(name) => {
+            (Kind::NotBcache, format!("the cache {name}"), "name a backing device".to_owned())
+        }
+    };
+    let by = if by_another_name { ", by another name" } else { "" };
+    Failure::new(kind, format!("cannot add {device}"))
+        .why(format!("it is the device of {whose}{by}"))
+        .next(next)
+}
+
+/// What was seen is not what it was.
+pub fn meanwhile(what: &str) -> Failure {
+    Failure::new(Kind::InUse, what).why("the configuration has changed at this moment").next("ask again")
+}
+
+/// A device that was looked at.
+pub struct At {
+    pub presence: Presence,
+    pub uuid: Uuid,
+}
+
+impl At {
+    /// The configuration means it by `name`. What that leads to is not opened.
+    pub fn is_called(&self, name: &str) -> bool {
+        match name.strip_prefix("UUID=") {
+            Some(uuid) => Uuid::from_text(uuid) == Some(self.uuid),
+            None => self.presence.is_at(Path::new(name)),
+        }
+    }
+}
+
+/// What was released here and is called so: by its name, its set's UUID (or the beginning of it), or one of its devices. Looks at them.
+pub fn released_called<'a>(config: &'a Config, typed: &str) -> Option<&'a Released> {
+    let its = |released: &'a Released| {
+        released.device.iter().chain(released.backings.iter().map(|(_, device)| device))
+    };
+    let mut all = config.released.iter();
+    if let Some(found) =
+        all.find(|released| released.name == typed || its(released).any(|device| device == typed))
+    {
+        return Some(found);
+    }
+    if typed.starts_with('/') {
+        let (superblock, presence) = devices::look_where(typed).ok()?;
+        let at = At { presence, uuid: uuid_of(&superblock) };
+        return config.released.iter().find(|released| its(released).any(|device| at.is_called(device)));
+    }
+    let is_set = |released: &&Released| {
+        let found = released.device.as_deref().map(devices::look);
+        matches!(found, Some(Ok(superblock)) if names::is_uuid(typed, &set_of(&superblock).to_string()))
+    };
+    let is_digits = |text: &str| text.chars().all(|digit| digit.is_ascii_hexdigit() || digit == '-');
+    let may_be = is_digits(typed.strip_prefix("UUID=").unwrap_or(typed));
+    may_be.then(|| config.released.iter().find(is_set)).flatten()
+}
+
+/// A device's own.
+pub fn uuid_of(superblock: &Superblock) -> Uuid {
+    match superblock {
+        Superblock::Cache(superblock) => superblock.uuid(),
+        Superblock::Backing(superblock) => superblock.uuid(),
+    }
+}
+
+/// The set that it says it belongs to.
+fn set_of(superblock: &Superblock) -> Uuid {
+    match superblock {
+        Superblock::Cache(superblock) => superblock.set_uuid(),
+        Superblock::Backing(superblock) => superblock.set_uuid(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_uring::{Access, Device};
+
+    /// Its name leads nowhere while its device is looked for, and who added that by another name was told nothing.
+    #[test]
+    fn the_device_of_a_volume_that_waits_is_known_by_its_uuid() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("device");
+        std::fs::write(&path, [0; 4096]).expect("a file");
+        let presence = Device::open(&path, Access::Look).expect("it is there").presence();
+        let uuid = Uuid([7; 16]);
+        let other =
+            Other { name: "tank".to_owned(), backing: format!("UUID={uuid}"), opened: None, uuid: None };
+        let refused = other.check_not("/dev/x", &presence, uuid).expect_err("it is tank's");
+        assert_eq!(refused.kind, Kind::SameDevice);
+        assert!(refused.to_string().contains("tank has the same UUID"), "{refused}");
+        other.check_not("/dev/x", &presence, Uuid([8; 16])).expect("another");
+    }
+}

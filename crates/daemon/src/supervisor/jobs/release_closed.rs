@@ -1,0 +1,98 @@
+//! `bcached release` of a cache that could not be opened: it is damaged, missing, or somebody else's. There is nothing to stop, and its device is
+//! as it was found; so an import that came to nothing has a way back.
+
+use crate::supervisor::Supervisor;
+use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
+use bcached_offline::notes;
+
+impl Supervisor {
+    /// The cache of this name, if it is not open and nothing of ours has to do with its device.
+    pub fn closed_cache(&self, typed: &str) -> Option<usize> {
+        let shared = self.shared();
+        let mut all = shared.table.lasting_caches();
+        let found = all.find(|(_, cache)| cache.display_name() == typed || cache.device == typed);
+        let (index, cache) = found.filter(|_| self.config.set_file.is_some())?;
+        let is_closed = match &cache.state {
+            CacheState::Failed(_) => true,
+            // A device that does not answer is being opened.
+            CacheState::Waiting(reason) => reason.kind != Kind::TimeLimit,
+            _ => false,
+        };
+        is_closed.then_some(index)
+    }
+
+    /// It and its volumes are not to be served from now on, and over restarts.
+    pub fn release_closed(&mut self, index: usize, begin: &Begin) -> Result<Shown, Failure> {
+        let (name, device, last_set) = {
+            let shared = self.shared();
+            let entry = &shared.table.caches[index];
+            (entry.display_name().to_owned(), entry.device.clone(), entry.last_set)
+        };
+        let volumes = self.volumes_of(index);
+        // One that has not been seen since the start is known by those who miss it.
+        let missed = volumes.iter().filter_map(|(_, entry)| entry.missed_set);
+        let cannot = |kind| Failure::new(kind, format!("cannot release {name}"));
+        if self.shared().table.former_of(index).is_some() {
+            return Err(cannot(Kind::InUse)
+                .why("it is being replaced, and its data is on two devices")
+                .next(format!("`bcached replace {name} --with {device}` brings that to its end")));
+        }
+        if let Some(note) = last_set.into_iter().chain(missed).find_map(notes::unreplayed) {
+            return Err(cannot(Kind::DataLoss)
+                .why(format!(
+                    "the note {} of a bcached that was killed may hold acknowledged writes, which nobody else reads",
+                    note.display()
+                ))
+                .next("mend the cache first, or remove that note if nothing in it is needed; nothing overrides this"));
+        }
+        if let Some(volume) = self.goes_on_without(index) {
+            return Err(cannot(Kind::InUse).why(format!("{volume} is served without it")).next(format!(
+                "`bcached detach {volume}` leaves it here, `bcached remove {volume}` serves it no more"
+            )));
+        }
+        self.check_idle(&name, &volumes)?;
+        self.kept_released(&name, &volumes)?.map_or(Ok(()), |file| file.check_writable())?;
+        let mut shown = Shown::new(Verb::Release, name.clone(), State::Planned);
+        shown.dirty_unknown = true;
+        let backings = volumes.iter().filter_map(|(_, entry)| entry.backing.clone());
+        shown.devices = std::iter::once(device).chain(backings).collect();
+        if begin.dry_run {
+            return Ok(shown);
+        }
+        let before = {
+            let mut shared = self.shared();
+            for (volume, _) in &volumes {
+                shared.table.volumes[*volume].state = VolumeState::Removed;
+            }
+            std::mem::replace(&mut shared.table.caches[index].state, CacheState::Released)
+        };
+        if let Err(failure) = self.keep_released(&name, &volumes) {
+            let mut shared = self.shared();
+            shared.table.caches[index].state = before;
+            for (volume, entry) in volumes {
+                shared.table.volumes[volume].state = entry.state;
+            }
+            return Err(failure);
+        }
+        for (_, entry) in &volumes {
+            self.unexport(entry.display_name());
+        }
+        self.cache_is_well(index);
+        tracing::info!(event = "cache-released", "cache {name}: it was not open, and is not served any more");
+        shown.state = State::Done;
+        Ok(shown)
+    }
+
+    /// A volume that is to have it, and is served without.
+    fn goes_on_without(&self, index: usize) -> Option<String> {
+        let shared = self.shared();
+        let is_its = |entry: &&VolumeEntry| {
+            let is_served = matches!(entry.state, VolumeState::Attaching | VolumeState::Served(_));
+            is_served && shared.table.is_meant(entry, index) && entry.lack.is_some()
+        };
+        let found = shared.table.volumes.iter().find(is_its);
+        found.map(|entry| entry.display_name().to_owned())
+    }
+}

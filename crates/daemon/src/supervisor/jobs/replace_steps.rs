@@ -1,0 +1,422 @@
+//! The loop's part of `bcached replace`: what was judged in [`crate::supervisor::jobs::replace`] is kept and begun, and every step is taken that can be taken,
+//! whenever something has happened. What is to be done follows from the table alone, so that a start goes on where a former daemon was.
+
+use crate::engine_thread::Engine;
+use crate::supervisor::Supervisor;
+use crate::supervisor::caches::replaced::name_of_former;
+use crate::supervisor::jobs::attach_detach::MoveTo;
+use crate::supervisor::jobs::replace::{Asked, What, check_unserved};
+use crate::supervisor::jobs::{Job, Subject};
+use crate::supervisor::table::{CacheEntry, CacheState, Table, VolumeEntry, VolumeState};
+use bcached_config::{Config, KeptCache, NO_CACHE, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Job as Shown, State, Verb};
+use bcached_engine::Error;
+use bcached_format::BackingState;
+use bcached_offline::devices::CacheDevice;
+
+/// What is to be kept before it begins.
+struct Plan {
+    index: usize,
+    /// The device that it has.
+    old: String,
+    file: SetFile,
+    config: Config,
+    /// Volumes on it whose sections name no cache, and have to.
+    named: Vec<(usize, String)>,
+}
+
+/// Somebody has.
+pub fn cancelled() -> Failure {
+    Failure::new(Kind::Cancelled, "it was cancelled")
+        .why("volumes that have gone are on the new device, the others where they were")
+        .next("the same command goes on with it")
+}
+
+/// Why what could not be served before is looked at again.
+fn was_replaced() -> Failure {
+    Failure::new(Kind::NotFound, "its cache was replaced")
+}
+
+impl Supervisor {
+    /// What was judged is begun.
+    pub fn replace(&mut self, asked: Asked) {
+        let Asked { name, device, what, uid, is_dead, answer } = asked;
+        let uid = crate::supervisor::jobs::user(uid);
+        let text = format!("replace {name} with {device}");
+        let begun = match what {
+            What::Look => {
+                let planned = self.plan_replacing(&name, &device, is_dead);
+                let _gone = answer.send(planned.map(|_| Shown::new(Verb::Replace, name, State::Planned)));
+                return;
+            }
+            What::Begin(cache) => self.begin_replacing(&name, &device, *cache, is_dead),
+            What::GoOn => self.move_again(&name, is_dead),
+            What::Wait => self.wait_again(&name),
+        };
+        match &begun {
+            Err(failure) => tracing::info!(event = "job-refused", uid, "{text}: {failure}"),
+            Ok(shown) if shown.already => {}
+            Ok(_) => tracing::info!(event = "job-begun", uid, "{text}"),
+        }
+        let _gone = answer.send(begun);
+    }
+
+    /// What the file is to say, if all of that can be kept. `is_dead`: so it was judged.
+    fn plan_replacing(&self, name: &str, device: &str, is_dead: bool) -> Result<Plan, Failure> {
+        let index = self.cache_called_so(name)?;
+        let refused = |why: &str| {
+            Failure::new(Kind::InUse, format!("cannot replace {name}")).why(why).next("ask again")
+        };
+        let path = self.config.set_file.clone().ok_or_else(|| refused("there is no configuration"))?;
+        let mut file = SetFile::read(&path)?;
+        let (old, named) = {
+            let shared = self.shared();
+            let table = &shared.table;
+            if table.former_of(index).is_some() || table.former_named(name) {
+                return Err(refused(
+                    "somebody else has begun that, or a cache is called like what it would leave",
+                ));
+            }
+            if !table.is_as_judged(index, is_dead) {
+                return Err(refused("its device has come or gone meanwhile"));
+            }
+            if let Some(owner) = table.owner_of(device) {
+                return Err(Failure::new(Kind::SameDevice, format!("cannot replace {name}"))
+                    .why(format!("{device} cannot be its new device: it is the device of {owner} already"))
+                    .next("name another"));
+            }
+            if is_dead && let Some(flash) = self.flash_of_nobody(table) {
+                return Err(Failure::new(Kind::DataLoss, format!("cannot replace {name}"))
+                    .why(format!("{flash} lives in a cache alone that is not open, perhaps in this one"))
+                    .next(format!("bring it back, or take [volume.{flash}] out of the files and reload")));
+            }
+            (table.caches[index].device.clone(), table.to_be_named(index))
+        };
+        let kept = file.kept_of_cache(name);
+        kept.device = Some(device.to_owned());
+        (kept.former, kept.moving) = ((!is_dead).then(|| old.clone()), is_dead.then_some(true));
+        // While they belong to none of the two, nothing but their sections says where they are to go.
+        for (_, volume) in &named {
+            *file.cache_of(volume) = Some(name.to_owned());
+        }
+        let config = self.read_with(Some(&file))?;
+        file.check_writable()?;
+        Ok(Plan { index, old, file, config, named })
+    }
+
+    /// The name of a volume that lives in a cache alone which is not open.
+    fn flash_of_nobody(&self, table: &Table) -> Option<String> {
+        let is_there = |uuid| {
+            let is_it = |entry: &&VolumeEntry| entry.backing.is_none() && entry.uuid == Some(uuid);
+            let cache = table.volumes.iter().find(is_it).and_then(|entry| table.caches.get(entry.cache?));
+            cache.is_some_and(|cache| matches!(cache.state, CacheState::Open { .. }))
+        };
+        self.config.flash.iter().find(|flash| !is_there(flash.uuid)).map(|flash| flash.name.clone())
+    }
+
+    fn begin_replacing(
+        &mut self,
+        name: &str,
+        device: &str,
+        cache: CacheDevice,
+        is_dead: bool,
+    ) -> Result<Shown, Failure> {
+        let Plan { index, old, file, config, named } = self.plan_replacing(name, device, is_dead)?;
+        file.write().map_err(|failure| {
+            failure.next("the new device is a cache now, and nothing else has begun: the same command goes on with that")
+        })?;
+        for (volume, _) in named {
+            self.shared().table.volumes[volume].wanted_cache = Some(name.to_owned());
+        }
+        self.slow_caches.keep(device, cache);
+        self.become_former(index, name, !is_dead, &config);
+        self.take_over(config);
+        tracing::info!(event = "cache-replaced", "cache {name}: it is {device} from now on, and was {old}");
+        if is_dead {
+            return Ok(self.begin_arrival(self.cache_called_so(name)?, name));
+        }
+        Ok(self.begin_job_of(index, name))
+    }
+
+    /// The entry is what the cache was before, and there is a new one.
+    fn become_former(&self, index: usize, name: &str, is_open: bool, config: &Config) {
+        let mut shared = self.shared();
+        let table = &mut shared.table;
+        let entry = &mut table.caches[index];
+        let options = entry.options.clone();
+        entry.name = Some(name_of_former(name));
+        entry.former_of = Some(name.to_owned());
+        entry.is_moving = true;
+        if !is_open {
+            entry.state = CacheState::Released;
+        }
+        let cache = config.caches.iter().find(|cache| cache.name.as_deref() == Some(name));
+        if let Some(cache) = cache {
+            let mut fresh = CacheEntry::of(cache);
+            fresh.options = options;
+            table.caches.push(fresh);
+        }
+        if is_open {
+            return;
+        }
+        table.look_again(name, &was_replaced());
+    }
+
+    /// It had been given up.
+    fn move_again(&self, name: &str, is_dead: bool) -> Result<Shown, Failure> {
+        let index = self.cache_called_so(name)?;
+        let former = self.shared().table.former_of(index);
+        let Some(former) = former else {
+            return Ok(Shown { already: true, ..Shown::new(Verb::Replace, name.to_owned(), State::Done) });
+        };
+        if !self.shared().table.is_as_judged(former, is_dead) {
+            return Err(Failure::new(Kind::InUse, format!("cannot replace {name}"))
+                .why("its former device has come or gone meanwhile")
+                .next("ask again"));
+        }
+        if is_dead {
+            // Nothing belongs to it any more.
+            self.keep_awaited(name, true)?;
+            {
+                let table = &mut self.shared().table;
+                table.caches[former].state = CacheState::Released;
+                table.caches[index].is_awaited = true;
+                table.look_again(name, &was_replaced());
+            }
+            return Ok(self.begin_arrival(index, name));
+        }
+        self.forget_former(name, Some(true))?;
+        self.shared().table.caches[former].is_moving = true;
+        Ok(self.begin_job_of(former, name))
+    }
+
+    pub fn cache_called_so(&self, name: &str) -> Result<usize, Failure> {
+        let shared = self.shared();
+        let mut all = shared.table.lasting_caches();
+        let found = all.find(|(_, cache)| cache.display_name() == name);
+        found
+            .map(|(index, _)| index)
+            .ok_or_else(|| Failure::new(Kind::UnknownName, format!("there is no cache `{name}` any more")))
+    }
+
+    fn begin_job_of(&self, former: usize, name: &str) -> Shown {
+        let engine = self.shared().table.caches[former].engine();
+        let dirty = engine.as_ref().and_then(Engine::status).map_or(0, |status| status.dirty_sectors * 512);
+        let mut shown = Shown::new(Verb::Replace, name.to_owned(), State::Running);
+        shown.dirty_bytes_at_start = dirty;
+        let number = self.shared().jobs.add(Job::new(&shown, Subject::Cache(former), engine));
+        shown.id = Some(number);
+        shown
+    }
+
+    /// Nothing more is kept of what the cache called `name` was before; or that its volumes leave that, or not.
+    fn forget_former(&self, name: &str, moving: Option<bool>) -> Result<(), Failure> {
+        self.keep_of(name, |kept| {
+            kept.moving = moving.filter(|moves| !moves);
+            if moving.is_none() {
+                kept.former = None;
+            }
+        })
+    }
+
+    /// The same of what it was before; and whether volumes still have to come to it, which a next start knows from that alone.
+    pub fn keep_awaited(&self, name: &str, is_awaited: bool) -> Result<(), Failure> {
+        self.keep_of(name, |kept| (kept.former, kept.moving) = (None, is_awaited.then_some(true)))
+    }
+
+    fn keep_of(&self, name: &str, change: impl FnOnce(&mut KeptCache)) -> Result<(), Failure> {
+        let Some(path) = &self.config.set_file else { return Ok(()) };
+        let mut file = SetFile::read(path)?;
+        change(file.kept_of_cache(name));
+        if file.is_changed() { file.write() } else { Ok(()) }
+    }
+
+    /// Takes every step that can be taken now.
+    pub fn go_on_replacing(&self) {
+        let all: Vec<_> = {
+            let shared = self.shared();
+            let formers = shared.table.real_caches().filter(|(_, cache)| cache.is_moving);
+            formers.filter_map(|(index, cache)| Some((index, cache.former_of.clone()?))).collect()
+        };
+        for (former, name) in all {
+            let Some(engine) = self.shared().table.caches[former].engine() else { continue };
+            let running = self.shared().jobs.replacing(former);
+            let number = running.or_else(|| self.begin_job_of(former, &name).id);
+            let (Some(number), Ok(to)) = (number, self.cache_called_so(&name)) else { continue };
+            let blocked = self.go_on_with((former, to), &engine);
+            self.shared().jobs.block(number, blocked);
+        }
+    }
+
+    /// What keeps it from going on, if anything does.
+    fn go_on_with(&self, (former, to): (usize, usize), engine: &Engine) -> Option<String> {
+        let (volumes, trouble) = {
+            let shared = self.shared();
+            let trouble = match &shared.table.caches[to].state {
+                CacheState::Open { .. } => None,
+                CacheState::Waiting(failure) | CacheState::Failed(failure) => Some(failure.to_string()),
+                _ => Some("it is not open yet".to_owned()),
+            };
+            (shared.table.volumes.clone(), trouble)
+        };
+        if let Some(trouble) = trouble {
+            return Some(format!("the new device is not served: {trouble}"));
+        }
+        let Some(status) = engine.status() else {
+            return Some("the engine of its former device does not answer".to_owned());
+        };
+        let (mut blocked, mut left) = (None, false);
+        for (volume, entry) in volumes.iter().enumerate() {
+            let is_to = self.shared().table.is_meant(entry, to);
+            match &entry.state {
+                VolumeState::Served(info) if entry.cache == Some(former) => {
+                    left = true;
+                    let now = status.volumes.iter().find(|now| now.id == info.id);
+                    let step =
+                        now.map(|now| self.step(volume, (entry, now), engine, to, status.failed.is_some()));
+                    blocked = blocked.or(step.flatten());
+                }
+                VolumeState::Attaching if entry.cache == Some(former) || is_to => left = true,
+                VolumeState::Waiting(why) | VolumeState::Failed(why) if is_to && entry.backing.is_some() => {
+                    left = true;
+                    blocked = blocked.or(Some(format!("{} is not served: {why}", entry.display_name())));
+                }
+                VolumeState::Stopped if is_to && entry.backing.is_some() => {
+                    left = true;
+                    let name = entry.display_name();
+                    blocked = blocked.or(Some(format!("{name} is stopped: `bcached add {name}`")));
+                }
+                _ => {}
+            }
+        }
+        if left {
+            return blocked;
+        }
+        let name = self.shared().table.caches[to].name.clone().unwrap_or_default();
+        if let Err(failure) = check_unserved(&name, &status) {
+            return Some(failure.why.map_or_else(String::new, String::from));
+        }
+        self.stop_cache(former, engine);
+        None
+    }
+
+    /// A volume leaves the set that it is in, or, when it has, goes to the other one.
+    fn step(
+        &self,
+        volume: usize,
+        (entry, now): (&VolumeEntry, &bcached_engine::VolumeInfo),
+        engine: &Engine,
+        to: usize,
+        has_failed: bool,
+    ) -> Option<String> {
+        let name = entry.display_name();
+        let running = {
+            let shared = self.shared();
+            shared.jobs.running(volume).map(|(number, job)| (number, job.verb))
+        };
+        match running {
+            Some((_, Verb::Replace)) => return None,
+            Some((number, verb)) => return Some(format!("{verb} of {name} goes on (job {number})")),
+            None => {}
+        }
+        let VolumeState::Served(served) = &entry.state else { return None };
+        let is_dirty = now.dirty_sectors > 0 || now.state == Some(BackingState::Dirty);
+        if now.attached && has_failed && is_dirty {
+            return Some(format!("data of {name} is dirty in a cache that has failed"));
+        }
+        let leaves = now.attached && !has_failed;
+        let target = if entry.wanted_cache.as_deref() == Some(NO_CACHE) {
+            match self.engine_of_none(now.backing_block_sectors.unwrap_or(1)) {
+                Ok((index, _)) => index,
+                Err(_) => return Some(format!("{name} waits for an engine without a cache")),
+            }
+        } else {
+            if let Err(failure) = self.check_blocks(name, now, to) {
+                return Some(failure.to_string());
+            }
+            to
+        };
+        let mut shown = Shown::new(Verb::Replace, name.to_owned(), State::Running);
+        shown.dirty_bytes_at_start = now.dirty_sectors * 512;
+        let subject = Subject::Volume(volume, served.clone());
+        let number = self.shared().jobs.add(Job::new(&shown, subject, Some(engine.clone())));
+        if leaves {
+            self.begin_here(number, Self::long_of(Verb::Replace), engine, now.id);
+        } else {
+            self.begin_move(number, MoveTo { volume, cache: target }, engine, now.id);
+        }
+        None
+    }
+
+    /// A cache is let go of while others go on.
+    pub fn stop_cache(&self, index: usize, engine: &Engine) {
+        let mut shared = self.shared();
+        let entry = &mut shared.table.caches[index];
+        let state = std::mem::replace(&mut entry.state, CacheState::Released);
+        let CacheState::Open { thread, .. } = state else {
+            entry.state = state;
+            return;
+        };
+        entry.state = CacheState::Ending { thread };
+        drop(shared);
+        self.tell_to_stop(index, engine);
+    }
+
+    /// It has been stopped: nobody here has its device any more.
+    pub fn cache_let_go(&mut self, index: usize, result: Result<(), Error>) {
+        let (state, name, former_of, device) = {
+            let mut shared = self.shared();
+            let entry = &mut shared.table.caches[index];
+            let state = std::mem::replace(&mut entry.state, CacheState::Released);
+            (state, entry.display_name().to_owned(), entry.former_of.clone(), entry.device.clone())
+        };
+        if let CacheState::Ending { thread } | CacheState::Open { thread, .. } = state {
+            let _ended = thread.join();
+        }
+        if let Err(error) = &result {
+            tracing::warn!(event = "cache-not-stopped", "cache {name}: it was not stopped in order: {error}");
+        }
+        tracing::info!(event = "cache-released", "cache {name}: {device} is let go of");
+        let releasing = self.shared().jobs.releasing().filter(|(_, cache)| *cache == index);
+        if let Some((number, _)) = releasing {
+            return self.released(number, index, result);
+        }
+        let Some(of) = former_of else { return };
+        let outcome = self.forget_former(&of, None);
+        let running = self.shared().jobs.replacing(index);
+        if let Some(number) = running {
+            self.end_job(number, outcome);
+        }
+    }
+
+    /// Somebody gives it up, or a volume cannot leave: those that have gone stay where they are, and the others where they were.
+    pub fn stop_replacing(&self, former: usize, failure: Failure) {
+        let (number, name, others) = {
+            let mut shared = self.shared();
+            let Some(number) = shared.jobs.replacing(former) else { return };
+            let entry = &mut shared.table.caches[former];
+            if !matches!(entry.state, CacheState::Open { .. }) {
+                return;
+            }
+            entry.is_moving = false;
+            let name = entry.former_of.clone().unwrap_or_default();
+            (number, name, shared.jobs.leaving(former, &shared.table))
+        };
+        if let Err(failure) = self.forget_former(&name, Some(false)) {
+            tracing::error!(event = "set-not-taken-back", "{failure}");
+        }
+        self.end_job(number, Err(failure));
+        for (number, engine) in others {
+            engine.cancel(number);
+        }
+    }
+
+    /// A volume could not leave, or not go.
+    pub fn volume_stays(&self, volume: usize, failure: &Failure) {
+        let former = self.shared().table.volumes.get(volume).and_then(|entry| entry.cache);
+        if let Some(former) = former {
+            self.stop_replacing(former, failure.clone());
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Volumes that become larger or smaller.
+//!
+//! No superblock says how large a volume is: it is what its backing device has, unless less is asked for. What a volume has shrunk to is
+//! kept beside its options (`size`), before the work on it begins, so that a start in the middle goes on with it and every later one
+//! serves no more than that, whether the device has been cut or not. Growing takes that back.
+
+use crate::engine_thread::Long;
+use crate::supervisor::Supervisor;
+use crate::supervisor::jobs::Job;
+use crate::supervisor::jobs::attach_detach::{Planned, Work};
+use crate::supervisor::table::{CacheEntry, VolumeEntry, VolumeState};
+use bcached_config::{Config, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Begin, Verb};
+use bcached_control::sizes::{exact, human, typed};
+use bcached_engine::{Status, VolumeInfo};
+
+impl Supervisor {
+    /// As large as the device is now, which nobody chooses here; of an open volume that is `now`.
+    pub fn plan_growth(
+        &self,
+        entry: &VolumeEntry,
+        now: &VolumeInfo,
+        size: Option<u64>,
+        planned: &mut Planned,
+    ) -> Result<(), Failure> {
+        let name = entry.display_name();
+        let cannot = |why: String| Failure::new(Kind::Io, format!("cannot grow {name}")).why(why);
+        let device = entry.backing.as_deref().unwrap_or_default();
+        if size.is_some() {
+            return Err(Failure::new(Kind::Usage, format!("cannot grow {name} to a size"))
+                .why(format!("it becomes as large as its backing device {device} is"))
+                .next(format!("make that larger, then `bcached grow {name}`"))
+                .option("--size"));
+        }
+        let found = planned.engine.as_ref().and_then(|engine| engine.capacity(now.id));
+        let capacity = found
+            .ok_or_else(|| {
+                cannot(format!("{device} does not say how large it is")).next("look at the device")
+            })?
+            .map_err(|error| cannot(error).next("look at the device"))?;
+        if capacity < now.sectors {
+            return Err(cannot(format!(
+                "{device} has room for {} and the volume is {} large",
+                exact(capacity * 512),
+                exact(now.sectors * 512)
+            ))
+            .next("give the device its size back: nothing of the volume may be missing"));
+        }
+        let limit = self.plan_limit(entry, None, planned)?;
+        let sectors = limit.map_or(capacity, |size| capacity.min(size / 512)).max(now.sectors);
+        if let Some(size) = limit.filter(|size| size / 512 < capacity) {
+            planned.note(&format!(
+                "the configuration says `size = \"{}\"`, and the device has room for {}",
+                typed(size),
+                exact(capacity * 512)
+            ));
+        }
+        planned.size = Some(sectors * 512);
+        planned.work = (sectors > now.sectors).then_some(Work::Here(Long::Grow(sectors)));
+        self.note_kept_size(name, planned);
+        Ok(())
+    }
+
+    /// Of one that grows: who does not see that at once.
+    pub fn note_kept_size(&self, name: &str, planned: &mut Planned) {
+        if planned.work.is_some() && self.fronts.is_size_kept(name) {
+            planned.note("who is connected sees the new size when connecting again");
+        }
+    }
+
+    /// So many bytes; of an open volume that is `now`.
+    pub fn plan_shrinking(
+        &self,
+        entry: &VolumeEntry,
+        now: &VolumeInfo,
+        begin: &Begin,
+        planned: &mut Planned,
+    ) -> Result<(), Failure> {
+        let name = entry.display_name();
+        let refused =
+            |kind, why: String| Failure::new(kind, format!("cannot shrink {name}")).why(why).option("--size");
+        if begin.accept_loss_bytes.is_some() || begin.lost_ranges.is_some() {
+            let what = "what is dirty behind its new end is written back, and none of it is lost";
+            return Err(refused(Kind::Usage, what.to_owned())
+                .next("leave that out")
+                .option(if begin.accept_loss_bytes.is_some() { "--accept-loss" } else { "--lost-ranges" }));
+        }
+        let size =
+            begin.size_bytes.ok_or_else(|| refused(Kind::Usage, "its new size is not said".to_owned()))?;
+        let block = now.block_sectors * 512;
+        let has = now.sectors * 512;
+        if size > has {
+            return Err(refused(Kind::Usage, format!("it is {} large", exact(has)))
+                .next(format!("`bcached grow {name}` takes up a device that has grown")));
+        }
+        if size < has && (size == 0 || !size.is_multiple_of(block)) {
+            let below = (size - size % block).max(block);
+            return Err(refused(
+                Kind::Geometry,
+                format!("its size must be one block of {} or several", human(block)),
+            )
+            .next(format!("`--size {}` would do", typed(below))));
+        }
+        planned.size = Some(size);
+        if size < has {
+            // A client keeps the size that it was told when it connected, and what it writes behind the new one would be refused.
+            self.check_unused(name, Verb::Shrink)?;
+            planned.work = Some(Work::Here(Long::Shrink(size / 512)));
+            let behind = planned.engine.as_ref().and_then(|engine| engine.dirty_from(now.id, size / 512));
+            // What lies before the new end stays dirty, and is no part of the work.
+            let behind = behind.map_or(planned.dirty, |sectors| sectors * 512).min(planned.dirty);
+            (planned.dirty_beside, planned.dirty) = (planned.dirty - behind, behind);
+            self.plan_limit(entry, Some(size), planned)?;
+        }
+        Ok(())
+    }
+
+    /// How it is kept that so many bytes of the volume are served at most, or whatever it has. What the configuration says then.
+    fn plan_limit(
+        &self,
+        entry: &VolumeEntry,
+        limit: Option<u64>,
+        planned: &mut Planned,
+    ) -> Result<Option<u64>, Failure> {
+        planned.limit = Some(limit);
+        planned.before.limit = (entry.limit, None);
+        let Ok((path, name)) = self.keeps(entry) else {
+            if limit.is_some() {
+                planned.note("this is not kept: make the device as short as that before the next start");
+            }
+            return Ok(limit);
+        };
+        let mut file = SetFile::read(path)?;
+        planned.before.limit.1 = file.kept_of(name).size;
+        // What the configuration says already would be kept a second time, and then hold against what its user writes there later.
+        if limit.is_some() && self.said_limit(name, &file)? == limit {
+            return Ok(limit);
+        }
+        file.kept_of(name).size = limit;
+        let limit = self.said_limit(name, &file)?;
+        planned.limit = Some(limit);
+        if file.is_changed() {
+            file.check_writable()?;
+            planned.before.is_kept_anew = true;
+            planned.file = Some(file);
+        }
+        Ok(limit)
+    }
+
+    /// What the configuration says that is served of the volume at most, with `file` as what was set: bytes.
+    fn said_limit(&self, name: &str, file: &SetFile) -> Result<Option<u64>, Failure> {
+        let config = Config::load_with(&self.line, Some(&file.text()))?;
+        let volume = config.volumes.into_iter().find(|volume| volume.name.as_deref() == Some(name));
+        Ok(volume.and_then(|volume| volume.size))
+    }
+
+    /// Work begins that is to make the volume so large. Who connects from now on is not told of what it is about to lose.
+    pub fn is_to_have(&self, volume: usize, verb: Verb, bytes: u64) {
+        if verb == Verb::Shrink {
+            self.tell_size(volume, bytes / 512);
+        }
+    }
+
+    /// Such work has come to its end, perhaps to none.
+    pub fn resized(&self, volume: usize) {
+        let (entry, engine) = {
+            let shared = self.shared();
+            let Some(entry) = shared.table.volumes.get(volume).cloned() else { return };
+            let cache = entry.cache.and_then(|cache| shared.table.caches.get(cache));
+            let Some(engine) = cache.and_then(CacheEntry::engine) else { return };
+            (entry, engine)
+        };
+        let VolumeState::Served(served) = &entry.state else { return };
+        let status = engine.status();
+        let now = status.and_then(|status| status.volumes.into_iter().find(|now| now.id == served.id));
+        if let Some(now) = now {
+            let sectors = entry.served_sectors(now.sectors, now.block_sectors);
+            self.tell_size(volume, sectors);
+            let (name, size) = (entry.display_name(), exact(sectors * 512));
+            tracing::info!(event = "volume-resized", "{name}: it is {size} large now");
+        }
+    }
+
+    /// A set that has been opened anew knows best how large the volumes in its cache alone are: a table that could not be written for all anybody
+    /// knew may have been.
+    pub fn tell_flash_sizes(&self, cache: usize, status: &Status) {
+        let others: Vec<_> = {
+            let shared = self.shared();
+            let other = |(index, entry): (usize, &VolumeEntry)| {
+                let VolumeState::Served(served) = &entry.state else { return None };
+                let now = status.volumes.iter().find(|now| now.id == served.id && now.flash_only)?;
+                let is_other = now.sectors != served.sectors && shared.jobs.running(index).is_none();
+                (entry.cache == Some(cache) && is_other).then_some((index, now.sectors))
+            };
+            shared.table.volumes.iter().enumerate().filter_map(other).collect()
+        };
+        for (volume, sectors) in others {
+            self.tell_size(volume, sectors);
+        }
+    }
+
+    fn tell_size(&self, volume: usize, sectors: u64) {
+        let entry = {
+            let mut shared = self.shared();
+            let Some(entry) = shared.table.volumes.get_mut(volume) else { return };
+            let VolumeState::Served(info) = &mut entry.state else { return };
+            info.sectors = sectors;
+            entry.clone()
+        };
+        self.publish(&entry);
+    }
+
+    /// A volume has come of which less is to be served than it has: a former daemon may have been about to make it smaller, or has, and
+    /// nobody has cut its device since.
+    pub fn give_up_the_rest(&self, volume: usize) {
+        let (limit, name) = {
+            let shared = self.shared();
+            let entry = &shared.table.volumes[volume];
+            let limit = match &entry.state {
+                VolumeState::Served(info) if !info.flash_only => entry.limit_in_blocks(info.block_sectors),
+                _ => None,
+            };
+            (limit, entry.display_name().to_owned())
+        };
+        let Some(limit) = limit else { return };
+        let begin = Begin { size_bytes: Some(limit), ..Begin::new(Verb::Shrink, name.clone()) };
+        let planned = self.plan_job(volume, &begin);
+        // A device that is as short as that already, or shorter, has nothing to give up.
+        let planned = planned.map(|planned| (planned.work.is_some()).then_some(planned));
+        let begun = planned
+            .map(|planned| planned.map(|planned| self.carry_out(volume, Verb::Shrink, planned)).transpose());
+        match begun.and_then(|begun| begun) {
+            Ok(None) => {}
+            Ok(Some(_)) => tracing::info!(
+                event = "job-begun",
+                "{name}: no more than {} of it are to be served: it is made so small",
+                exact(limit)
+            ),
+            Err(failure) => tracing::error!(event = "job-failed", "{name}: shrink: {failure}"),
+        }
+    }
+
+    /// The volume is to be as large as it was, because the work has failed.
+    pub fn take_size_back(&self, job: &Job) {
+        let (limit, kept) = job.before.limit;
+        let entry = {
+            let mut shared = self.shared();
+            let entry = job.volume().and_then(|volume| shared.table.volumes.get_mut(volume));
+            let Some(entry) = entry else { return };
+            entry.limit = limit;
+            entry.clone()
+        };
+        let (true, Ok((path, name))) = (job.before.is_kept_anew, self.keeps(&entry)) else { return };
+        let taken_back = SetFile::read(path).and_then(|mut file| {
+            file.kept_of(name).size = kept;
+            file.write()
+        });
+        if let Err(failure) = taken_back {
+            tracing::error!(event = "set-not-taken-back", "{failure}");
+        }
+    }
+}

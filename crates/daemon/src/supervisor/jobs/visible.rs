@@ -1,0 +1,84 @@
+//! Work ends when everybody can see what it has done, by every way to the volume: block devices are told on threads of their own.
+
+use crate::supervisor::Event;
+use crate::supervisor::Supervisor;
+use crate::supervisor::jobs::{Job, Jobs};
+use crate::supervisor::table::VolumeState;
+use bcached_control::jobs::Verb;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a block device may take until it shows what has become of its volume, and how often somebody looks.
+const LIMIT: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What is looked for.
+type Look = Box<dyn Fn() -> bool + Send>;
+
+impl Jobs {
+    /// Work takes the volume of this name from one engine to another.
+    pub fn moves(&self, name: &str) -> bool {
+        let moves = |job: &Job| matches!(job.verb, Verb::Attach | Verb::Detach | Verb::Replace);
+        self.all.values().any(|job| job.ended.is_none() && job.name == name && moves(job))
+    }
+}
+
+impl Supervisor {
+    /// The work of this number is done, and ends when that can be seen. False: it can be, or nobody can look.
+    pub fn begins_to_show(&self, number: u64, job: &Job) -> bool {
+        let Some(is_shown) = self.to_be_seen(job).filter(|is_shown| !is_shown()) else { return false };
+        let sender = self.sender.clone();
+        let body = move || {
+            let until = Instant::now() + LIMIT;
+            while !is_shown() && Instant::now() < until {
+                thread::sleep(LOOK);
+            }
+            let _gone = sender.send(Event::Shown(number, is_shown()));
+        };
+        thread::Builder::new().name("shown".to_owned()).spawn(body).is_ok()
+    }
+
+    /// What is to be seen of it; `None`: nothing that comes later.
+    fn to_be_seen(&self, job: &Job) -> Option<Look> {
+        let name = job.name.clone();
+        match job.verb {
+            Verb::Grow | Verb::Shrink => {
+                let sectors = {
+                    let shared = self.shared();
+                    match &shared.table.volumes.get(job.volume()?)?.state {
+                        VolumeState::Served(info) => info.sectors,
+                        _ => return None,
+                    }
+                };
+                let device = self.fronts.told_device(&name)?;
+                Some(Box::new(move || sectors_of(&device) == Some(sectors)))
+            }
+            Verb::Remove | Verb::Stop => {
+                let fronts = self.fronts.clone();
+                Some(Box::new(move || !fronts.is_retiring(&name)))
+            }
+            _ => None,
+        }
+    }
+
+    /// It can be seen now, or cannot within reason.
+    pub fn shown(&self, number: u64, is_shown: bool) {
+        let Some(job) = self.shared().jobs.under_way(number).cloned() else { return };
+        if !is_shown {
+            let note = match job.verb {
+                Verb::Remove | Verb::Stop => "its block device is still being taken away",
+                _ => "its block device does not show that yet: the log may say why (device-not-resized)",
+            };
+            self.shared().jobs.note(number, &[note.to_owned()]);
+        }
+        self.finish_job(number, &job, Ok(()));
+    }
+}
+
+/// How large a block device is for whoever opens it now, in sectors.
+fn sectors_of(device: &Path) -> Option<u64> {
+    let name = device.file_name()?;
+    let size = std::fs::read_to_string(Path::new("/sys/class/block").join(name).join("size")).ok()?;
+    size.trim().parse().ok()
+}

@@ -1,0 +1,185 @@
+//! What a daemon needs and somebody may take away while it runs: the files of its notes, its sockets, its configuration, the reader of its log.
+//! Each is noticed within seconds. Notes and sockets are made anew; of the rest the log and `status` say what
+//! does not work any more.
+
+use crate::control_server::Control;
+use crate::log;
+use crate::supervisor::Supervisor;
+use bcached_offline::notes;
+use bcached_uring::note::{NoteFile, look_after_all};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The shortest time between two looks.
+const EACH: Duration = Duration::from_secs(1);
+
+/// What the log is called among it.
+const LOG: &str = "log";
+
+/// What is gone: by what it is about, the id of the event, and what the log says.
+type Gone = BTreeMap<String, (&'static str, String)>;
+
+/// What is known of it.
+#[derive(Default)]
+pub struct TakenAway {
+    looked: Option<Instant>,
+    /// The sockets that have files, as they were when they were seen first.
+    sockets: BTreeMap<PathBuf, Seen>,
+    /// The main file of the configuration was there.
+    had_configuration: bool,
+    /// What the log has said that still holds.
+    told: Gone,
+}
+
+/// A socket, as it was seen.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// Of the volume's server that has made it (0: not a volume's): a volume that is removed and added is served on another
+    /// socket at the same place.
+    listener: u64,
+    /// Device and inode.
+    file: (u64, u64),
+}
+
+impl Supervisor {
+    /// Looks, if it is time.
+    pub fn look_after_what_may_go(&mut self, control: &mut Control) {
+        if self.taken_away.looked.is_some_and(|looked| looked.elapsed() < EACH) {
+            return;
+        }
+        self.taken_away.looked = Some(Instant::now());
+        let mut gone = Gone::new();
+        self.look_after_notes(&mut gone);
+        self.look_after_sockets(control, &mut gone);
+        self.look_for_configuration(&mut gone);
+        if log::condition().stuck.is_some() {
+            let told = "nobody reads the log: lines are dropped when 1 MiB of them waits";
+            gone.insert(LOG.to_owned(), ("log-stuck", told.to_owned()));
+        }
+        for (what, (event, sentence)) in &gone {
+            if self.taken_away.told.get(what).map(|(_, told)| told) != Some(sentence) {
+                tracing::error!(event = *event, "{sentence}");
+            }
+        }
+        for (what, (event, _)) in &self.taken_away.told {
+            if !gone.contains_key(what) {
+                tracing::info!(event = "back-again", "{}", over(event, what));
+            }
+        }
+        // What the log lacks, `status` says itself: volumes are as they should be.
+        let warnings = gone.iter().filter(|(what, _)| *what != LOG);
+        self.shared().warnings = warnings.map(|(_, (_, sentence))| sentence.clone()).collect();
+        self.taken_away.told = gone;
+    }
+
+    /// After a kill nobody finds a note that is gone.
+    fn look_after_notes(&self, gone: &mut Gone) {
+        let mut found = look_after_all();
+        if found.iter().any(|(_, found)| found.is_err()) {
+            // Its folder may have gone with it.
+            let _or_told_below = notes::directory();
+            let again = look_after_all();
+            // These are told of once.
+            found.retain(|(_, found)| matches!(found, Ok(NoteFile::WasReplaced)));
+            found.extend(again);
+        }
+        for (path, found) in found {
+            let name = path.display().to_string();
+            match found {
+                Ok(NoteFile::There) => {}
+                Ok(NoteFile::WasReplaced) => tracing::warn!(
+                    event = "note-gone",
+                    "{name}: somebody removed this note. It is in its place again, and nothing is lost"
+                ),
+                Ok(NoteFile::Replaced) => {
+                    let told =
+                        format!("{name}: somebody has removed this note: another is to take its place");
+                    gone.insert(name, ("note-gone", told));
+                }
+                Err(error) => {
+                    let told = format!(
+                        "{name}: somebody has removed this note, and there is no other: each write waits for the journal. \
+                         {error}"
+                    );
+                    gone.insert(name, ("note-not-replaced", told));
+                }
+            }
+        }
+    }
+
+    /// A socket whose file is gone is found by nobody who comes: another one takes its place.
+    fn look_after_sockets(&mut self, control: &mut Control, gone: &mut Gone) {
+        let of_commands = control.sockets().map(|path| (path.to_owned(), 0));
+        let all: Vec<_> = of_commands.chain(self.fronts.sockets()).collect();
+        let is_there = |path: &Path, seen: &Seen| {
+            all.iter().any(|(other, listener)| (other.as_path(), *listener) == (path, seen.listener))
+        };
+        self.taken_away.sockets.retain(|path, seen| is_there(path, seen));
+        for (path, listener) in all {
+            let now = socket_at(&path);
+            let before = self.taken_away.sockets.get(&path).map(|seen| seen.file);
+            if before.is_none()
+                && let Some(file) = now
+            {
+                self.taken_away.sockets.insert(path, Seen { listener, file });
+                continue;
+            }
+            if now.is_some() && now == before {
+                continue;
+            }
+            let name = path.display().to_string();
+            let what = if now.is_some() { "is another one now" } else { "is gone" };
+            let of_control = || control.bind_again(&path).map_err(|failure| failure.to_string());
+            match self.fronts.bind_again(&path).unwrap_or_else(of_control) {
+                Ok(()) => {
+                    self.taken_away.sockets.remove(&path);
+                    self.taken_away
+                        .sockets
+                        .extend(socket_at(&path).map(|file| (path, Seen { listener, file })));
+                    tracing::warn!(
+                        event = "socket-gone",
+                        "{name}: the file of this socket {what}: bcached listens on another one there. Connected clients go on"
+                    );
+                }
+                Err(why) => {
+                    let told = format!(
+                        "{name}: the file of this socket {what}: connected clients go on, and nobody else reaches the daemon there. It is tried again every few seconds. {why}"
+                    );
+                    gone.insert(name, ("socket-gone", told));
+                }
+            }
+        }
+    }
+
+    fn look_for_configuration(&mut self, gone: &mut Gone) {
+        let Some(main) = self.config.main_file.as_deref() else { return };
+        let is_there = main.is_file();
+        self.taken_away.had_configuration |= is_there;
+        if self.taken_away.had_configuration && !is_there {
+            let name = main.display().to_string();
+            let told = format!(
+                "{name}: the configuration is gone: what runs goes on; put it back before the next start, or nothing is served then"
+            );
+            gone.insert(name, ("configuration-gone", told));
+        }
+    }
+}
+
+/// That something is as it should be again.
+fn over(event: &str, what: &str) -> String {
+    match event {
+        "log-stuck" => "the log is read again".to_owned(),
+        "socket-gone" => format!("{what}: bcached listens there again"),
+        "configuration-gone" => format!("{what}: the configuration is there again"),
+        _ => format!("{what}: the note is in its place again"),
+    }
+}
+
+/// Device and inode of the socket there.
+fn socket_at(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
+    Some((found.dev(), found.ino()))
+}

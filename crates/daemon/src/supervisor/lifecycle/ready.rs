@@ -1,0 +1,51 @@
+//! The daemon says that it is ready: to the log, on standard output, and to systemd.
+
+use crate::supervisor::Phase;
+
+use crate::log;
+use crate::supervisor::Supervisor;
+use bcached_config::WAIT_DEFAULT;
+use bcached_control::failure::Failure;
+use std::io::Write as _;
+use std::thread;
+
+impl Supervisor {
+    /// Says so once, when all is served, or refused, or was waited for.
+    pub fn announce_if_ready(&mut self) -> Result<(), Failure> {
+        let shared = self.shared();
+        let elapsed = self.started.elapsed();
+        let is_settled = shared.table.is_settled(elapsed) || self.all_is_back(&shared.table, elapsed);
+        let are_there = self.fronts.are_settled() || elapsed >= WAIT_DEFAULT;
+        if shared.phase != Phase::Starting || !is_settled || !are_there {
+            return Ok(());
+        }
+        drop(shared);
+        self.confirm()?;
+        self.shared().phase = Phase::Ready;
+        self.tell_not_served();
+        let engines = self.shared().table.open_engines();
+        for (index, engine) in engines {
+            if let Some(status) = engine.status() {
+                self.tell_unserved(index, &status);
+            }
+        }
+        tracing::info!(event = "ready", "ready");
+        if self.is_first {
+            announce();
+        }
+        let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        Ok(())
+    }
+}
+
+/// Says `ready` on standard output, after the log, which whoever acts on it may look at. In a thread of its own: nobody may be reading.
+fn announce() {
+    let say = || {
+        log::flush();
+        // Nobody may be there any more, which is no reason to stop.
+        let _unread = writeln!(std::io::stdout(), "ready");
+    };
+    if thread::Builder::new().name("ready".to_owned()).spawn(say).is_err() {
+        say();
+    }
+}

@@ -1,0 +1,233 @@
+//! The orderly end: users, then exports, then engines. Dirty data is never written back here; it is named instead.
+
+use crate::control_server::Signal;
+use crate::engine_error;
+use crate::engine_thread::{Engine, News};
+use crate::supervisor::Event;
+use crate::supervisor::Phase;
+use crate::supervisor::Supervisor;
+use crate::supervisor::lifecycle::stop_request;
+use crate::supervisor::report::health;
+use crate::supervisor::table::{CacheState, Table};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::stop::DirtyStays;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How often the users are looked at while a stop waits for them.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long replies that are due may take to go out.
+pub const REPLIES_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long an engine may take to write what a stop writes: leaves and one journal entry, no dirty data.
+const ENGINE_LIMIT: Duration = Duration::from_secs(30);
+
+/// A device that owes an answer of this age when a stop begins may be why that takes too long.
+const SILENT: Duration = Duration::from_secs(1);
+
+/// What was there when an engine was told to stop.
+#[derive(Default)]
+struct Begun {
+    /// The devices that owe an answer, in sentences.
+    silent: Vec<String>,
+    /// What was dirty, which may have changed since: write-back goes on until the engine has heard of it.
+    dirty: Vec<DirtyStays>,
+}
+
+/// What it has of that however many signals come: two in quick succession should not cost a recovery.
+const ENGINE_GRACE: Duration = Duration::from_secs(1);
+
+impl Supervisor {
+    /// Stops everything.
+    pub fn stop(mut self) -> Result<(), Failure> {
+        self.shared().phase = Phase::Stopping;
+        let _no_systemd = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        self.extension.begin_anew();
+        tracing::info!(event = "stopping", "stopping");
+        self.exports.end_waiting();
+        // What they wait for does not come back before the end.
+        self.cut_kept("the daemon stops and their volumes are not served", |_| true);
+        self.wait_for_users();
+        self.ending.cuts(self.fronts.users_of_files());
+        // Who waits for a volume that moves would wait for ever.
+        let entries = self.shared().table.volumes.clone();
+        entries.iter().for_each(|entry| self.let_clients_go(entry));
+        self.fronts.shutdown(REPLIES_LIMIT);
+        let outcome = self.stop_engines();
+        if outcome.is_ok() {
+            tracing::info!(event = "stopped", "stopped");
+        }
+        outcome
+    }
+
+    /// Gives users the time to go; a second signal shortens it.
+    fn wait_for_users(&mut self) {
+        let deadline = Instant::now() + self.config.stop_timeout;
+        let mut named = false;
+        loop {
+            self.extension.tell();
+            let users = self.fronts.uses();
+            let now = Instant::now();
+            if users.is_empty() || now >= deadline {
+                return;
+            }
+            if !named {
+                let limit = self.config.stop_timeout.as_secs();
+                tracing::info!(event = "stop-waits", "up to {limit} s for: {}", users.join(", "));
+                named = true;
+            }
+            match self.events.recv_timeout(LOOK) {
+                Ok(Event::Signal(Signal::Stop)) => return,
+                // What comes meanwhile is taken up: no device that opens now may be forgotten below.
+                Ok(Event::Cache(index, News::Opened(result))) => self.cache_opened(index, result),
+                Ok(Event::Cache(index, News::Ended)) => drop(self.cache_ended(index)),
+                Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
+                Ok(Event::Given(number, volume, to, given)) => self.given(number, volume, to, *given),
+                Ok(Event::Moved(number, volume, added)) => self.moved(number, volume, *added),
+                Ok(Event::Forgotten(number, uuid, outcome)) => self.forgotten(number, uuid, outcome),
+                Ok(Event::Shrunk(number, outcome)) => self.shrunk(number, outcome),
+                Ok(Event::Shown(number, is_shown)) => self.shown(number, is_shown),
+                Ok(Event::FlashAdded(done)) => self.flash_added(*done),
+                Ok(Event::Stopped(index, stopped)) => self.cache_let_go(index, stopped.outcome),
+                _ => {}
+            }
+        }
+    }
+
+    /// Stops all engines, together. One whose set is still opening is waited for first: cut off in the middle of its
+    /// recovery it would leave the work to the next start. A signal shortens the wait.
+    pub fn stop_engines(&mut self) -> Result<(), Failure> {
+        self.extension.begin_anew();
+        let began = Instant::now();
+        let mut deadline = began + ENGINE_LIMIT;
+        let mut hurried = false;
+        let caches = self.shared().table.caches.len();
+        let begun = (0..caches).filter_map(|index| Some((index, self.begin_stop(index)?)));
+        let mut pending: BTreeMap<_, _> = begun.collect();
+        let (mut outcome, mut dirty) = (Ok(()), Vec::new());
+        while !pending.is_empty() {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Event::Signal(Signal::Stop)) => {
+                    (deadline, hurried) = (deadline.min(began + ENGINE_GRACE), true);
+                }
+                Ok(Event::Cache(index, News::Opened(result))) => {
+                    self.cache_opened(index, result);
+                    match self.begin_stop(index) {
+                        Some(begun) => drop(pending.insert(index, begun)),
+                        None => drop(pending.remove(&index)),
+                    }
+                }
+                Ok(Event::Cache(index, News::Ended)) => {
+                    if let Some(begun) = pending.remove(&index) {
+                        dirty.extend(begun.dirty);
+                        outcome = outcome.and(Err(self.recovers(index, "it ended by a panic")));
+                    }
+                }
+                Ok(Event::Stopped(index, stopped)) => {
+                    pending.remove(&index);
+                    dirty.extend(stop_request::dirty_of(&self.shared().table, index, &stopped.volumes));
+                    outcome = outcome.and(self.stopped(index, stopped.outcome));
+                }
+                Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        let signal = if hurried { ", and another signal came" } else { "" };
+        let why = format!("no answer for {} s{signal}", began.elapsed().as_secs());
+        for (index, Begun { silent, dirty: then }) in pending {
+            dirty.extend(then);
+            // What is ending does not say any more how its devices are.
+            let silent = if silent.is_empty() {
+                String::new()
+            } else {
+                format!("; when it began: {}", silent.join("; "))
+            };
+            outcome = outcome.and(Err(self.recovers(index, &format!("{why}{silent}"))));
+        }
+        for stays in &dirty {
+            tracing::info!(event = "dirty-stays", "{}", stays.sentence());
+        }
+        self.ending.stays(dirty);
+        match self.shared().table.first_failure() {
+            Some(failure) if self.strict => outcome.and(Err(failure)),
+            _ => outcome,
+        }
+    }
+
+    /// Tells an engine to stop. None: its cache need not be waited for.
+    fn begin_stop(&self, index: usize) -> Option<Begun> {
+        let shared = self.shared();
+        let engine = match shared.table.caches.get(index).map(|cache| &cache.state) {
+            Some(CacheState::Open { engine, .. }) => engine.clone(),
+            Some(CacheState::Opening { .. } | CacheState::Ending { .. }) => return Some(Begun::default()),
+            _ => return None,
+        };
+        drop(shared);
+        let mut begun = Begun::default();
+        if let Some(status) = engine.status() {
+            // It may have been opened a moment ago.
+            self.tell_given_up(index, &status, true);
+            let shared = self.shared();
+            name_stuck_devices(&shared.table, index, &status);
+            begun.silent = health::silent_of(&shared.table, index, &status, SILENT);
+            begun.dirty = stop_request::dirty_of(&shared.table, index, &status.volumes);
+        }
+        self.tell_to_stop(index, &engine);
+        Some(begun)
+    }
+
+    /// Its end is an event.
+    pub fn tell_to_stop(&self, index: usize, engine: &Engine) {
+        let sender = self.sender.clone();
+        engine.stop(Box::new(move |stopped| drop(sender.send(Event::Stopped(index, stopped)))));
+    }
+
+    /// An engine has stopped, in order or not.
+    fn stopped(&mut self, index: usize, outcome: Result<(), bcached_engine::Error>) -> Result<(), Failure> {
+        let failure =
+            outcome.as_ref().err().map(|error| engine_error::of_stop(self.not_stopped(index), error));
+        if self.is_ending(index) {
+            // Somebody released or replaced it just before, and that is to be kept.
+            self.cache_let_go(index, outcome);
+        } else {
+            self.end_cache(index);
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// It was being stopped before everything was.
+    fn is_ending(&self, index: usize) -> bool {
+        matches!(self.shared().table.caches[index].state, CacheState::Ending { .. })
+    }
+
+    /// It has answered and does nothing more but return.
+    fn end_cache(&self, index: usize) {
+        let state = std::mem::replace(&mut self.shared().table.caches[index].state, CacheState::Stopped);
+        if let CacheState::Open { thread, .. } | CacheState::Ending { thread } = state {
+            let _ended = thread.join();
+        }
+    }
+
+    /// Nothing is known to be wrong with it.
+    fn recovers(&self, index: usize, why: &str) -> Failure {
+        Failure::new(Kind::Io, self.not_stopped(index)).why(why).next(engine_error::RECOVERS)
+    }
+
+    fn not_stopped(&self, index: usize) -> String {
+        let shared = self.shared();
+        let cache = &shared.table.caches[index];
+        let opening =
+            if matches!(cache.state, CacheState::Opening { .. }) { " while it was opening" } else { "" };
+        format!("the cache on {} could not be stopped in order{opening}", cache.device)
+    }
+}
+
+/// A stop waits for operations in flight: a device that hangs is why it takes long, and somebody should know.
+fn name_stuck_devices(table: &Table, cache: usize, status: &bcached_engine::Status) {
+    let limit = ENGINE_LIMIT.as_secs();
+    for told in health::stuck_of(table, cache, status) {
+        tracing::warn!(event = "stop-waits", "up to {limit} s for a device: {told}");
+    }
+}

@@ -1,0 +1,499 @@
+//! `bcached set` and `unset`: everything is judged. What a device or an engine must say first whether it takes it, a label or a rate, is done
+//! before anything else; then the rest is kept, then done. What is refused has changed nothing.
+//!
+//! The control thread asks and waits; the loop acts, as it does on everything else. A value that is to be kept is first
+//! read back as the next start would read it, from the files as they are now: what would stop that start is refused.
+
+use crate::control_server::AskChange;
+use crate::supervisor::Event;
+use crate::supervisor::Shared;
+use crate::supervisor::Supervisor;
+use crate::supervisor::jobs;
+use crate::supervisor::options::owner::{LABEL, Owner, View};
+use crate::supervisor::options::writeback_rate;
+use crate::supervisor::options::{Done, served_by};
+use crate::supervisor::table::{VolumeEntry, VolumeState};
+use crate::supervisor::volumes::label;
+use bcached_config::options::layers::{Contradiction, Layers};
+use bcached_config::options::value::{Refused, Value};
+use bcached_config::options::{self, Definition, Place, Scope, shown};
+use bcached_config::{Config, SetFile};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::names::Called;
+use bcached_control::options::{Change, Changed, Changing};
+use bcached_engine::{Error, Status, VolumeInfo};
+use bcached_env::IoErrorKind;
+use bcached_format::Label;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How long somebody who changes an option waits for it: less than the client waits for an answer. The loop may wait for a
+/// device, and a cache mode is written to one.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// A change that somebody asks for.
+pub struct Asked {
+    owner: Owner,
+    change: Change,
+    /// Whose process asks.
+    uid: Option<u32>,
+    answer: Sender<Result<Changed, Failure>>,
+}
+
+impl Asked {
+    fn user(&self) -> String {
+        jobs::user(self.uid)
+    }
+
+    fn refuse(self, text: &str, failure: Failure) {
+        tracing::info!(event = "options-refused", uid = self.user(), "{text}: {failure}");
+        let _gone = self.answer.send(Err(failure));
+    }
+
+    /// Nothing was changed.
+    fn answer_plan(self, text: &str, changed: Changed) {
+        tracing::info!(event = "options-planned", uid = self.user(), "{text}");
+        let _gone = self.answer.send(Ok(changed));
+    }
+
+    fn answer(self, text: &str, changed: Changed) {
+        tracing::info!(event = "options-changed", uid = self.user(), "{text}");
+        let _gone = self.answer.send(Ok(changed));
+    }
+}
+
+/// What an engine is to have done before anything else is: it may fail in the end, and then nothing is to be changed.
+#[derive(Clone, Copy)]
+enum First {
+    /// The label that the device is to have.
+    Label(Label),
+    /// The rate that write-back is to have at once, in sectors a second.
+    Rate(u64),
+}
+
+/// An engine has done that, or could not.
+pub struct Ahead {
+    asked: Asked,
+    text: String,
+    first: First,
+    /// The answer to the whole of it.
+    changed: Changed,
+    outcome: Result<(), Error>,
+}
+
+/// The option that a volume's superblock keeps.
+const CACHE_MODE: &str = "cache_mode";
+
+/// What the control thread calls.
+pub fn ask(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskChange {
+    Box::new(move |scope, typed, change, uid| {
+        let owner = Owner::find(&shared, scope, Called::by_owner(typed)).inspect_err(|failure| {
+            // Whoever types a name asks for a volume first, and then for a cache.
+            let is_cache = || Owner::find(&shared, Scope::Cache, Called::by_owner(typed)).is_ok();
+            if scope == Scope::Volume && failure.kind == Kind::UnknownName && is_cache() {
+                return;
+            }
+            let text = change.text(typed);
+            tracing::info!(event = "options-refused", uid = jobs::user(uid), "{text}: {failure}");
+        })?;
+        let (answer, answered) = mpsc::channel();
+        let _refused_below = events.send(Event::Change(Box::new(Asked { owner, change, uid, answer })));
+        match answered.recv_timeout(LIMIT) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) => {
+                let what = format!("the change has not come to its end for {} s", LIMIT.as_secs());
+                Err(crate::supervisor::late(what).next("it goes on: `bcached get` shows what became of it"))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Failure::new(Kind::Io, "nothing was changed, or not all of it")
+                    .why("the daemon is stopping, or the engine of the cache has ended")
+                    .next("look with `bcached get`"))
+            }
+        }
+    })
+}
+
+/// What a change comes to, once it is judged.
+struct Plan {
+    layers: Layers,
+    /// The file to be written, if it is to say something else.
+    file: Option<SetFile>,
+    first: Option<First>,
+    /// An option is named that a superblock keeps.
+    is_written: bool,
+    changed: Changed,
+}
+
+/// The options that a change names, understood.
+struct Wanted {
+    set: BTreeMap<&'static str, Value>,
+    /// Its device keeps it.
+    label: Option<Label>,
+    /// It is so for a moment.
+    rate: Option<u64>,
+    /// What the engine says of the volume, if it was asked for that.
+    now: Option<VolumeInfo>,
+    unset: Vec<&'static str>,
+    notes: Vec<String>,
+}
+
+impl Wanted {
+    fn names(&self, option: &&'static str) -> bool {
+        *option == LABEL || self.set.contains_key(option) || self.unset.contains(option)
+    }
+
+    /// Sees that the new values fit what else is in force, before a file is named that says so.
+    fn check_together(&self, layers: &Layers) -> Result<(), Failure> {
+        if !self.unset.is_empty() {
+            // What they will be the files say.
+            return Ok(());
+        }
+        let mut together = layers.clone();
+        together.runtime.extend(self.set.clone());
+        together.check().map_err(not_together)
+    }
+
+    fn is_written(&self, scope: Scope) -> bool {
+        let mut named = self.set.keys().chain(&self.unset).filter_map(|name| scope.find(name));
+        named.any(|option| matches!(option.place, Place::Kept { .. } | Place::CacheMode))
+    }
+}
+
+impl Supervisor {
+    /// Does what is asked, and answers when it is done.
+    pub fn change(&self, asked: Asked) {
+        let Some(view) = asked.owner.view(&self.shared().table) else { return };
+        let text = asked.change.text(view.display_name());
+        match self.plan(&view, &asked.change) {
+            Err(failure) => asked.refuse(&text, failure),
+            Ok(plan) if asked.change.dry_run => asked.answer_plan(&text, plan.changed),
+            Ok(Plan { first: Some(first), changed, .. }) => self.go_ahead(asked, text, first, changed),
+            Ok(plan) => self.take_up(asked, &text, plan),
+        }
+    }
+
+    /// Has the engine do what is done first.
+    fn go_ahead(&self, asked: Asked, text: String, first: First, changed: Changed) {
+        let shared = self.shared();
+        let entry = match asked.owner {
+            Owner::Volume(index) => shared.table.volumes.get(index),
+            Owner::Cache(_) => None,
+        };
+        let Some((engine, info)) = entry.and_then(|entry| served_by(entry, &shared.table.caches)) else {
+            return;
+        };
+        let sender = self.sender.clone();
+        let answer = Box::new(move |outcome| {
+            let ahead = Ahead { asked, text, first, changed, outcome };
+            drop(sender.send(Event::Ahead(Box::new(ahead))));
+        });
+        match first {
+            First::Label(label) => engine.set_label(info.id, label, answer),
+            First::Rate(rate) => engine.set_writeback_rate(info.id, rate, answer),
+        }
+    }
+
+    /// It has, or could not, and nothing is changed. The rest is judged once more: others may have changed something meanwhile.
+    pub fn ahead(&self, ahead: Ahead) {
+        let Ahead { mut asked, text, first, changed, outcome } = ahead;
+        let Owner::Volume(index) = asked.owner else { return };
+        let (done, option) = match first {
+            First::Label(label) => (self.labelled(index, label, outcome), LABEL),
+            First::Rate(_) => (self.paced(index, outcome), writeback_rate::NAME),
+        };
+        if let Err(failure) = done {
+            return asked.refuse(&text, failure);
+        }
+        asked.change.set.remove(option);
+        if asked.change.set.is_empty() && asked.change.unset.is_empty() {
+            return asked.answer(&text, changed);
+        }
+        let Some(view) = asked.owner.view(&self.shared().table) else { return };
+        match self.plan(&view, &asked.change) {
+            Err(failure) => {
+                let what = format!("{option} is changed, and nothing else: {}", failure.what);
+                asked.refuse(&text, Failure { what: what.into(), ..failure });
+            }
+            Ok(plan) => self.take_up(asked, &text, Plan { changed, ..plan }),
+        }
+    }
+
+    /// Keeps what is planned, and does it.
+    fn take_up(&self, asked: Asked, text: &str, plan: Plan) {
+        let Plan { layers, file, is_written, changed, .. } = plan;
+        if let Err(failure) = file.as_ref().map_or(Ok(()), SetFile::write) {
+            return asked.refuse(text, or_for_now(failure));
+        }
+        let owner = asked.owner;
+        owner.take(&mut self.shared().table, layers);
+        tracing::info!(event = "options-changed", uid = asked.user(), "{text}");
+        let then = Done::new(move |done| drop(asked.answer.send(done.map(|()| changed))));
+        // First: whoever is answered and looks is to find it in force.
+        self.apply_options();
+        // What is owed of an earlier word is tried again, and is nothing to whoever says something else.
+        let then = if is_written {
+            then
+        } else {
+            then.call(Ok(()));
+            Done::nobody()
+        };
+        match owner {
+            Owner::Volume(index) => self.apply_cache_mode(index, then),
+            Owner::Cache(index) => self.apply_settings(index, then),
+        }
+    }
+
+    fn plan(&self, view: &View, change: &Change) -> Result<Plan, Failure> {
+        let mut wanted = understand(change, view)?;
+        let label = match (view, wanted.label) {
+            (View::Volume(entry), Some(label)) => Some(self.judge_label(entry, label, &mut wanted.notes)?),
+            _ => None,
+        };
+        if wanted.rate.is_some() {
+            wanted.now = self.check_paced(view)?;
+        }
+        let is_kept = self.keeps_of(view);
+        if !wanted.set.is_empty() && !change.runtime {
+            is_kept.as_ref().map_err(Failure::clone)?;
+        }
+        let mut layers = view.layers().clone();
+        for name in wanted.set.keys().chain(&wanted.unset) {
+            layers.runtime.remove(name);
+        }
+        let mut file = None;
+        if change.runtime {
+            layers.runtime.extend(wanted.set.clone());
+        }
+        wanted.check_together(&layers)?;
+        if let (Ok((path, name)), false) = (is_kept, change.runtime && wanted.unset.is_empty()) {
+            let mut newest = SetFile::read(path)?;
+            let kept = newest.of(view.scope(), name);
+            if !change.runtime {
+                kept.extend(wanted.set.clone());
+            }
+            kept.retain(|option, _| !wanted.unset.contains(option));
+            self.reread(&mut layers, (view.scope(), name), &newest, &wanted)?;
+            file = newest.is_changed().then_some(newest);
+        }
+        layers.check().map_err(not_together)?;
+        let kept = view.would_write(&layers, label.flatten());
+        let mode = wanted.set.contains_key(CACHE_MODE) && !change.runtime;
+        let mut written =
+            kept.into_iter().filter(|option| wanted.names(option)).chain(mode.then_some(CACHE_MODE));
+        if let Some(option) = written.next() {
+            self.check_writes(view, option)?;
+        }
+        if let Some(file) = &file {
+            file.check_writable().map_err(or_for_now)?;
+        }
+        let changed = describe(view, &layers, &wanted, change);
+        let kept_in = self.config.set_file.as_ref().filter(|_| file.is_some());
+        let kept_in = kept_in.map(|path| path.display().to_string());
+        let first = label.flatten().map(First::Label).or(wanted.rate.map(First::Rate));
+        let is_written = wanted.is_written(view.scope());
+        Ok(Plan { layers, file, first, is_written, changed: Changed { kept_in, ..changed } })
+    }
+
+    /// Sees that a superblock can be written for the option: not by a set that has failed, nor to a device that is gone.
+    fn check_writes(&self, view: &View, option: &'static str) -> Result<(), Failure> {
+        let engine = view.engine(&self.shared().table);
+        let Some(status) = engine.and_then(|engine| engine.status()) else { return Ok(()) };
+        // Who has a set that failed writes its cache mode when the set works again.
+        let failed = status.failed.as_ref().filter(|_| option != CACHE_MODE);
+        let (why, when) = if let Some(why) = failed {
+            (format!("the cache has stopped writing ({why})"), "the cache works again")
+        } else if let Some(gone) = gone_from_under(view, &status) {
+            (format!("the backing device is gone ({gone})"), "it is back")
+        } else {
+            return Ok(());
+        };
+        let next = match option {
+            LABEL => format!("set it when {when}"),
+            _ => format!("set it when {when}; with --runtime it holds until the daemon stops"),
+        };
+        Err(Failure::new(Kind::Io, format!("cannot set {option} of {}", view.display_name()))
+            .why(format!("it is written to devices, and {why}"))
+            .next(next)
+            .option(option))
+    }
+
+    /// Where values of this volume can be kept, and under which name.
+    pub fn keeps<'a>(&'a self, entry: &'a VolumeEntry) -> Result<(&'a Path, &'a str), Failure> {
+        self.keeps_for(Scope::Volume, entry.name.as_ref(), entry.display_name())
+    }
+
+    fn keeps_of<'a>(&'a self, view: &'a View) -> Result<(&'a Path, &'a str), Failure> {
+        self.keeps_for(view.scope(), view.name(), view.display_name()).map_err(|failure| match view {
+            View::Volume(entry) if entry.is_flash_only() => {
+                failure.why("nothing is kept of the options of a volume that lives in its cache alone")
+            }
+            _ => failure,
+        })
+    }
+
+    fn keeps_for<'a>(
+        &'a self,
+        scope: Scope,
+        name: Option<&'a String>,
+        display_name: &str,
+    ) -> Result<(&'a Path, &'a str), Failure> {
+        let refused = |why: &str| {
+            Failure::new(Kind::Usage, format!("nothing can be kept for {display_name}"))
+                .why(why)
+                .next("add --runtime: then it holds until the daemon stops")
+                .option("--runtime")
+        };
+        let Some(path) = &self.config.set_file else {
+            return Err(refused("the daemon serves devices of its command line, without a configuration"));
+        };
+        let is_configured = |name: &&String| match scope {
+            Scope::Volume => self.config.volumes.iter().any(|volume| volume.name.as_ref() == Some(name)),
+            Scope::Cache => self.config.caches.iter().any(|cache| cache.name.as_ref() == Some(name)),
+        };
+        match name.filter(is_configured) {
+            Some(name) => Ok((path, name)),
+            None => Err(refused("it has no section in the configuration")),
+        }
+    }
+
+    /// What the files will say of the named options, once `newest` is among them.
+    fn reread(
+        &self,
+        layers: &mut Layers,
+        (scope, name): (Scope, &str),
+        newest: &SetFile,
+        wanted: &Wanted,
+    ) -> Result<(), Failure> {
+        let config = Config::load_with(&self.line, Some(&newest.text()))?;
+        let volumes = config.volumes.into_iter().map(|volume| (Scope::Volume, volume.name, volume.options));
+        let caches = config.caches.into_iter().map(|cache| (Scope::Cache, cache.name, cache.options));
+        let it = volumes.chain(caches).find(|(of, is, _)| *of == scope && is.as_deref() == Some(name));
+        let mut said = it.map(|(_, _, options)| options).unwrap_or_default();
+        for option in wanted.set.keys().chain(&wanted.unset) {
+            match said.remove(option) {
+                Some(setting) => drop(layers.configured.insert(option, setting)),
+                None => drop(layers.configured.remove(option)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How the volume's backing device is gone, if that is known.
+fn gone_from_under(view: &View, status: &Status) -> Option<IoErrorKind> {
+    let View::Volume(entry) = view else { return None };
+    let VolumeState::Served(info) = &entry.state else { return None };
+    let now = status.volumes.iter().find(|now| now.id == info.id)?;
+    let last = now.backing_health?.last_error?;
+    last.kind.is_final().then_some(last.kind)
+}
+
+/// Every option and every value that `change` names.
+fn understand(change: &Change, view: &View) -> Result<Wanted, Failure> {
+    let mut wanted = Wanted {
+        set: BTreeMap::new(),
+        label: None,
+        rate: None,
+        now: None,
+        unset: Vec::new(),
+        notes: Vec::new(),
+    };
+    if change.set.is_empty() && change.unset.is_empty() {
+        return Err(Failure::new(Kind::Usage, "no option is named")
+            .next(format!("`bcached get {}` lists them", view.display_name())));
+    }
+    for (name, typed) in &change.set {
+        let option = changeable(name, view)?;
+        let refused =
+            |why| Failure::new(Kind::Usage, format!("cannot set {name}")).why(why).option(name.as_str());
+        let value = match option.read(&typed.0) {
+            Ok(value) => value,
+            Err(Refused::OutOfRange(why, end)) if option.is_of_kernel => {
+                wanted.notes.push(format!("{name}: {why}, which is taken"));
+                end
+            }
+            Err(Refused::OutOfRange(why, _) | Refused::NotUnderstood(why)) => return Err(refused(why)),
+        };
+        if matches!(option.place, Place::Label) {
+            wanted.label = Some(label::read(&typed.0, change.runtime)?);
+            continue;
+        }
+        if matches!(option.place, Place::Pace) {
+            wanted.rate = Some(writeback_rate::read(option, &value, change.runtime)?);
+            continue;
+        }
+        wanted.set.insert(option.name, value);
+    }
+    for name in &change.unset {
+        let option = changeable(name, view)?;
+        if matches!(option.place, Place::Label) {
+            return Err(Failure::new(Kind::Usage, "cannot unset label")
+                .why("nobody says it but the device")
+                .next(format!("`bcached set {} label=` takes it away", view.display_name()))
+                .option(name.as_str()));
+        }
+        if matches!(option.place, Place::Pace) {
+            return Err(writeback_rate::not_said());
+        }
+        if wanted.set.contains_key(option.name) {
+            return Err(Failure::new(Kind::Usage, format!("{name} is to be set and unset at once"))
+                .next("name it once")
+                .option(name.as_str()));
+        }
+        if !wanted.unset.contains(&option.name) {
+            wanted.unset.push(option.name);
+        }
+    }
+    Ok(wanted)
+}
+
+/// The option called `name`, if it can be changed here.
+fn changeable(name: &str, view: &View) -> Result<&'static Definition, Failure> {
+    let scope = view.scope();
+    let Some(option) = scope.find(name) else { return Err(options::unknown(scope, name)) };
+    let is_flash_only = matches!(view, View::Volume(entry) if entry.is_flash_only());
+    if is_flash_only && !option.is_of_flash() {
+        return Err(Failure::new(Kind::Usage, format!("{} has no {name}", view.display_name()))
+            .why("it lives on its cache alone")
+            .option(name));
+    }
+    Ok(option)
+}
+
+/// Each named option, as it is and as it will be.
+fn describe(view: &View, layers: &Layers, wanted: &Wanted, change: &Change) -> Changed {
+    let scope = view.scope();
+    let label = wanted.label.map(|_| &LABEL);
+    let named = wanted.set.keys().chain(&wanted.unset).chain(label).filter_map(|name| scope.find(name));
+    let changes = named.map(|option| {
+        let (was, is) = view.before_and_after(layers, wanted.label, option);
+        // The line may be another, because one above it came or went.
+        let already = (&was.value, &was.origin, &was.file) == (&is.value, &is.origin, &is.file);
+        Changing { already, before: was.value, after: is }
+    });
+    let rate = wanted.rate.and_then(|rate| writeback_rate::describe(view, wanted.now.as_ref(), rate));
+    Changed {
+        owner: shown::named(scope, view.display_name()),
+        dry_run: change.dry_run,
+        kept_in: None,
+        changes: changes.chain(rate).collect(),
+        notes: wanted.notes.clone(),
+    }
+}
+
+/// Of values that cannot be had together.
+fn not_together(wrong: Contradiction) -> Failure {
+    let [one, other] = wrong.options;
+    Failure::new(Kind::Usage, "nothing was changed")
+        .why(wrong.what)
+        .next(format!("set them together: `bcached set VOLUME {one}=.. {other}=..`"))
+        .option(one)
+}
+
+/// Of what cannot be kept.
+fn or_for_now(failure: Failure) -> Failure {
+    failure.next("nothing was changed; `--runtime` changes it until the daemon stops")
+}

@@ -1,0 +1,385 @@
+//! Options of volumes and caches: what has been said becomes what the engines do; and what `get` shows of it.
+
+pub mod change;
+pub mod config_diff;
+pub mod owner;
+pub mod pending_settings;
+pub mod reload;
+pub mod runtime;
+pub mod writeback_rate;
+
+use crate::control_server::AskOptions;
+use crate::engine_thread::{Engine, Keep};
+use crate::supervisor::Event;
+use crate::supervisor::Shared;
+use crate::supervisor::Supervisor;
+use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
+use bcached_config::Config;
+use bcached_config::options::layers::Layers;
+use bcached_config::options::quiet_hours;
+use bcached_config::options::value::Value;
+use bcached_config::options::{Definition, Place, shown};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::names::{self, Called, Known};
+use bcached_control::options::{Options, Shown};
+use bcached_engine::{Error, RateInfo, VolumeInfo, VolumeOptions};
+use bcached_format::{CacheMode, Label};
+use owner::{Owner, View};
+use pending_settings::Word;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Called once a change is in force, or has failed; perhaps on an engine's thread.
+pub struct Done(Box<dyn FnOnce(Result<(), Failure>) + Send>);
+
+impl Done {
+    pub fn new(then: impl FnOnce(Result<(), Failure>) + Send + 'static) -> Self {
+        Self(Box::new(then))
+    }
+
+    /// It is so, or has failed.
+    pub fn call(self, outcome: Result<(), Failure>) {
+        self.0(outcome);
+    }
+
+    /// Nobody waits for it.
+    pub fn nobody() -> Self {
+        Self::new(drop)
+    }
+}
+
+impl Supervisor {
+    /// Tells the engines what has changed of the options, by somebody's word or because quiet hours begin or end.
+    pub fn apply_options(&self) {
+        let mut shared = self.shared();
+        let table = &mut shared.table;
+        for entry in &mut table.caches {
+            let Some(engine) = entry.engine() else { continue };
+            if entry.options != entry.told {
+                entry.told = entry.options.clone();
+                let layers = entry.options.clone();
+                engine.change_cache(move |options| layers.apply_to_cache(options));
+            }
+        }
+        for entry in &mut table.volumes {
+            let Some((engine, info)) = served_by(entry, &table.caches) else { continue };
+            let wanted = entry.options.volume_options(quiet_hours::local_minute);
+            if wanted == entry.told {
+                continue;
+            }
+            let name = entry.display_name().to_owned();
+            if wanted.writeback_quiet != entry.told.writeback_quiet {
+                let now = if wanted.writeback_quiet { "begin" } else { "are over" };
+                tracing::info!(event = "quiet-hours", "{name}: quiet hours {now}");
+            }
+            let id = info.id;
+            entry.told = wanted;
+            let answer = move |result: Result<(), Error>| {
+                if let Err(error) = result {
+                    tracing::error!(event = "options-failed", "{name}: {error}");
+                }
+            };
+            engine.set_options(id, wanted, Box::new(answer));
+        }
+    }
+
+    /// Has the superblock of an open cache say what the files say of it, unless it does.
+    pub fn apply_settings(&self, index: usize, done: Done) {
+        let mut shared = self.shared();
+        let Some(entry) = shared.table.caches.get_mut(index) else { return done.0(Ok(())) };
+        let (Some(engine), Some(before)) = (entry.engine(), entry.kept) else {
+            return done.0(Ok(()));
+        };
+        let wanted = entry.options.kept_settings();
+        let after = wanted.or(before);
+        if after == before {
+            return done.0(Ok(()));
+        }
+        let name = entry.display_name().to_owned();
+        let (sender, word) = (self.sender.clone(), Word::default());
+        entry.said_settings.say(&word, before);
+        entry.kept = Some(after);
+        engine.keep_settings(
+            wanted,
+            Box::new(move |result: Result<(), Error>| {
+                let _stopping = sender.send(Event::SettingsSettled(index, word, result.is_err()));
+                let kept = result.map_err(|error| {
+                    tracing::error!(event = "settings-failed", "cache {name}: {error}");
+                    Failure::new(Kind::Io, format!("the superblock of cache {name} could not be written"))
+                        .why(error.to_string())
+                        .next("what was said is kept, and tried again at the next reload or start")
+                });
+                done.0(kept);
+            }),
+        );
+    }
+
+    /// The superblock says that, or what it did: then the next reload may try again.
+    pub fn settings_settled(&self, index: usize, word: &Word, is_refused: bool) {
+        if let Some(entry) = self.shared().table.caches.get_mut(index)
+            && let Some(before) = entry.said_settings.settle(word, is_refused)
+        {
+            entry.kept = Some(before);
+        }
+    }
+
+    /// Gives a served volume the cache mode that is asked for, unless it has it. Only what files say goes into the
+    /// superblock; of what was said until the daemon stops nothing may be left there.
+    pub fn apply_cache_mode(&self, index: usize, done: Done) {
+        let mut shared = self.shared();
+        let table = &mut shared.table;
+        let Some(entry) = table.volumes.get_mut(index) else { return done.0(Ok(())) };
+        let keep =
+            if entry.options.runtime.contains_key("cache_mode") { Keep::ForNow } else { Keep::InSuperblock };
+        let kept = entry.kept_mode;
+        let (wanted, name) = (entry.options.cache_mode().or(kept), entry.display_name().to_owned());
+        let Some((engine, _)) = served_by(entry, &table.caches) else { return done.0(Ok(())) };
+        let (VolumeState::Served(info), Some(mode)) = (&mut entry.state, wanted) else {
+            return done.0(Ok(()));
+        };
+        // What the superblock says already is not written there again, which a cache that has failed could not.
+        let keep = if kept == Some(mode) { Keep::ForNow } else { keep };
+        let is_kept = keep == Keep::ForNow;
+        if info.flash_only || (info.mode == mode && is_kept) {
+            return done.0(Ok(()));
+        }
+        let (id, sender, word) = (info.id, self.sender.clone(), Word::default());
+        entry.said_mode.in_force.say(&word, info.mode);
+        info.mode = mode;
+        if keep == Keep::InSuperblock {
+            entry.said_mode.kept.say(&word, kept);
+            entry.kept_mode = Some(mode);
+        }
+        let answer = move |result: Result<(), Error>| {
+            let _stopping = sender.send(Event::ModeSettled(index, word, result.is_err()));
+            match result {
+                Ok(()) => {
+                    tracing::info!(event = "cache-mode-set", "{name}: its cache mode is {} now", mode.name());
+                    done.0(Ok(()));
+                }
+                Err(error) => {
+                    tracing::error!(event = "cache-mode-failed", "{name}: {error}");
+                    let what = format!("the cache mode of {name} could not be changed");
+                    done.0(Err(Failure::new(Kind::Io, what)
+                        .why(error.to_string())
+                        .next("what was said is kept, and tried again at the next reload or start")));
+                }
+            }
+        };
+        engine.set_cache_mode(id, mode, keep, Box::new(answer));
+    }
+
+    /// The mode is that, or what it was: then the next reload may try again.
+    pub fn mode_settled(&self, index: usize, word: &Word, is_refused: bool) {
+        let mut shared = self.shared();
+        let Some(entry) = shared.table.volumes.get_mut(index) else { return };
+        if let Some(before) = entry.said_mode.kept.settle(word, is_refused) {
+            entry.kept_mode = before;
+        }
+        let in_force = entry.said_mode.in_force.settle(word, is_refused);
+        if let (VolumeState::Served(info), Some(before)) = (&mut entry.state, in_force) {
+            info.mode = before;
+        }
+    }
+}
+
+/// The engine of a volume that is served.
+pub fn served_by(
+    entry: &VolumeEntry,
+    caches: &[crate::supervisor::table::CacheEntry],
+) -> Option<(Engine, Box<VolumeInfo>)> {
+    let VolumeState::Served(info) = &entry.state else { return None };
+    Some((caches.get(entry.cache?)?.engine()?, info.clone()))
+}
+
+/// Sees that what was said to the running daemon fits what `config` says.
+///
+/// # Errors
+/// It does not, of one volume at least.
+pub fn check_with(config: &Config, table: &Table) -> Result<(), Failure> {
+    for volume in &config.volumes {
+        let entry = table.volumes.iter().find(|entry| entry.name == volume.name);
+        let runtime = entry.map(|entry| entry.options.runtime.clone()).unwrap_or_default();
+        let layers = Layers { configured: volume.options.clone(), runtime };
+        layers.check().map_err(|wrong| {
+            let name = volume.name.as_deref().unwrap_or(&volume.backing);
+            Failure::new(Kind::Config, format!("the options of {name} do not fit together"))
+                .why(wrong.what)
+                .next(format!("one was set with --runtime: `bcached get {name}` shows which"))
+        })?;
+    }
+    Ok(())
+}
+
+impl Table {
+    /// What each volume can be called by, in the order of the table.
+    pub fn known(&self) -> Vec<Known> {
+        let known = |entry: &VolumeEntry| {
+            if entry.is_removed() {
+                return Known { former: Some(entry.display_name().to_owned()), ..Known::default() };
+            }
+            let info = match &entry.state {
+                VolumeState::Served(info) => Some(info),
+                _ => None,
+            };
+            let label = info.map(|info| info.label).or(entry.label).map(|label| label.to_string());
+            Known {
+                name: entry.display_name().to_owned(),
+                kernel_name: Some(names::in_control_files(entry.number)),
+                label: label.filter(|label| !label.is_empty()),
+                uuid: info.map(|info| info.uuid).or(entry.uuid).map(|uuid| uuid.to_string()),
+                path: entry.backing.clone(),
+                opened: entry.opened,
+                former: None,
+            }
+        };
+        self.volumes.iter().map(known).collect()
+    }
+}
+
+/// The volume that is called `typed`. Looks at files, so it is not for the loop.
+pub fn resolve(shared: &Mutex<Shared>, typed: &str) -> Result<usize, Failure> {
+    resolve_called(shared, Called::by_owner(typed))
+}
+
+/// The same; `None`: a volume of that name is configured and not to be served, or was removed.
+pub fn resolve_or_gone(shared: &Mutex<Shared>, typed: &str) -> Result<Option<usize>, Failure> {
+    let is_gone = {
+        let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = shared.table.volumes.iter().filter(|entry| entry.display_name() == typed);
+        let (is_there, was_removed) =
+            (entries.clone().any(|entry| !entry.is_removed()), entries.next().is_some());
+        !is_there && (was_removed || shared.config.has_unserved(typed))
+    };
+    if is_gone { Ok(None) } else { resolve(shared, typed).map(Some) }
+}
+
+/// The same for whoever calls it so.
+pub fn resolve_called(shared: &Mutex<Shared>, called: Called<'_>) -> Result<usize, Failure> {
+    let typed = called.typed;
+    let known = {
+        let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        // A name of the configuration is never the label of something else.
+        let unserved =
+            shared.config.unserved().map(|name| Known { former: Some(name.to_owned()), ..Known::default() });
+        let mut known = shared.table.known();
+        known.extend(unserved);
+        known
+    };
+    names::resolve_called(called, &known).map_err(|meant| {
+        let name = |known: &'_ Known| known.name.clone();
+        let meant: Vec<_> = meant.into_iter().map(|index| name(&known[index])).collect();
+        if meant.is_empty() && known.iter().any(|known| known.former.as_deref() == Some(typed)) {
+            return Failure::new(Kind::UnknownName, format!("`{typed}` is not served"))
+                .why("it was removed, or is configured with `served = false`")
+                .next(format!("`bcached add {typed}` serves it again"));
+        }
+        let all = known.iter().map(|known| known.name.as_str()).filter(|name| !name.is_empty());
+        names::refusal(typed, meant.iter().map(String::as_str), all)
+    })
+}
+
+/// What the control thread calls for `get`. It holds no lock while it waits for an engine.
+pub fn options_of(shared: Arc<Mutex<Shared>>) -> AskOptions {
+    Box::new(move |scope, called| {
+        let owner = Owner::find(&shared, scope, called)?;
+        let (view, engine) = {
+            let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
+            let Some(view) = owner.view(table) else {
+                return Err(Failure::new(Kind::Io, "the daemon stops"));
+            };
+            let engine = view.engine(table);
+            (view, engine)
+        };
+        let owner = shown::named(scope, view.display_name());
+        let entry = match &view {
+            View::Volume(entry) => entry,
+            View::Cache(cache) => {
+                let show = |option| owner::of_cache(cache, option);
+                return Ok(Options { owner, options: scope.options().iter().map(show).collect() });
+            }
+        };
+        let now = engine.and_then(|engine| engine.status()).and_then(|status| {
+            let VolumeState::Served(info) = &entry.state else { return None };
+            status.volumes.into_iter().find(|now| now.id == info.id)
+        });
+        let facts = Facts::of(entry, now.as_ref());
+        let has = |option: &&Definition| !entry.is_flash_only() || option.is_of_flash();
+        let options = scope.options().iter().filter(has).map(|option| facts.show(option)).collect();
+        Ok(Options { owner, options })
+    })
+}
+
+/// Everything that decides which values are in force.
+pub struct Facts<'a> {
+    pub layers: &'a Layers,
+    /// What the engine does.
+    options: VolumeOptions,
+    /// How fast dirty data leaves now, if anybody knows.
+    pace: Option<RateInfo>,
+    /// The mode in force, or that of a volume when it is served, if that is known.
+    mode: Option<CacheMode>,
+    label: Option<String>,
+}
+
+impl<'a> Facts<'a> {
+    /// Of a volume of which the engine says `now`, if it says anything.
+    pub fn of(entry: &'a VolumeEntry, now: Option<&VolumeInfo>) -> Self {
+        let served = match &entry.state {
+            VolumeState::Served(info) => Some(&**info),
+            _ => None,
+        };
+        // What the engine said when the volume came is old; what it was told since is what has been said.
+        let options = now.map_or_else(|| entry.options.volume_options(|| 0), |now| now.options);
+        let pace = now.filter(|now| now.attached && !now.flash_only).map(|now| now.writeback_rate);
+        let now = now.or(served);
+        // Of one that nobody serves it is what it will have.
+        let coming = || entry.options.cache_mode().or(entry.kept_mode);
+        Self {
+            layers: &entry.options,
+            options,
+            pace,
+            mode: now.map(|now| now.mode).or_else(coming),
+            label: now.map(|now| now.label).or(entry.label).map(|label| label.to_string()),
+        }
+    }
+
+    /// The same if `layers` were in force.
+    pub fn with<'b>(&self, layers: &'b Layers, kept: Option<CacheMode>, label: Option<Label>) -> Facts<'b> {
+        Facts {
+            layers,
+            options: layers.volume_options(|| 0),
+            pace: self.pace,
+            mode: layers.cache_mode().or(kept),
+            label: label.map(|label| label.to_string()).or_else(|| self.label.clone()),
+        }
+    }
+
+    /// An option as it is.
+    pub fn show(&self, option: &'static Definition) -> Shown {
+        let said = self.layers.said(option.name);
+        let value = match option.place {
+            Place::Engine { read, .. } => Some(read(&self.options)),
+            Place::Pace => match self.pace {
+                Some(pace) => Some(pace.rate.map_or(Value::None, Value::Rate)),
+                None => option.default(),
+            },
+            // No option of a volume is there.
+            Place::Set { .. } | Place::Kept { .. } => None,
+            Place::QuietHours => said.map(|(value, _)| value.clone()).or(option.default()),
+            Place::Label => self.label.clone().map(Value::Text),
+            Place::CacheMode => match self.mode {
+                Some(mode) => Some(Value::Word(mode.name())),
+                None => said.map(|(value, _)| value.clone()),
+            },
+        };
+        let mut shown = shown::shown(option, value.as_ref());
+        let is_kept = matches!(option.place, Place::Label | Place::CacheMode);
+        // What was asked for and is not in force is not whose word counts.
+        let said = said.filter(|(asked, _)| value.as_ref() == Some(asked));
+        if said.is_none() && is_kept {
+            "superblock".clone_into(&mut shown.origin);
+        }
+        shown::say_where_from(&mut shown, said);
+        shown
+    }
+}

@@ -1,0 +1,79 @@
+//! The rate of write-back that somebody says: the engine's controller has the next word, so it is kept nowhere.
+
+use crate::supervisor::Supervisor;
+use crate::supervisor::options::Facts;
+use crate::supervisor::options::owner::View;
+use crate::supervisor::table::VolumeState;
+use bcached_config::options::layers::Source;
+use bcached_config::options::value::Value;
+use bcached_config::options::{Definition, Scope, shown};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::options::Changing;
+use bcached_engine::{Error, VolumeInfo};
+
+/// The option.
+pub const NAME: &str = "writeback_rate";
+
+/// The rate that is typed so, in sectors a second.
+pub fn read(option: &Definition, value: &Value, runtime: bool) -> Result<u64, Failure> {
+    let Value::Rate(rate) = value else { unreachable!("it is the kind of {}", option.name) };
+    if runtime {
+        return Ok(*rate);
+    }
+    Err(Failure::new(Kind::Usage, format!("cannot set {NAME}"))
+        .why("it follows from what is dirty, every writeback_rate_update_seconds")
+        .next("add --runtime: it holds until then; writeback_rate_minimum and writeback_rate_maximum stay")
+        .option(NAME))
+}
+
+/// The refusal to take back what is said.
+pub fn not_said() -> Failure {
+    Failure::new(Kind::Usage, format!("cannot unset {NAME}"))
+        .why("nobody says it but the engine, every writeback_rate_update_seconds")
+        .option(NAME)
+}
+
+/// The option as the engine says that it is, and as it will be for a moment.
+pub fn describe(view: &View, now: Option<&VolumeInfo>, rate: u64) -> Option<Changing> {
+    let (option, View::Volume(entry)) = (Scope::Volume.find(NAME)?, view) else { return None };
+    let was = Facts::of(entry, now).show(option);
+    let value = Value::Rate(rate);
+    let mut after = shown::shown(option, Some(&value));
+    shown::say_where_from(&mut after, Some((&value, Source::Runtime)));
+    Some(Changing { already: false, before: was.value, after })
+}
+
+impl Supervisor {
+    /// Sees that something is written back of the volume, at some rate; what the engine says of it, if that answers.
+    pub fn check_paced(&self, view: &View) -> Result<Option<VolumeInfo>, Failure> {
+        let View::Volume(entry) = view else { return Ok(None) };
+        let refused = |kind, why: String| {
+            Failure::new(kind, format!("cannot set {NAME} of {}", entry.display_name()))
+                .why(why)
+                .next("`bcached status` says what it waits for")
+                .option(NAME)
+        };
+        let VolumeState::Served(info) = &entry.state else {
+            return Err(refused(Kind::NotFound, "the volume is not served".to_owned()));
+        };
+        let engine = view.engine(&self.shared().table);
+        let status = engine.and_then(|engine| engine.status());
+        let now = status.as_ref().and_then(|status| status.volumes.iter().find(|now| now.id == info.id));
+        if !now.unwrap_or(info).attached {
+            return Err(refused(Kind::NotFound, "it is served without a cache".to_owned()));
+        }
+        let now = now.cloned();
+        match status.and_then(|status| status.failed) {
+            None => Ok(now),
+            Some(why) => Err(refused(Kind::Io, format!("the cache has stopped writing ({why})"))),
+        }
+    }
+
+    /// The engine has taken it, or not.
+    pub fn paced(&self, volume: usize, outcome: Result<(), Error>) -> Result<(), Failure> {
+        outcome.map_err(|error| {
+            let name = self.shared().table.volumes[volume].display_name().to_owned();
+            Failure::new(Kind::Io, format!("{NAME} of {name} could not be changed")).why(error.to_string())
+        })
+    }
+}

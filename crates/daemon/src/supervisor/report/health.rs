@@ -1,0 +1,514 @@
+//! What devices do wrong, in sentences: a user must learn from the log and from `status` which device fails or hangs.
+
+use crate::engine_error;
+use crate::supervisor::table::Table;
+use bcached_config::options::value::Value;
+use bcached_control::sizes::{human, human_range};
+use bcached_engine::{
+    Covered, DiskHealth, Doing, Error, OnError, Status, UnreadableNode, Unwritable, VolumeId, VolumeInfo,
+    WaitedOut, WritebackTrouble,
+};
+use bcached_env::IoErrorKind;
+use std::time::Duration;
+
+/// A device that has not answered for so long is worth a word.
+pub const SLOW: Duration = Duration::from_secs(5);
+
+/// A device that has done everything for so long is trusted again, if it has done enough meanwhile: as many operations as
+/// had failed, of which so many are enough.
+const TRUSTED_AFTER: Duration = Duration::from_secs(60);
+const TRUSTED_SUCCESSES: u64 = 16;
+
+/// What has been said of a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Said {
+    /// So many had failed when that was said.
+    errors: u64,
+    is_stuck: bool,
+    is_bad: bool,
+}
+
+/// Something new about a device, for the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum News {
+    /// Operations failed, or it does not answer.
+    Bad(String),
+    /// It answers again.
+    Good(String),
+}
+
+/// The device's last error is long ago, and it has done well since.
+fn is_trusted(health: &DiskHealth) -> bool {
+    let enough = health.errors.min(TRUSTED_SUCCESSES);
+    health.since_error >= TRUSTED_AFTER && health.successes_since >= enough
+}
+
+/// What is wrong with `device` now; `None` if nothing is, or nothing is any more.
+pub fn sentence(device: &str, health: &DiskHealth) -> Option<String> {
+    if let Some(told) = stuck(device, health) {
+        return Some(told);
+    }
+    // However long ago: nothing has been read from it or written to it since.
+    if let Some(IoErrorKind::Shrunk { expected, found }) = health.last_error.map(|last| last.kind) {
+        return Some(format!(
+            "{device} has become shorter: {found} instead of {expected} sectors; nothing is read from it or written to \
+             it any more; mend it, then start the daemon again"
+        ));
+    }
+    let last = health.last_error.filter(|_| !is_trusted(health))?;
+    let (errors, sector, kind) = (health.errors, last.sector, last.kind);
+    let next = if is_full(health) { MAKE_ROOM } else { "look at the device" };
+    Some(match errors {
+        1 => format!("1 operation on {device} has failed, at sector {sector} ({kind}); {next}"),
+        _ => format!(
+            "{errors} operations on {device} have failed, the last at sector {sector} ({kind}); {next}"
+        ),
+    })
+}
+
+/// What helps a device that has no room for a write, and is well.
+const MAKE_ROOM: &str = "make room on the file system, or in the pool, below it";
+
+/// What has failed last lacked room, below a file or a volume.
+fn is_full(health: &DiskHealth) -> bool {
+    health.last_error.is_some_and(|last| last.kind == IoErrorKind::NoSpace)
+}
+
+/// Since when `device` does not answer, if it does not.
+pub fn stuck(device: &str, health: &DiskHealth) -> Option<String> {
+    silent(device, health, SLOW)
+}
+
+/// The same if that is for so long.
+fn silent(device: &str, health: &DiskHealth, least: Duration) -> Option<String> {
+    let (seconds, waiting) = (health.longest_wait.as_secs(), health.waiting);
+    (health.longest_wait >= least)
+        .then(|| format!("{device} has not answered for {seconds} s; operations that wait for it: {waiting}"))
+}
+
+/// The same of all devices of a cache, its own first.
+pub fn silent_of(table: &Table, cache: usize, status: &Status, least: Duration) -> Vec<String> {
+    let devices = table.devices_of(cache, status);
+    devices.iter().filter_map(|(device, found)| silent(device, found, least)).collect()
+}
+
+/// As [`stuck`].
+pub fn stuck_of(table: &Table, cache: usize, status: &Status) -> Vec<String> {
+    silent_of(table, cache, status, SLOW)
+}
+
+/// Why a set has stopped writing, and what that means. `given_up` says what is void because its device may have lost it.
+pub fn stopped(error: &Error, given_up: &str) -> String {
+    let mend = if engine_error::is_full(error) {
+        "free space on the file system below the device"
+    } else {
+        "mend the device"
+    };
+    let without = |nothing: &str| match given_up {
+        "" => nothing.to_owned(),
+        given_up => {
+            format!(" as after a power cut, without what was acknowledged and not flushed: {given_up}")
+        }
+    };
+    let then = match error {
+        // Whatever could not be done: nobody has to do anything but connect it.
+        Error::Io { source, .. } if source.kind == IoErrorKind::Gone => {
+            format!("it is opened again when it is back{}", without(""))
+        }
+        Error::Io { doing: Doing::CacheFlush, .. } => {
+            let nothing = " as after a power cut, without what was acknowledged and not flushed: there is nothing of that";
+            format!("start the daemon again: the next start recovers it{}", without(nothing))
+        }
+        error if error.may_pass() => "it is opened again when it works".to_owned(),
+        _ => "start the daemon again".to_owned(),
+    };
+    format!(
+        "it has stopped writing ({error}): volumes with dirty data wait or refuse writes (on_cache_error), the others go on \
+         without it; {mend}; {then}"
+    )
+}
+
+/// Nodes of the index that cannot be read, by what that costs. `name` gives a volume its name.
+pub fn unreadable(nodes: &[UnreadableNode], name: impl Fn(VolumeId) -> String) -> Option<String> {
+    let what = damaged(nodes)?;
+    let parts: Vec<_> = nodes
+        .iter()
+        .flat_map(|node| &node.covers)
+        .map(|part| format!("{} {}", name(part.volume), in_bytes(part)))
+        .collect();
+    Some(match parts.as_slice() {
+        [] => format!("{what}; it is the index of no volume that is served"),
+        [one] => format!("{what}; {one} is unreadable from the cache"),
+        several => format!("{what}; {} are unreadable from the cache", several.join(", ")),
+    })
+}
+
+/// Where a node is, and what was met there: for the log, and for who asks for details.
+pub fn in_detail(node: &UnreadableNode) -> String {
+    let UnreadableNode { bucket, sector, level, error, .. } = node;
+    format!("btree node in bucket {bucket}, sector {sector}, level {level}: {error}")
+}
+
+/// What has happened to them; `None`: there are none.
+fn damaged(nodes: &[UnreadableNode]) -> Option<String> {
+    let is_damaged = nodes.iter().any(|node| matches!(node.error, Error::Node { .. }));
+    let state = if is_damaged { "damaged" } else { "unreadable" };
+    match nodes.len() {
+        0 => None,
+        1 => Some(format!("index node {state}")),
+        several => Some(format!("{several} index nodes {state}")),
+    }
+}
+
+fn in_bytes(part: &Covered) -> String {
+    human_range(part.start * 512, part.end * 512)
+}
+
+/// What of the volume cannot be found in the cache, because `nodes` cannot be read.
+fn without_index(info: &VolumeInfo, nodes: &[UnreadableNode]) -> Option<String> {
+    let covers = |node: &UnreadableNode| node.covers.iter().any(|part| part.volume == info.id);
+    let nodes: Vec<_> = nodes.iter().filter(|node| covers(node)).cloned().collect();
+    let what = damaged(&nodes)?;
+    let parts = nodes.iter().flat_map(|node| &node.covers).filter(|part| part.volume == info.id);
+    let parts: Vec<_> = parts.map(in_bytes).collect();
+    let are = if parts.len() == 1 { "is" } else { "are" };
+    Some(format!("{what}; {} of it {are} unreadable from the cache", parts.join(", ")))
+}
+
+/// What becomes of a volume whose cache has stopped writing because of `error`.
+fn without_cache(info: &VolumeInfo, error: &Error, is_over: bool) -> String {
+    let is_needed = info.flash_only || info.may_be_dirty();
+    let what = match info.options.on_cache_error {
+        _ if !is_needed => "it goes on without it, at its backing device's pace".to_owned(),
+        OnError::Freeze if is_over => {
+            let limit = Value::Time(info.options.freeze_timeout);
+            format!("reads go on, writes fail: it has not worked again within freeze_timeout ({limit})")
+        }
+        OnError::Freeze if error.may_be_awaited() => {
+            let limit = Value::Time(info.options.freeze_timeout);
+            format!("reads go on, writes wait until it works again, for {limit} in all")
+        }
+        OnError::ReadOnly => "reads go on, writes are not permitted".to_owned(),
+        _ => "reads go on, writes are refused".to_owned(),
+    };
+    format!("its cache has stopped writing: {what}")
+}
+
+/// Where write-back meets trouble first.
+pub fn range(trouble: &WritebackTrouble) -> String {
+    format!("sectors {} to {}", trouble.sector, trouble.sector + trouble.sectors)
+}
+
+/// What else stands on the list of ranges.
+fn others(unwritable: &Unwritable) -> String {
+    match unwritable.ranges {
+        0 | 1 => String::new(),
+        ranges => format!(" and of {} other ranges, {} in all,", ranges - 1, human(unwritable.sectors * 512)),
+    }
+}
+
+/// What becomes of requests that need the backing device of a volume, which is gone.
+fn without_backing(info: &VolumeInfo, is_over: bool) -> Option<String> {
+    info.backing_health?.last_error.filter(|last| last.kind.is_final())?;
+    Some(match info.options.on_backing_error {
+        OnError::Freeze if is_over => {
+            let limit = Value::Time(info.options.freeze_timeout);
+            format!("requests that need it fail: it has not come back within freeze_timeout ({limit})")
+        }
+        OnError::Freeze => {
+            let limit = Value::Time(info.options.freeze_timeout);
+            format!("requests that need it wait until it is back, for {limit} in all")
+        }
+        OnError::ReadOnly => "reads that need it fail, writes that do are not permitted".to_owned(),
+        OnError::Fail => "requests that need it fail".to_owned(),
+    })
+}
+
+/// A cache whose device has failed so often that it takes nothing more.
+pub fn failing(errors: u64, health: &DiskHealth) -> String {
+    let next = if is_full(health) { MAKE_ROOM } else { "replace the device" };
+    format!(
+        "{errors} operations on its device have failed (io_error_limit): nothing is added to it, and what is dirty leaves it; {next}, \
+         or raise the limit"
+    )
+}
+
+/// What is wrong with the set of a volume.
+#[derive(Clone, Copy, Default)]
+pub struct SetTrouble<'a> {
+    /// Why it has stopped writing.
+    pub failed: Option<&'a Error>,
+    /// Its device has failed so often that it takes nothing more.
+    pub failing: Option<(u64, &'a DiskHealth)>,
+    /// Nodes that cannot be read.
+    pub nodes: &'a [UnreadableNode],
+    /// Volumes whose requests have waited in vain.
+    pub waited_out: &'a [WaitedOut],
+}
+
+/// Why a served volume is not as it should be, and what works. `backing` is its backing device as configured.
+pub fn degraded(info: &VolumeInfo, set: SetTrouble<'_>, backing: Option<&str>) -> Option<String> {
+    let SetTrouble { failed, failing, nodes, waited_out } = set;
+    let over = waited_out.iter().find(|over| over.volume == info.id);
+    let worn = || failing.map(|(errors, health)| format!("of its cache {}", self::failing(errors, health)));
+    let cache =
+        failed.map(|error| without_cache(info, error, over.is_some_and(|over| over.cache))).or_else(worn);
+    let device = backing.zip(info.backing_health).and_then(|(device, health)| sentence(device, &health));
+    let writeback = info.writeback_trouble.as_ref().map(|trouble| {
+        let others = others(&info.unwritable);
+        format!("dirty data of {}{others} cannot be written back ({})", range(trouble), trouble.error)
+    });
+    let marking = info
+        .marking_trouble
+        .as_ref()
+        .map(|error| format!("nothing is dirty, but its superblock cannot be marked clean ({error})"));
+    let index = without_index(info, nodes);
+    let told = cache.into_iter().chain(index).chain(writeback).chain(marking).chain(device);
+    let told: Vec<_> = told.chain(without_backing(info, over.is_some_and(|over| over.backing))).collect();
+    (!told.is_empty()).then(|| told.join("; "))
+}
+
+/// What is new since the last look.
+pub fn news(device: &str, health: &DiskHealth, said: &mut Said) -> Option<News> {
+    let is_stuck = health.longest_wait >= SLOW;
+    let is_bad = health.errors > 0 && !is_trusted(health);
+    let before = std::mem::replace(said, Said { is_stuck, is_bad, ..*said });
+    // What is tried again and again fails again and again: that a device is bad is said once, and then each time that twice as much
+    // has failed.
+    let worth_saying = if before.is_bad { 2 * before.errors } else { before.errors + 1 };
+    if is_stuck && !before.is_stuck || health.errors >= worth_saying.max(1) {
+        said.errors = health.errors;
+        return sentence(device, health).map(News::Bad);
+    }
+    if before.is_bad && !is_bad {
+        let (seconds, done) = (health.since_error.as_secs(), health.successes_since);
+        return Some(News::Good(format!("{device}: no error for {seconds} s, {done} operations succeeded")));
+    }
+    (before.is_stuck && !is_stuck).then(|| News::Good(format!("{device} answers again")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bcached_engine::{RateInfo, VolumeOptions, VolumeStats, WritebackTrouble};
+    use bcached_env::{DiskId, IoError};
+    use bcached_format::{BackingState, CacheMode, Label, Uuid};
+
+    /// A volume whose device fails, or whose cache writes nothing, was "served" like any other.
+    #[test]
+    fn a_degraded_volume_says_what_works() {
+        let mut info = VolumeInfo {
+            id: VolumeId(0),
+            inode: None,
+            uuid: Uuid([1; 16]),
+            label: Label::default(),
+            sectors: 8,
+            block_sectors: 8,
+            backing_block_sectors: None,
+            flash_only: false,
+            attached: true,
+            course: bcached_engine::Course::Steady,
+            mode: CacheMode::Writeback,
+            options: VolumeOptions::default(),
+            state: Some(BackingState::Clean),
+            dirty_sectors: 0,
+            is_counted: true,
+            dirty_target_sectors: 0,
+            stripe_sectors: None,
+            partial_stripes_expensive: false,
+            full_stripes: None,
+            oldest_dirty: None,
+            writeback_rate: RateInfo::default(),
+            stats: VolumeStats::default(),
+            writeback_trouble: None,
+            unwritable: Unwritable::default(),
+            marking_trouble: None,
+            backing_health: Some(DiskHealth::default()),
+            zeroing: None,
+        };
+        let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 8 };
+        let error = Error::Io { doing: bcached_engine::Doing::Journal, source };
+        let told = |info: &VolumeInfo, stopped: bool| {
+            let set = SetTrouble { failed: stopped.then_some(&error), ..SetTrouble::default() };
+            degraded(info, set, Some("sdb")).unwrap_or_default()
+        };
+        assert_eq!(degraded(&info, SetTrouble::default(), Some("sdb")), None);
+        let health = DiskHealth::default();
+        let worn = SetTrouble { failing: Some((8, &health)), ..SetTrouble::default() };
+        let told_of_worn = degraded(&info, worn, None).unwrap_or_default();
+        assert!(told_of_worn.starts_with("of its cache 8 operations"), "{told_of_worn}");
+        assert!(told_of_worn.ends_with("replace the device, or raise the limit"), "{told_of_worn}");
+        assert!(told(&info, true).contains("it goes on without it"), "{}", told(&info, true));
+        info.dirty_sectors = 8;
+        assert!(
+            told(&info, true).contains("writes wait until it works again, for 2m"),
+            "{}",
+            told(&info, true)
+        );
+        told_by_policy(&info, &error);
+        info.backing_health =
+            Some(DiskHealth { longest_wait: Duration::from_secs(9), ..DiskHealth::default() });
+        assert!(told(&info, false).starts_with("sdb has not answered for 9 s"), "{}", told(&info, false));
+        assert!(told(&info, true).contains("in all; sdb has not"), "{}", told(&info, true));
+        info.backing_health = None;
+        told_of_places(&mut info);
+        (info.writeback_trouble, info.marking_trouble) = (None, Some(Box::new(Error::LostWrites)));
+        assert!(told(&info, false).starts_with("nothing is dirty, but its"), "{}", told(&info, false));
+        info.marking_trouble = None;
+        told_of_nodes(&info);
+    }
+
+    /// Nodes of the index that cannot be read.
+    fn told_of_nodes(info: &VolumeInfo) {
+        let part = |volume, start| Covered { volume: VolumeId(volume), start, end: start + 8 };
+        let covers = vec![part(0, 64), part(1, 0)];
+        let node = UnreadableNode { bucket: 7, sector: 896, level: 0, covers, error: Error::LostWrites };
+        let shown = unreadable(std::slice::from_ref(&node), |volume| format!("v{}", volume.0));
+        let wanted = "index node unreadable; v0 32-36 KiB, v1 0-4 KiB are unreadable from the cache";
+        assert_eq!(shown.as_deref(), Some(wanted));
+        let detail = in_detail(&node);
+        assert!(detail.starts_with("btree node in bucket 7, sector 896, level 0: "), "{detail}");
+        let told = degraded(info, SetTrouble { nodes: &[node], ..SetTrouble::default() }, None);
+        assert_eq!(
+            told.as_deref(),
+            Some("index node unreadable; 32-36 KiB of it is unreadable from the cache")
+        );
+    }
+
+    /// Dirty data that cannot be written back.
+    fn told_of_places(info: &mut VolumeInfo) {
+        let told = |info: &VolumeInfo| degraded(info, SetTrouble::default(), None).unwrap_or_default();
+        info.writeback_trouble = Some(WritebackTrouble { sector: 16, sectors: 8, error: Error::LostWrites });
+        let one = told(info);
+        assert!(
+            one.starts_with("dirty data of sectors 16 to 24 cannot be written back (an earlier"),
+            "{one}"
+        );
+        info.unwritable = Unwritable { ranges: 3, sectors: 24, ..Unwritable::default() };
+        let several = told(info);
+        assert!(several.contains("16 to 24 and of 2 other ranges, 12 KiB in all, cannot"), "{several}");
+    }
+
+    /// What else may become of a volume with dirty data.
+    fn told_by_policy(info: &VolumeInfo, error: &Error) {
+        // Nobody waits for ever, and then `status` must not say that somebody does.
+        let waited_out = [WaitedOut { volume: info.id, cache: true, backing: false }];
+        let set = SetTrouble { failed: Some(error), waited_out: &waited_out, ..SetTrouble::default() };
+        let over = degraded(info, set, None).unwrap_or_default();
+        assert!(
+            over.ends_with("reads go on, writes fail: it has not worked again within freeze_timeout (2m)"),
+            "{over}"
+        );
+        let told = |policy, error| {
+            let options = VolumeOptions { on_cache_error: policy, ..info.options };
+            let set = SetTrouble { failed: Some(error), ..SetTrouble::default() };
+            degraded(&VolumeInfo { options, ..info.clone() }, set, None).unwrap_or_default()
+        };
+        let not_permitted = told(OnError::ReadOnly, error);
+        assert!(not_permitted.ends_with("reads go on, writes are not permitted"), "{not_permitted}");
+        assert!(told(OnError::Fail, error).ends_with("writes are refused"));
+        // What was not flushed may be gone: nothing comes back by itself.
+        let source = IoError { kind: IoErrorKind::Io, disk: DiskId(0), sector: 0 };
+        let flush = Error::Io { doing: bcached_engine::Doing::CacheFlush, source };
+        assert!(told(OnError::Freeze, &flush).ends_with("writes are refused"));
+        let opened_again = [error, &flush].map(|error| stopped(error, "").ends_with("again when it works"));
+        assert_eq!(opened_again, [true, false]);
+        let told = stopped(&flush, "up to 4 KiB of tank");
+        let wanted = "start the daemon again: the next start recovers it as after a power cut, without what was acknowledged and not \
+                      flushed: up to 4 KiB of tank";
+        assert!(told.ends_with(wanted), "{told}");
+        let source = IoError { kind: IoErrorKind::Gone, ..source };
+        // Nor has anybody to start anything for one that was pulled, whether a flush met that or another operation.
+        for doing in [bcached_engine::Doing::Journal, bcached_engine::Doing::CacheFlush] {
+            let gone = |given_up| stopped(&Error::Io { doing, source }, given_up);
+            assert!(
+                gone("").ends_with("mend the device; it is opened again when it is back"),
+                "{}",
+                gone("")
+            );
+            assert!(
+                gone("8 KiB of tank").ends_with("not flushed: 8 KiB of tank"),
+                "{}",
+                gone("8 KiB of tank")
+            );
+        }
+    }
+
+    /// Whoever had a full file system below a file was told to look at the device, or to replace it.
+    #[test]
+    fn who_lacks_room_is_told_to_make_some() {
+        let last_error = Some(IoError { kind: IoErrorKind::NoSpace, disk: DiskId(1), sector: 77 });
+        let full = DiskHealth { errors: 9, last_error, ..DiskHealth::default() };
+        let one = DiskHealth { errors: 1, ..full };
+        for told in [sentence("ssd", &full), sentence("ssd", &one), Some(failing(9, &full))] {
+            let told = told.unwrap();
+            assert!(told.contains("; make room on the file system, or in the pool, below it"), "{told}");
+            assert!(!told.contains("look at") && !told.contains("replace"), "{told}");
+        }
+    }
+
+    #[test]
+    fn each_trouble_is_told_when_it_comes_and_when_it_goes() {
+        let mut said = Said::default();
+        let mut health = DiskHealth::default();
+        assert_eq!((sentence("sdb", &health), news("sdb", &health, &mut said)), (None, None));
+
+        health.errors = 1;
+        health.last_error = Some(IoError { kind: IoErrorKind::Io, disk: DiskId(1), sector: 77 });
+        let told = sentence("sdb", &health).unwrap();
+        assert!(told.starts_with("1 operation on sdb has failed, at sector 77"), "{told}");
+        health.errors = 3;
+        health.last_error = Some(IoError { kind: IoErrorKind::Io, disk: DiskId(1), sector: 77 });
+        let Some(News::Bad(told)) = news("sdb", &health, &mut said) else { panic!("three errors") };
+        assert!(told.starts_with("3 operations on sdb have failed, the last at sector 77"), "{told}");
+        assert_eq!(news("sdb", &health, &mut said), None, "told once");
+        assert_eq!(sentence("sdb", &health), Some(told), "status goes on saying it");
+
+        let kind = IoErrorKind::Shrunk { expected: 98304, found: 32768 };
+        health.last_error = Some(IoError { kind, disk: DiskId(1), sector: 77 });
+        let told = sentence("sdb", &health).unwrap();
+        assert!(
+            told.starts_with("sdb has become shorter: 32768 instead of 98304 sectors; nothing"),
+            "{told}"
+        );
+
+        (health.waiting, health.longest_wait) = (16, Duration::from_secs(12));
+        let Some(News::Bad(told)) = news("sdb", &health, &mut said) else { panic!("it hangs") };
+        assert_eq!(told, "sdb has not answered for 12 s; operations that wait for it: 16");
+        assert_eq!(news("sdb", &health, &mut said), None);
+        (health.waiting, health.longest_wait) = (0, Duration::ZERO);
+        assert_eq!(news("sdb", &health, &mut said), Some(News::Good("sdb answers again".to_owned())));
+    }
+
+    /// One error made a volume degraded until the next start.
+    #[test]
+    fn a_device_that_does_well_for_long_enough_is_trusted_again() {
+        let last_error = Some(IoError { kind: IoErrorKind::Io, disk: DiskId(1), sector: 77 });
+        let failed = |errors, seconds, successes_since| DiskHealth {
+            errors,
+            last_error,
+            since_error: Duration::from_secs(seconds),
+            successes_since,
+            ..DiskHealth::default()
+        };
+        for bad in [failed(1, 59, 1000), failed(1, 600, 0), failed(3, 600, 2), failed(1000, 600, 15)] {
+            assert!(sentence("sdb", &bad).is_some(), "{bad:?}");
+        }
+        let kind = IoErrorKind::Shrunk { expected: 98304, found: 32768 };
+        let shorter = Some(IoError { kind, disk: DiskId(1), sector: 77 });
+        assert!(sentence("sdb", &DiskHealth { last_error: shorter, ..failed(1, 600, 100) }).is_some());
+        for good in [failed(1, 60, 1), failed(3, 60, 3), failed(1000, 60, 16)] {
+            assert_eq!(sentence("sdb", &good), None, "{good:?}");
+        }
+        let mut said = Said::default();
+        assert!(matches!(news("sdb", &failed(1, 0, 0), &mut said), Some(News::Bad(_))));
+        assert_eq!(news("sdb", &failed(1, 30, 9), &mut said), None);
+        let told = "sdb: no error for 61 s, 12 operations succeeded".to_owned();
+        assert_eq!(news("sdb", &failed(1, 61, 12), &mut said), Some(News::Good(told)));
+        assert_eq!(news("sdb", &failed(1, 70, 30), &mut said), None, "told once");
+        assert!(
+            matches!(news("sdb", &failed(2, 0, 0), &mut said), Some(News::Bad(_))),
+            "and it failed again"
+        );
+    }
+}

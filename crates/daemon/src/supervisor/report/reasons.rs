@@ -1,0 +1,189 @@
+//! Why a volume is not served, because of its cache or for another reason, in the program's words.
+
+use crate::supervisor::table::{CacheState, Table, VolumeEntry, VolumeState};
+use bcached_config::options::value::Value;
+use bcached_control::failure::{Failure, Kind};
+use bcached_format::{BackingState, BackingSuperblock, Uuid};
+use std::time::Duration;
+
+/// Nobody serves the volume: why, and what can be done.
+pub fn not_served(entry: &VolumeEntry) -> Failure {
+    let name = entry.display_name();
+    let failure = Failure::new(Kind::NotFound, format!("{name} is not served"));
+    match &entry.state {
+        VolumeState::Waiting(reason) | VolumeState::Failed(reason) => {
+            let next = reason.next.as_deref().unwrap_or("mend that, or `bcached remove` it").to_owned();
+            failure.why(reason.reason()).next(next)
+        }
+        VolumeState::Stopped => {
+            failure.why("somebody has stopped it").next(format!("`bcached add {name}` serves it again"))
+        }
+        VolumeState::Releasing => failure
+            .why("it is being released with its cache")
+            .next("`bcached import` takes that back when it has ended"),
+        VolumeState::Removed => {
+            failure.why("somebody has removed it").next(format!("`bcached add {name}` serves it again"))
+        }
+        VolumeState::Served(_) | VolumeState::Attaching => {
+            failure.why("its cache takes it up at this moment").next("ask again in a moment")
+        }
+    }
+}
+
+/// Its cache recovers.
+pub fn its_cache_opens() -> Failure {
+    Failure::new(Kind::NotFound, "its cache is not open yet")
+        .next("it is served when that is; `bcached status` says how far it is")
+}
+
+/// It is about to be served without its cache: that takes a moment.
+pub fn goes_without() -> Failure {
+    Failure::new(Kind::NotFound, "it is about to be served without a cache")
+        .next("`bcached status` says when it is")
+}
+
+/// What it means for the volume with `superblock` that its cache, called so if that is known, is missing.
+pub fn missing_cache(superblock: &BackingSuperblock, name: Option<&str>) -> Failure {
+    let name = name.map_or_else(String::new, |name| format!(" {name}"));
+    let set = superblock.set_uuid();
+    let failure = |what: String| Failure::new(Kind::NotFound, what);
+    match superblock.state() {
+        BackingState::Dirty => {
+            failure(format!("its newest data is in the cache set {set}, which is missing"))
+                .next("connect the cache's device; without it the volume holds old data")
+        }
+        BackingState::None => {
+            failure(format!("its cache{name} is missing")).next("connect the cache's device")
+        }
+        BackingState::Clean | BackingState::Stale => {
+            failure(format!("its cache{name} (set {set}) is missing")).next("connect the cache's device")
+        }
+    }
+}
+
+/// The same, where the volume goes without it after `wait`: nothing of it is dirty there.
+pub fn goes_without_soon(waits: Failure, wait: Duration) -> Failure {
+    let wait = Value::Time(wait);
+    let mend = if waits.kind == Kind::DeviceFails { "mend" } else { "connect" };
+    waits.next(format!(
+        "{mend} the cache's device: after {wait} it is served without that, which is cold then"
+    ))
+}
+
+/// The cache devices `one` and `other` cannot be told from each other.
+pub fn two_of_one_set(one: &str, other: &str, set: Uuid) -> Failure {
+    Failure::new(Kind::SameDevice, format!("cannot serve {one}"))
+        .why(format!("it is the cache set {set}, and so is {other}: two devices bear the same UUID"))
+        .next("one is a copy of the other: serve the one that was in use, and take the other away")
+}
+
+/// Its cache will not be served, for this reason.
+pub fn cache_not_served(failure: &Failure) -> Failure {
+    let next = failure.next.as_deref().unwrap_or("`bcached status` says what is the matter with it");
+    // Its own advice stands at the end of the whole sentence.
+    Failure::new(failure.kind, "its cache is not served").why(failure.reason()).next(next)
+}
+
+/// The same of a cache whose metadata is damaged: what of the volume is in it only its superblock says.
+pub fn cache_damaged(superblock: &BackingSuperblock, cache: &str, failure: &Failure) -> Failure {
+    let refused = cache_not_served(failure);
+    let says = match superblock.state() {
+        BackingState::Dirty => {
+            "the backing device says dirty, so its newest data is in that cache; how much is not known"
+        }
+        BackingState::Clean => "the backing device says clean, so all of its data is there",
+        BackingState::None | BackingState::Stale => return refused,
+    };
+    let what = failure.why.as_deref().unwrap_or("it cannot be read").to_owned();
+    Failure::new(failure.kind, format!("its cache {cache} is not served: {what}"))
+        .why(says)
+        .next(failure.next.as_deref().unwrap_or("`bcached check` says what that costs").to_owned())
+}
+
+/// The device of its cache is no bcache device, and may have been its cache all the same.
+pub fn cache_has_no_superblock(superblock: &BackingSuperblock, reason: &Failure) -> Failure {
+    if superblock.state() != BackingState::Dirty {
+        return cache_not_served(reason);
+    }
+    let set = superblock.set_uuid();
+    Failure::new(reason.kind, format!("its newest data is in the cache set {set}, which is missing"))
+        .why(reason.reason())
+        .next(
+            "do not make that device anew; docs/failures.md (A cache whose superblock is damaged) says how it is brought back",
+        )
+}
+
+/// What it means for a volume that the device of its cache, called so if that is known, cannot be had yet.
+pub fn cache_waits(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
+    match reason.kind {
+        Kind::InUse => {}
+        Kind::DeviceFails => return failing_cache(superblock, cache, reason),
+        Kind::Scarce => return cache_not_served(reason),
+        _ => return missing_cache(superblock, cache),
+    }
+    let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
+    let next = reason.next.as_deref().unwrap_or("it is taken up when it is given up").into();
+    Failure { what: format!("its cache{cache} is in use").into(), next: Some(next), ..reason.clone() }
+}
+
+/// The same of one whose device answers with errors.
+fn failing_cache(superblock: &BackingSuperblock, cache: Option<&str>, reason: &Failure) -> Failure {
+    let cache = cache.map_or_else(String::new, |cache| format!(" {cache}"));
+    let set = superblock.set_uuid();
+    let mend = reason.next.as_deref().unwrap_or("mend the cache's device, which is tried again");
+    let (what, next) = match superblock.state() {
+        BackingState::Dirty => (
+            format!("its newest data is in the cache set {set}, whose device fails"),
+            format!("{mend}; without it the volume holds old data"),
+        ),
+        _ => (format!("the device of its cache{cache} fails"), mend.to_owned()),
+    };
+    Failure::new(Kind::DeviceFails, what).why(reason.reason()).next(next)
+}
+
+/// No cache for the volume with `superblock` is among those that are served.
+pub fn no_cache(what: impl Into<Box<str>>, superblock: &BackingSuperblock) -> Failure {
+    let (kind, why) = match superblock.state() {
+        BackingState::None => {
+            (Kind::Usage, "several caches are served, and it names none of them".to_owned())
+        }
+        _ => (Kind::WrongSet, format!("it belongs to the cache set {}", superblock.set_uuid())),
+    };
+    Failure::new(kind, what).why(why)
+}
+
+impl Table {
+    /// What is configured, has no final reason and is not served: a sentence each.
+    pub fn not_served_yet(&self) -> Vec<String> {
+        let caches = self.caches.iter().filter_map(|cache| {
+            let name = cache.name.as_ref().unwrap_or(&cache.device);
+            match &cache.state {
+                CacheState::Waiting(failure) => Some(format!("cache {name}: {failure}")),
+                CacheState::Opening { .. } => Some(format!("cache {name}: it is still opening")),
+                _ => None,
+            }
+        });
+        let volumes = self.volumes.iter().filter_map(|volume| {
+            let name = volume.display_name();
+            match &volume.state {
+                VolumeState::Waiting(failure) => Some(format!("volume {name}: {failure}")),
+                VolumeState::Attaching => Some(format!("volume {name}: its cache still takes it up")),
+                _ => None,
+            }
+        });
+        caches.chain(volumes).collect()
+    }
+
+    /// The same, and what is not going to be served.
+    pub fn not_served(&self) -> Vec<String> {
+        let caches = self.caches.iter().filter_map(|cache| match &cache.state {
+            CacheState::Failed(failure) => Some(format!("cache {}: {failure}", cache.display_name())),
+            _ => None,
+        });
+        let volumes = self.volumes.iter().filter_map(|volume| match &volume.state {
+            VolumeState::Failed(failure) => Some(format!("volume {}: {failure}", volume.display_name())),
+            _ => None,
+        });
+        self.not_served_yet().into_iter().chain(caches).chain(volumes).collect()
+    }
+}

@@ -1,0 +1,97 @@
+//! Clients that come before their volumes: what the front ends are told of volumes that are not served. Such a client waits as long as a start
+//! waits for the volume (`wait`); when that is over, or the volume was refused, it hears why.
+
+use crate::supervisor::Phase;
+use crate::supervisor::Supervisor;
+use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
+use bcached_config::{Flash, WAIT_DEFAULT};
+use bcached_port::Absent;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Since when volumes are waited for, by name.
+#[derive(Default)]
+pub struct Awaited(BTreeMap<String, Instant>);
+
+impl Awaited {
+    /// How long it has been, from the first time that this was asked.
+    fn lasts(&mut self, name: &str) -> Duration {
+        self.0.entry(name.to_owned()).or_insert_with(Instant::now).elapsed()
+    }
+}
+
+impl Supervisor {
+    /// Tells the front ends what becomes of volumes that are not served.
+    pub fn tell_absent(&mut self) {
+        let (mut absent, are_unnamed) = {
+            let shared = self.shared();
+            let table = &shared.table;
+            let opens = table.caches.iter().any(|cache| matches!(cache.state, CacheState::Opening { .. }));
+            let absent: Vec<_> = table
+                .volumes
+                .iter()
+                .filter_map(|entry| Some((entry.display_name().to_owned(), state(entry, opens)?)))
+                .collect();
+            // The superblocks of the command line's devices have the names.
+            let is_unnamed = |entry: &VolumeEntry| {
+                entry.name.is_none()
+                    && matches!(entry.state, VolumeState::Waiting(_) | VolumeState::Attaching)
+            };
+            let starts = shared.phase == Phase::Starting;
+            (absent, self.strict && starts && table.volumes.iter().any(is_unnamed))
+        };
+        absent.extend(self.absent_flash());
+        self.awaited.0.retain(|name, _| absent.iter().any(|(absent, _)| absent == name));
+        for (name, State { why, coming }) in absent {
+            let wait = coming.and_then(|coming| {
+                let is_over = self.awaited.lasts(&name) >= coming.wait && !coming.is_sure;
+                (!is_over).then_some(coming.wait)
+            });
+            self.exports.is_absent(&name, Absent { why, wait });
+        }
+        self.exports.expect_names(are_unnamed.then_some(WAIT_DEFAULT));
+    }
+
+    /// Those that are configured, live in a cache alone, and came with none until now.
+    fn absent_flash(&self) -> Vec<(String, State)> {
+        let shared = self.shared();
+        let is_known = |uuid| shared.table.volumes.iter().any(|entry| entry.uuid == Some(uuid));
+        let is_settled =
+            |state: &CacheState| !matches!(state, CacheState::Waiting(_) | CacheState::Opening { .. });
+        let all_settled = shared.table.caches.iter().all(|cache| is_settled(&cache.state));
+        let opens = shared.table.caches.iter().any(|cache| matches!(cache.state, CacheState::Opening { .. }));
+        let missing = self.config.flash.iter().filter(|flash| flash.served && !is_known(flash.uuid));
+        let state = |flash: &Flash| State {
+            why: "it lives in a cache alone, and no open cache has it".to_owned(),
+            coming: (!all_settled).then_some(Coming { wait: flash.wait, is_sure: opens }),
+        };
+        missing.map(|flash| (flash.name.clone(), state(flash))).collect()
+    }
+}
+
+/// What is to be said of a volume that is not served.
+struct State {
+    why: String,
+    coming: Option<Coming>,
+}
+
+/// It may come by itself.
+struct Coming {
+    /// So long a client waits for it, and so long it is waited for unless something is under way.
+    wait: Duration,
+    /// Something is: a device or a cache is being opened.
+    is_sure: bool,
+}
+
+/// `None`: it is served, or is no volume any more. `opens`: some cache is being opened.
+fn state(entry: &VolumeEntry, opens: bool) -> Option<State> {
+    let coming = |is_sure| Some(Coming { wait: entry.wait, is_sure }).filter(|_| entry.again.is_none());
+    let (why, coming) = match &entry.state {
+        VolumeState::Served(_) | VolumeState::Removed | VolumeState::Releasing => return None,
+        VolumeState::Attaching => ("its cache takes it up at this moment".to_owned(), coming(true)),
+        VolumeState::Waiting(failure) => (failure.to_string(), coming(opens)),
+        VolumeState::Failed(failure) => (failure.to_string(), None),
+        VolumeState::Stopped => ("somebody has stopped it".to_owned(), None),
+    };
+    Some(State { why, coming })
+}

@@ -1,0 +1,163 @@
+//! Where the data of an offset is, and why it is not in the cache, as far as that can be told.
+
+use crate::control_server::AskExplain;
+use crate::engine_error;
+use crate::supervisor::Shared;
+use crate::supervisor::options::{resolve_called, served_by};
+use crate::supervisor::report::reasons::not_served;
+use crate::supervisor::table::VolumeState;
+use bcached_control::explain::Explained as Shown;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::sizes::{exact, human};
+use bcached_engine::{Bypass, Error, Explained, InCache, Traffic, VolumeInfo, Whereabouts};
+use bcached_format::CacheMode;
+use std::cmp::Reverse;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long an engine may take: a node of its index may have to be read.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// What the control thread calls. It holds no lock while it waits for an engine.
+pub fn ask(shared: Arc<Mutex<Shared>>) -> AskExplain {
+    Box::new(move |called, offset, work| {
+        let index = resolve_called(&shared, called)?;
+        let (entry, engine, device) = {
+            let table = &shared.lock().unwrap_or_else(PoisonError::into_inner).table;
+            let entry = table.volumes[index].clone();
+            let engine = served_by(&entry, &table.caches).map(|(engine, _)| engine);
+            let cache = entry.cache.and_then(|cache| table.caches.get(cache));
+            (entry, engine, cache.map(|cache| cache.device.clone()))
+        };
+        let name = entry.display_name().to_owned();
+        let (VolumeState::Served(served), Some(engine)) = (&entry.state, engine) else {
+            return Err(not_served(&entry));
+        };
+        let (send, receive) = mpsc::channel();
+        let answer = move |told| {
+            // It is done only now, whoever waits for it.
+            let _done = work;
+            drop(send.send(told));
+        };
+        engine.explain(served.id, offset / 512, Box::new(answer));
+        let silent = || Failure { kind: Kind::TimeLimit, ..engine_error::silent(&name) };
+        let (explained, now) = receive.recv_timeout(LIMIT).map_err(|_| silent())?;
+        let explained = explained.map_err(|error| match error {
+            Error::Range { volume_sectors, .. } => {
+                Failure::new(Kind::Usage, format!("{name} has no byte {offset}"))
+                    .why(format!("it is {} large", exact(volume_sectors * 512)))
+                    .next("name an offset before that")
+            }
+            error => Failure::new(Kind::Io, format!("where that is cannot be told of {name}"))
+                .why(error.to_string())
+                .next("`bcached status` names what of the index cannot be read"),
+        })?;
+        let within = offset % 512;
+        let (state, place) = match explained.whereabouts {
+            Whereabouts::Uncached => ("uncached", None),
+            Whereabouts::OffGrid => ("off-grid", None),
+            Whereabouts::NotCached => ("not-cached", None),
+            Whereabouts::Parked(place) => ("parked", Some(place)),
+            Whereabouts::Clean(place) => ("clean", Some(place)),
+            Whereabouts::Dirty(place) => ("dirty", Some(place)),
+        };
+        let of = |get: fn(InCache) -> u64| place.map(get);
+        let is_hole = explained.whereabouts == Whereabouts::NotCached;
+        Ok(Shown {
+            volume: name,
+            offset_bytes: offset,
+            cached: place.is_some(),
+            state: state.to_owned(),
+            start_bytes: explained.start * 512,
+            end_bytes: explained.end * 512,
+            cache_device: device.filter(|_| place.is_some()),
+            cache_offset_bytes: of(|place| place.sector * 512).map(|start| start + within),
+            bucket: of(|place| place.bucket),
+            generation: place.map(|place| place.generation),
+            backing_offset_bytes: explained.backing_sector.map(|sector| sector * 512 + within),
+            being_written: explained.claims.writing,
+            being_written_back: explained.claims.writing_back,
+            being_filled: explained.claims.missing || explained.claims.filling,
+            why: now.filter(|_| is_hole).map_or_else(Vec::new, |now| why_not(&now, &explained)),
+            backing: entry.backing,
+        })
+    })
+}
+
+/// Why something may not be in the cache: what keeps everything out now, then what has kept most out since the volume is served.
+fn why_not(now: &VolumeInfo, explained: &Explained) -> Vec<String> {
+    if explained.backing_sector.is_none() {
+        return Vec::new();
+    }
+    let mut why = Vec::new();
+    if now.mode == CacheMode::None {
+        why.push("cache_mode is none: nothing new is cached".to_owned());
+    }
+    if now.course.keeps_out() {
+        why.push(
+            "it is on its way to or from its cache, or to another size: nothing new is cached meanwhile"
+                .to_owned(),
+        );
+    }
+    let mut kept_out: Vec<(Traffic, Bypass)> =
+        Bypass::ALL.iter().map(|reason| (now.stats.bypassed.of(*reason), *reason)).collect();
+    kept_out.retain(|(traffic, _)| traffic.requests > 0);
+    kept_out.sort_by_key(|(traffic, _)| Reverse(traffic.bytes));
+    let rules = (now.mode, now.options.sequential_cutoff);
+    why.extend(kept_out.into_iter().map(|(traffic, reason)| kept_out_by(traffic, reason, rules)));
+    if why.is_empty() {
+        why.push("nothing keeps it out: it was not asked for yet, or has been evicted".to_owned());
+    }
+    why
+}
+
+/// How much has gone past the cache for this reason, and what that is.
+fn kept_out_by(
+    Traffic { requests, bytes }: Traffic,
+    reason: Bypass,
+    (mode, cutoff): (CacheMode, u64),
+) -> String {
+    let (noun, they) = if requests == 1 { ("request", "it") } else { ("requests", "they") };
+    let were = if requests == 1 { "was" } else { "were" };
+    let rule = match reason {
+        Bypass::OnItsWay => format!("{they} came while the volume was on its way to or from its cache"),
+        Bypass::Failing => {
+            format!("{they} came after the cache device had failed too often (io_error_limit)")
+        }
+        Bypass::Full => format!("{they} came while too much of the cache was dirty"),
+        Bypass::Mode => format!("its cache mode, {}, keeps them out", mode.name()),
+        Bypass::Sequential => {
+            let cutoff = human(cutoff);
+            format!("{they} {were} part of streams of {cutoff} or more (sequential_cutoff)")
+        }
+        Bypass::Congested => format!(
+            "{they} came while the cache device was slow (congested_read_threshold_us, congested_write_threshold_us)"
+        ),
+    };
+    format!("since it is served {requests} {noun} ({}) went past the cache: {rule}", human(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It said that requests went past the cache: were of streams.
+    #[test]
+    fn what_has_gone_past_the_cache_is_told_in_sentences() {
+        let told = |requests, reason| {
+            let rules = (CacheMode::Writeback, 4 << 20);
+            kept_out_by(Traffic { requests, bytes: 8192 }, reason, rules)
+        };
+        assert_eq!(
+            told(2, Bypass::Sequential),
+            "since it is served 2 requests (8 KiB) went past the cache: they were part of streams of 4 MiB or more \
+             (sequential_cutoff)"
+        );
+        assert_eq!(
+            told(1, Bypass::Congested),
+            "since it is served 1 request (8 KiB) went past the cache: it came while the cache device was slow \
+             (congested_read_threshold_us, congested_write_threshold_us)"
+        );
+    }
+}

@@ -1,0 +1,163 @@
+//! Volumes as exports, by whichever front ends they are to be had.
+
+use crate::supervisor::Supervisor;
+use crate::supervisor::table::{VolumeEntry, VolumeState};
+use bcached_control::failure::Failure;
+use bcached_port::{Export, Route, Uuid, VolumeId, Way, Ways};
+
+/// A volume that nobody can use now.
+fn unserved(name: &str, uuid: [u8; 16], (read_only, shared): (bool, bool), ways: Ways) -> Export {
+    Export {
+        name: name.to_owned(),
+        uuid: Uuid(uuid),
+        label: String::new(),
+        sectors: 0,
+        block_sectors: 1,
+        read_only,
+        shared,
+        ways,
+        served: None,
+    }
+}
+
+impl Supervisor {
+    /// Makes all that is configured known by name: whoever asks for what is not served yet is told so, and what the
+    /// empty name means does not change with the order in which devices come.
+    pub fn name_exports(&self) {
+        let entries = self.shared().table.volumes.clone();
+        for entry in &entries {
+            self.name_export(entry);
+        }
+        // Those in caches alone are known by their sections until the caches are open.
+        for flash in self.config.flash.iter().filter(|flash| flash.served) {
+            let (name, read_only, shared) = (&flash.name, flash.read_only, flash.shared);
+            self.exports.insert(unserved(name, flash.uuid.0, (read_only, shared), flash.ways));
+        }
+    }
+
+    /// The front ends know the volume and cannot use it, unless it is served.
+    pub fn name_export(&self, entry: &VolumeEntry) {
+        let name = entry.display_name();
+        // Who uses a volume that moves waits for it.
+        let moves = || self.exports.route(name).is_some_and(|route| route.is_held());
+        if name.is_empty() || entry.is_leaving() || matches!(entry.state, VolumeState::Served(_)) || moves() {
+            return;
+        }
+        let uuid = entry.uuid.map_or([0; 16], |uuid| uuid.0);
+        self.exports.insert(unserved(name, uuid, (entry.read_only, entry.shared), entry.ways));
+    }
+
+    /// Makes a served volume known to the front ends, under its name.
+    pub fn export(&self, entry: &VolumeEntry) {
+        self.start_fronts_of(entry);
+        let name = entry.display_name();
+        // It comes to another engine, and has been served all the while: the work's own end tells of that.
+        let only_moves = self.shared().jobs.moves(name);
+        if self.publish(entry) && !only_moves {
+            tracing::info!(event = "volume-served", "{}: served", entry.display_name());
+            self.tell_label_of_another(entry);
+        }
+    }
+
+    /// Tells the front ends what a served volume is. False if it is not served.
+    pub fn publish(&self, entry: &VolumeEntry) -> bool {
+        let (VolumeState::Served(info), Some(name), Some(cache)) = (&entry.state, &entry.name, entry.cache)
+        else {
+            return false;
+        };
+        let shared = self.shared();
+        let Some(engine) = shared.table.caches[cache].engine() else { return false };
+        if let Some(device) = entry.backing.as_ref().filter(|device| *device != name) {
+            // What it was known by before its superblock had given it a name.
+            self.exports.remove(device);
+        }
+        let id = VolumeId(info.id.0);
+        // Who uses it already goes on: it has another size, or comes from another engine.
+        let route = self.exports.route(name);
+        let route = route.filter(|route| route.is_held() || route.leads_to(id, &engine.connector));
+        let route = route.unwrap_or_else(|| Route::new(id, &engine.connector));
+        let ways = self.fronts.decide(name, entry.ways, (&self.config, &self.exports));
+        self.fronts.ask_number(name, entry.asked_number());
+        self.fronts.reserve((name, Uuid(info.uuid.0), entry.shared), ways, &self.exports);
+        // Who finds it is served where it is from the first request on.
+        self.fronts.lead(Uuid(info.uuid.0), &engine.guests);
+        self.exports.insert(Export {
+            name: name.clone(),
+            uuid: Uuid(info.uuid.0),
+            label: info.label.to_string(),
+            sectors: info.sectors,
+            block_sectors: u32::try_from(info.logical_block_sectors()).expect("blocks are at most a page"),
+            read_only: entry.read_only,
+            shared: entry.shared,
+            ways,
+            served: Some(route.clone()),
+        });
+        route.lead(id, &engine.connector);
+        self.fronts.publish(name, ways, (&self.exports, &engine.guests));
+        true
+    }
+
+    /// Nobody waits any more for a volume that was to go to another engine, and has not come there.
+    pub fn let_clients_go(&self, entry: &VolumeEntry) {
+        if let Some(route) = self.exports.route(entry.display_name()).filter(Route::is_held) {
+            route.release();
+        }
+    }
+
+    /// Nobody finds it any more, and whoever uses it goes without it: it does not come back by itself.
+    pub fn unexport(&self, name: &str) {
+        self.exports.remove(name);
+        self.fronts.retire(name);
+    }
+
+    /// The front ends that configured volumes are to be had by, and those that come. What cannot be had by one that is named does not
+    /// come by another. Whoever comes by a socket that was passed waits until it is answered.
+    pub fn start_fronts(&self) -> Result<(), Failure> {
+        // Nobody could take over from this process: what cannot begin again now is tried again with its volumes.
+        let goes_on = !self.is_first && self.predecessor.is_none();
+        self.wanted_fronts().try_for_each(|way| match self.start_front(way) {
+            Err(failure) if goes_on => {
+                tracing::error!(event = "front-not-back", "{failure}");
+                Ok(())
+            }
+            started => started,
+        })
+    }
+
+    fn wanted_fronts(&self) -> impl Iterator<Item = Way> {
+        let ways: Vec<_> = {
+            let shared = self.shared();
+            let said = shared.table.volumes.iter().map(|entry| entry.ways);
+            said.chain(self.config.flash.iter().map(|flash| flash.ways)).chain([self.config.ways]).collect()
+        };
+        let has_sockets = self.fronts.has_sockets();
+        let wanted =
+            move |way: &Way| ways.iter().any(|ways| ways.has(*way)) || *way == Way::Nbd && has_sockets;
+        Way::ALL.into_iter().filter(wanted)
+    }
+
+    /// Volumes that could not be had by some way when they came.
+    pub fn try_ways_again(&self) {
+        for name in self.fronts.refused() {
+            let entry =
+                self.shared().table.volumes.iter().find(|entry| entry.display_name() == name).cloned();
+            if let Some(entry) = entry {
+                self.start_fronts_of(&entry);
+                self.publish(&entry);
+            }
+        }
+    }
+
+    fn start_front(&self, way: Way) -> Result<(), Failure> {
+        self.fronts.start(way, &self.config, &self.exports)
+    }
+
+    /// A volume that has come since may be the first of its kind.
+    fn start_fronts_of(&self, entry: &VolumeEntry) {
+        for way in entry.ways.iter() {
+            if let Err(failure) = self.start_front(way) {
+                self.fronts.refuse(entry.display_name(), way, &failure);
+            }
+        }
+    }
+}

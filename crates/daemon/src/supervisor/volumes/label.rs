@@ -1,0 +1,117 @@
+//! Labels that somebody changes: a volume's device keeps its own, or the cache's table if it has none.
+//!
+//! A name never changes while the daemon runs, whatever it was made of: exports, sections and scripts go by it. The next start names a
+//! volume that no section names after its new label.
+
+use crate::supervisor::Supervisor;
+use crate::supervisor::options::owner::LABEL;
+use crate::supervisor::table::{VolumeEntry, VolumeState};
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::names;
+use bcached_engine::Error;
+use bcached_format::Label;
+
+/// The label that is typed so.
+pub fn read(typed: &str, runtime: bool) -> Result<Label, Failure> {
+    let refused = |why: &str| Failure::new(Kind::Usage, "cannot set label").why(why).option(LABEL);
+    if runtime {
+        return Err(refused("the device keeps it, so it is not for a time").next("leave --runtime out"));
+    }
+    if typed.contains(names::is_unseen) {
+        return Err(refused("it has a control character, or another that cannot be seen"));
+    }
+    Label::from_text(typed).ok_or_else(|| refused("it is longer than 32 bytes").next("give it a shorter one"))
+}
+
+impl Supervisor {
+    /// The label that a volume is to be given, if it has another one.
+    pub fn judge_label(
+        &self,
+        entry: &VolumeEntry,
+        label: Label,
+        notes: &mut Vec<String>,
+    ) -> Result<Option<Label>, Failure> {
+        let name = entry.display_name();
+        let VolumeState::Served(info) = &entry.state else {
+            let failure = Failure::new(Kind::NotFound, format!("cannot set the label of {name}"))
+                .why("it is written to its device, and the volume is not served");
+            return Err(match &entry.state {
+                VolumeState::Stopped => failure.next(format!("`bcached add {name}` serves it again")),
+                _ => failure.next("`bcached status` says what it waits for"),
+            });
+        };
+        if let Some(other) = self.other_called(entry, label) {
+            notes.push(format!("{other} goes by that, too: call them by their names or UUIDs"));
+        }
+        let is_named = self.config.volumes.iter().any(|volume| volume.name.as_deref() == Some(name))
+            || self.config.flash.iter().any(|flash| flash.name == name);
+        if !is_named && label.to_string() != name && info.label != label {
+            notes.push(format!("{name} is called so until the next start"));
+        }
+        Ok(Some(label).filter(|label| info.label != *label))
+    }
+
+    /// The name of another volume that has this label, or is called so.
+    fn other_called(&self, entry: &VolumeEntry, label: Label) -> Option<String> {
+        let text = label.to_string();
+        let is_called = |other: &&VolumeEntry| {
+            let has = match &other.state {
+                VolumeState::Served(info) => Some(info.label),
+                _ => other.label,
+            };
+            other.display_name() == text || has == Some(label)
+        };
+        let shared = self.shared();
+        let mut others =
+            shared.table.volumes.iter().filter(|other| other.uuid != entry.uuid && !other.is_removed());
+        if text.is_empty() {
+            None
+        } else {
+            others.find(is_called).map(|other| other.display_name().to_owned())
+        }
+    }
+
+    /// Warns of a volume that is served and has a label by which somebody may mean another one. Paths that two devices have
+    /// exchanged look like that.
+    pub fn tell_label_of_another(&self, entry: &VolumeEntry) {
+        let VolumeState::Served(info) = &entry.state else { return };
+        let (name, label) = (entry.display_name(), info.label.to_string());
+        if name == label {
+            return;
+        }
+        if let Some(other) = self.other_called(entry, info.label) {
+            tracing::warn!(
+                event = "label-of-another",
+                "{name}: its label is {label:?}, which is also the name or the label of volume {other}. If two devices have \
+                 exchanged their paths, stop bcached and name them by UUID= in the configuration; else give one of the \
+                 volumes another label"
+            );
+        }
+    }
+
+    /// The engine has written it, or not.
+    pub fn labelled(&self, volume: usize, label: Label, outcome: Result<(), Error>) -> Result<(), Failure> {
+        let entry = {
+            let mut shared = self.shared();
+            let entry = &mut shared.table.volumes[volume];
+            if outcome.is_ok() {
+                entry.label = Some(label);
+                if let VolumeState::Served(info) = &mut entry.state {
+                    info.label = label;
+                }
+            }
+            entry.clone()
+        };
+        let name = entry.display_name();
+        outcome.map_err(|error| {
+            let failure = Failure::new(Kind::Io, format!("the label of {name} could not be written"))
+                .why(error.to_string())
+                .next("`bcached show` of its device says which it has");
+            tracing::error!(event = "label-failed", "{failure}");
+            failure
+        })?;
+        self.publish(&entry);
+        tracing::info!(event = "label-set", "{name}: its label is {label:?} now");
+        Ok(())
+    }
+}

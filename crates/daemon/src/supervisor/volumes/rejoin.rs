@@ -1,0 +1,174 @@
+//! What has to come to a new cache device after a dead one was replaced: nothing leaves the dead one, so the volumes come by themselves, when
+//! the new set is open. Whoever asked for it waits until they have, and learns what that waits for.
+//!
+//! Nothing here does anything to a volume. A wait that is given up, or that a daemon's end cuts off, leaves nothing half done, and the same
+//! command waits again. Each device has its `wait`, as at a start; the first look at a device, and the opening of a set, are waited for as long as
+//! they take.
+
+use crate::supervisor::Supervisor;
+use crate::supervisor::jobs::{Job, Subject};
+use crate::supervisor::table::{CacheState, Table, VolumeEntry, VolumeState};
+use crate::supervisor::volumes::cacheless;
+use bcached_control::failure::{Failure, Kind};
+use bcached_control::jobs::{Job as Shown, State, Verb};
+use std::time::Duration;
+
+/// How far they are.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// All that can come have come.
+    Done,
+    /// For this, as a clause.
+    Waits(String),
+    /// This keeps something from coming, and will.
+    Fails(Failure),
+}
+
+impl Supervisor {
+    /// The work is to wait for what comes to the cache.
+    pub fn begin_arrival(&self, cache: usize, name: &str) -> Shown {
+        let mut shown = Shown::new(Verb::Replace, name.to_owned(), State::Running);
+        shown.id = Some(self.shared().jobs.add(Job::new(&shown, Subject::Arrivals(cache), None)));
+        shown
+    }
+
+    /// The same for who asks once more for what was done already, if anything still is on its way.
+    pub fn wait_again(&self, name: &str) -> Result<Shown, Failure> {
+        let cache = self.cache_called_so(name)?;
+        let running = self.shared().jobs.arriving(cache);
+        if let Some(number) = running {
+            return crate::supervisor::jobs::show(&self.shared, number);
+        }
+        if self.shared().table.arrival_after_dead(cache) == Arrival::Done {
+            return Ok(Shown { already: true, ..Shown::new(Verb::Replace, name.to_owned(), State::Done) });
+        }
+        Ok(self.begin_arrival(cache, name))
+    }
+
+    /// Ends what has been waited for, one way or the other.
+    pub fn look_after_arrivals(&self) {
+        let all = self.shared().jobs.arrivals();
+        for (number, cache, waited) in all {
+            let arrival = self.shared().table.arrival(cache, waited);
+            match arrival {
+                Arrival::Waits(what) => self.shared().jobs.block(number, Some(what)),
+                Arrival::Done => self.end_job(number, Ok(())),
+                Arrival::Fails(failure) => self.end_job(number, Err(failure)),
+            }
+        }
+        let come = self.shared().table.have_all_come();
+        for (cache, name) in come {
+            self.shared().table.caches[cache].is_awaited = false;
+            if let Err(failure) = self.keep_awaited(&name, false) {
+                tracing::error!(event = "set-not-taken-back", "{failure}");
+            }
+        }
+    }
+
+    /// Somebody does not want to wait.
+    pub fn stop_waiting(&self, number: u64) {
+        let failure = Failure::new(Kind::Cancelled, "it is not waited for any more")
+            .why("nothing goes back to a cache that is dead: its volumes come to the new device as soon as they can")
+            .next("`bcached status` shows them; the same command waits again");
+        self.end_job(number, Err(failure));
+    }
+}
+
+impl Table {
+    /// What of the volumes that are to be on the cache has not come to it, after so long.
+    pub fn arrival(&self, cache: usize, waited: Duration) -> Arrival {
+        let entry = &self.caches[cache];
+        let name = entry.display_name();
+        let not_all = || format!("{name} is another device now, and not all of its volumes are on that");
+        if !entry.is_real() || entry.former_of.is_some() {
+            let failure = Failure::new(Kind::Cancelled, not_all());
+            return Arrival::Fails(failure.why("somebody has released or replaced it meanwhile"));
+        }
+        let volumes: Vec<_> = self.coming_to(cache).collect();
+        let patience = volumes.iter().map(|entry| entry.wait).max().unwrap_or(bcached_config::WAIT_DEFAULT);
+        let is_late = waited >= patience.saturating_add(cacheless::MOMENT);
+        let late = |why: String| {
+            Failure::new(Kind::TimeLimit, not_all()).why(why).next(
+                "it goes on with that by itself: `bcached status` shows it, and the same command waits again",
+            )
+        };
+        match &entry.state {
+            CacheState::Open { .. } => {}
+            CacheState::Failed(failure) => {
+                return Arrival::Fails(of_device(failure));
+            }
+            CacheState::Waiting(failure) if failure.kind != Kind::NotLooked => {
+                let waits = format!("the new device is not served: {failure}");
+                return if is_late { Arrival::Fails(late(waits)) } else { Arrival::Waits(waits) };
+            }
+            _ => return Arrival::Waits("the new device is not open yet".to_owned()),
+        }
+        let all: Vec<_> = volumes.iter().map(|entry| entry.arrival(cache)).collect();
+        // What can come is waited for, whatever else cannot.
+        let waits = all.iter().find_map(|one| match one {
+            Arrival::Waits(what) => Some(what.clone()),
+            _ => None,
+        });
+        match waits {
+            Some(what) if is_late => Arrival::Fails(late(what)),
+            Some(what) => Arrival::Waits(what),
+            None => all.into_iter().find(|one| *one != Arrival::Done).unwrap_or(Arrival::Done),
+        }
+    }
+
+    /// How far they are, if they have to come from a dead one. A cache that was never another device waits for nobody.
+    pub fn arrival_after_dead(&self, cache: usize) -> Arrival {
+        match self.caches[cache].is_awaited {
+            true => self.arrival(cache, Duration::ZERO),
+            false => Arrival::Done,
+        }
+    }
+
+    /// Caches for whose volumes nobody has to wait any more, with their names.
+    fn have_all_come(&self) -> Vec<(usize, String)> {
+        let awaited = self.lasting_caches().filter(|(_, cache)| cache.is_awaited);
+        let come = awaited.filter(|(index, _)| self.arrival(*index, Duration::ZERO) == Arrival::Done);
+        come.map(|(index, cache)| (index, cache.display_name().to_owned())).collect()
+    }
+
+    /// The volumes that are to be on it. What somebody has stopped or removed is not.
+    fn coming_to(&self, cache: usize) -> impl Iterator<Item = &VolumeEntry> {
+        let all = self.volumes.iter().filter(|entry| entry.backing.is_some());
+        all.filter(|entry| !entry.is_gone() && !entry.is_leaving())
+            .filter(move |entry| self.is_meant(entry, cache))
+    }
+}
+
+/// The new device cannot be used.
+fn of_device(failure: &Failure) -> Failure {
+    let next = failure.next.as_deref().unwrap_or("`bcached status` says how it stands");
+    Failure::new(failure.kind, "the new device is not served").why(failure.reason()).next(next)
+}
+
+impl VolumeEntry {
+    /// How far it is on its way to the cache.
+    fn arrival(&self, cache: usize) -> Arrival {
+        let name = self.display_name();
+        match &self.state {
+            VolumeState::Served(_) if self.cache == Some(cache) => Arrival::Done,
+            VolumeState::Served(_) if self.stays_without() => Arrival::Fails(
+                Failure::new(Kind::Io, format!("{name} could not be attached to the new device"))
+                    .why("it is served without a cache; the log says why")
+                    .next(format!("`bcached attach {name}` tries again")),
+            ),
+            VolumeState::Served(_) if self.lack.is_some() => {
+                Arrival::Waits(format!("{name} is served without a cache still"))
+            }
+            // It is where its section does not say.
+            VolumeState::Served(_) => Arrival::Done,
+            VolumeState::Attaching => Arrival::Waits(format!("the new cache takes {name} up")),
+            VolumeState::Waiting(why) => Arrival::Waits(format!("{name} is not served: {why}")),
+            VolumeState::Failed(why) => {
+                let next = why.next.as_deref().unwrap_or("`bcached status` says how it stands");
+                let what = format!("{name} has not come to the new device");
+                Arrival::Fails(Failure::new(why.kind, what).why(why.reason()).next(next))
+            }
+            VolumeState::Releasing | VolumeState::Removed | VolumeState::Stopped => Arrival::Done,
+        }
+    }
+}
