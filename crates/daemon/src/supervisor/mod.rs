@@ -304,9 +304,9 @@ fn live(line: CommandLine, mut start: Start, signals: &Signals) -> Result<Life, 
         status: report::status_of(Arc::clone(&shared), fronts.clone(), supervisor.started),
         options: options::options_of(Arc::clone(&shared)),
         change: options::change::ask(Arc::clone(&shared), supervisor.sender.clone()),
-        begin: jobs::begin(Arc::clone(&shared), supervisor.sender.clone()),
-        jobs: jobs::all(Arc::clone(&shared)),
-        job: jobs::one(Arc::clone(&shared)),
+        begin: jobs::api::begin(Arc::clone(&shared), supervisor.sender.clone()),
+        jobs: jobs::api::all(Arc::clone(&shared)),
+        job: jobs::api::one(Arc::clone(&shared)),
         cancel: jobs::cancel::ask(Arc::clone(&shared), supervisor.sender.clone()),
         explain: volumes::explain::ask(Arc::clone(&shared)),
         differences: options::config_diff::ask(supervisor.sender.clone()),
@@ -466,7 +466,7 @@ impl Supervisor {
                 Ok(Event::Begin(asked)) => self.begin_job(*asked),
                 Ok(Event::Replace(asked)) => self.replace(*asked),
                 Ok(Event::StopReplacing(former)) => {
-                    self.stop_replacing(former, jobs::replace_steps::cancelled())
+                    self.stop_replacing(former, jobs::replace_steps::cancelled());
                 }
                 Ok(Event::StopWaiting(number)) => self.stop_waiting(number),
                 Ok(Event::JobEnded(number, outcome)) => self.job_ended(number, outcome),

@@ -5,9 +5,6 @@ pub mod replaced;
 pub mod retry_policy;
 
 use crate::engine_thread::{self, Engine, LeftNote, Opened, Start};
-use crate::supervisor::Event;
-use crate::supervisor::Phase;
-use crate::supervisor::Supervisor;
 use crate::supervisor::devices::open_timeout::Unopened;
 use crate::supervisor::lifecycle::memory_budget::Nodes;
 use crate::supervisor::options::Done;
@@ -18,6 +15,7 @@ use crate::supervisor::report::reasons;
 use crate::supervisor::report::volume_names;
 use crate::supervisor::table::{CacheEntry, CacheState};
 use crate::supervisor::volumes::next_step::Unserved;
+use crate::supervisor::{Event, Phase, Supervisor};
 use bcached_config::NO_CACHE;
 use bcached_control::failure::{Failure, Kind};
 use bcached_engine::{DiscardState, Error, Opening, Options, Settings, Status};
@@ -279,7 +277,7 @@ impl Supervisor {
         entry.kept = Some(status.kept);
     }
 
-    /// The open cache of this name; the only one if none is named. Whoever asks for work has found the name ([`crate::supervisor::jobs::begin`]).
+    /// The open cache of this name; the only one if none is named. Whoever asks for work has found the name ([`crate::supervisor::jobs::api::begin`]).
     pub fn cache_called(&self, name: Option<&str>) -> Result<usize, Failure> {
         let shared = self.shared();
         let caches: Vec<_> = shared.table.lasting_caches().collect();

@@ -3,11 +3,10 @@
 
 use crate::engine_error;
 use crate::engine_thread::Engine;
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::devices::open_timeout::{Patience, Unopened};
 use crate::supervisor::table::CacheEntry;
 use crate::supervisor::volumes::reconnect::{Absent, fails};
+use crate::supervisor::{Event, Supervisor};
 use bcached_control::failure::{Failure, Kind};
 use bcached_engine::{Error, Status};
 use bcached_format::Uuid;

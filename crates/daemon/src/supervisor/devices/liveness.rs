@@ -4,7 +4,7 @@
 use crate::engine_thread::Engine;
 use crate::supervisor::Shared;
 use crate::supervisor::handover::cannot;
-use crate::supervisor::jobs::lock;
+use crate::supervisor::jobs::api::lock;
 use crate::supervisor::report::health;
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use bcached_control::failure::{Failure, Kind};

@@ -3,16 +3,12 @@
 pub mod earlier_clients;
 
 use crate::control_server::{AskTakeOver, AskTakenOver, Control};
-use crate::supervisor::Event;
-use crate::supervisor::Phase;
-use crate::supervisor::Shared;
-use crate::supervisor::Start;
-use crate::supervisor::Supervisor;
 use crate::supervisor::devices::liveness;
 use crate::supervisor::fronts::Fronts;
 use crate::supervisor::jobs::user;
 use crate::supervisor::lifecycle::shutdown::REPLIES_LIMIT;
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
+use crate::supervisor::{Event, Phase, Shared, Start, Supervisor};
 use crate::take_over::{Heritage, Predecessor, Successor, Yours};
 use bcached_config::Config;
 use bcached_control::failure::{Failure, Kind};

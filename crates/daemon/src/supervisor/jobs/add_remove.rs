@@ -1,12 +1,11 @@
 //! Volumes that are added to a running daemon and removed from it, and stay so over restarts.
 
 use crate::engine_thread::Engine;
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::Before;
 use crate::supervisor::jobs::attach_detach::{Planned, Work};
 use crate::supervisor::jobs::precheck::{self, Looked};
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
+use crate::supervisor::{Event, Supervisor};
 use bcached_config::{Config, Kept, Real, SetFile};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::{Begin, Job as Shown, State, Verb};

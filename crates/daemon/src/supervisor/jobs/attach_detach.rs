@@ -2,13 +2,12 @@
 
 use crate::engine_error;
 use crate::engine_thread::{Added, Adding, Engine, Given, Long, Way};
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::record_losses::Loss;
 use crate::supervisor::jobs::{Before, Job};
 use crate::supervisor::options::Done;
 use crate::supervisor::report::reasons::not_served;
 use crate::supervisor::table::{VolumeEntry, VolumeState};
+use crate::supervisor::{Event, Supervisor};
 use bcached_config::options::quiet_hours;
 use bcached_config::{Config, NO_CACHE, SetFile};
 use bcached_control::failure::{Failure, Kind};

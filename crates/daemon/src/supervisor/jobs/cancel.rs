@@ -2,10 +2,10 @@
 
 use crate::control_server::AskCancel;
 use crate::engine_thread::Engine;
-use crate::supervisor::Event;
-use crate::supervisor::Shared;
-use crate::supervisor::jobs::{Subject, find, lock, show, user};
+use crate::supervisor::jobs::api::{find, lock, show};
+use crate::supervisor::jobs::{Subject, user};
 use crate::supervisor::table::CacheState;
+use crate::supervisor::{Event, Shared};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::Verb;
 use std::sync::mpsc::Sender;

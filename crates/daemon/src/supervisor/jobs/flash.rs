@@ -3,10 +3,9 @@
 
 use crate::engine_error;
 use crate::engine_thread::Engine;
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::options::pending_settings::OfMode;
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
+use crate::supervisor::{Event, Supervisor};
 use bcached_config::options::Scope;
 use bcached_config::{Config, Kept, SetFile};
 use bcached_control::failure::{Failure, Kind};

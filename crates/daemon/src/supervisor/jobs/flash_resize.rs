@@ -5,10 +5,9 @@
 
 use crate::engine_error;
 use crate::engine_thread::{Engine, Long};
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::attach_detach::{Planned, Work};
 use crate::supervisor::jobs::record_losses::{self, Loss, Turn};
+use crate::supervisor::{Event, Supervisor};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::{Begin, Verb};
 use bcached_control::sizes::{exact, human, typed};

@@ -3,11 +3,10 @@
 
 use crate::engine_error;
 use crate::engine_thread::Engine;
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::record_losses::{self, Loss, Turn};
 use crate::supervisor::jobs::{Job, Subject};
 use crate::supervisor::table::{VolumeEntry, VolumeState};
+use crate::supervisor::{Event, Supervisor};
 use bcached_config::{Kept, NO_CACHE, SetFile};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::{Begin, Job as Shown, State, Verb};

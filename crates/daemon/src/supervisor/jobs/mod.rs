@@ -4,6 +4,7 @@
 //! is taken back when the work fails or is given up.
 
 pub mod add_remove;
+pub mod api;
 pub mod attach_detach;
 pub mod blockers;
 pub mod cancel;
@@ -20,27 +21,21 @@ pub mod replace_steps;
 pub mod resize;
 pub mod visible;
 
-use crate::control_server::{AskBegin, AskJob, AskJobs};
 use crate::engine_error;
 use crate::engine_thread::{Engine, Long};
-use crate::supervisor::Event;
-use crate::supervisor::Shared;
-use crate::supervisor::Supervisor;
-use crate::supervisor::devices::probe::Looks;
-use crate::supervisor::options::{resolve, resolve_or_gone};
 use crate::supervisor::report::health;
 use crate::supervisor::table::{Table, VolumeState};
+use crate::supervisor::{Event, Supervisor};
 use attach_detach::{MoveTo, Planned, Work};
 use bcached_config::Kept;
-use bcached_control::failure::{Failure, Kind};
-use bcached_control::jobs::{Begin, Job as Shown, Jobs as AllShown, State, Verb};
+use bcached_control::failure::Failure;
+use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
 use bcached_engine::{Error, Status as EngineStatus, VolumeId, VolumeInfo, WritebackTrouble};
 use bcached_format::Uuid;
-use precheck::{Asking, Looked};
+use precheck::Looked;
 use record_losses::Turn;
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Work that has ended and is still known.
@@ -141,117 +136,6 @@ pub struct Asked {
 /// Whose process has asked, for the log.
 pub fn user(uid: Option<u32>) -> String {
     uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string())
-}
-
-/// What the control thread calls to have some begun.
-pub fn begin(shared: Arc<Mutex<Shared>>, events: Sender<Event>) -> AskBegin {
-    let looks = Looks::default();
-    Box::new(move |begin, uid| {
-        if begin.verb == Verb::Replace {
-            return crate::supervisor::jobs::replace::begin(&shared, &events, &begin, uid);
-        }
-        let refused = |failure: &Failure| {
-            let (verb, volume) = (begin.verb, &begin.volume);
-            tracing::info!(event = "job-refused", uid = user(uid), "{verb} {volume}: {failure}");
-        };
-        // What is added is not called anything yet, and what is forgotten is called so by its cache.
-        let is_nothings = matches!(begin.verb, Verb::Add | Verb::Forget | Verb::Release | Verb::Import);
-        let volume = match (begin.verb, is_nothings) {
-            (_, true) => None,
-            (Verb::Remove, _) => resolve_or_gone(&shared, &begin.volume).inspect_err(refused)?,
-            _ => Some(resolve(&shared, &begin.volume).inspect_err(refused)?),
-        };
-        let job = Asking::new(&shared, &events, &looks, uid).begin(volume, begin)?;
-        match job.id {
-            Some(number) => show(&shared, number),
-            None => Ok(job),
-        }
-    })
-}
-
-/// What the control thread calls to see all of it.
-pub fn all(shared: Arc<Mutex<Shared>>) -> AskJobs {
-    Box::new(move || {
-        let numbers: Vec<u64> = lock(&shared).jobs.all.keys().copied().collect();
-        let jobs = numbers.into_iter().filter_map(|number| show(&shared, number).ok()).collect();
-        Ok(AllShown { jobs })
-    })
-}
-
-/// What goes on at this moment.
-pub fn running(shared: &Mutex<Shared>) -> Vec<Shown> {
-    let numbers: Vec<u64> = {
-        let shared = lock(shared);
-        shared.jobs.all.iter().filter(|(_, job)| job.ended.is_none()).map(|(number, _)| *number).collect()
-    };
-    numbers.into_iter().filter_map(|number| show(shared, number).ok()).collect()
-}
-
-/// What it calls to see one.
-pub fn one(shared: Arc<Mutex<Shared>>) -> AskJob {
-    Box::new(move |number| show(&shared, number))
-}
-
-pub fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-pub fn find(shared: &Mutex<Shared>, number: u64) -> Result<Job, Failure> {
-    lock(shared).jobs.all.get(&number).cloned().ok_or_else(|| {
-        Failure::new(Kind::UnknownName, format!("there is no job {number}"))
-            .next("`bcached status` shows those that go on")
-    })
-}
-
-/// A job as it is at this moment. Holds no lock while it waits for an engine.
-pub fn show(shared: &Mutex<Shared>, number: u64) -> Result<Shown, Failure> {
-    let job = find(shared, number)?;
-    let state = match job.ended.as_ref().map(|ended| &ended.outcome) {
-        None => State::Running,
-        Some(Ok(())) => State::Done,
-        Some(Err(failure)) if failure.kind == Kind::Cancelled => State::Cancelled,
-        Some(Err(_)) => State::Failed,
-    };
-    let mut shown = Shown::new(job.verb, job.name.clone(), state);
-    shown.id = Some(number);
-    shown.notes.clone_from(&job.notes);
-    shown.dirty_bytes_at_start = job.dirty_at_start;
-    (shown.lost_bytes, shown.lost_ranges) = job.lost.clone();
-    shown.size_bytes = job.size;
-    shown.devices.clone_from(&job.devices);
-    let taken = job.ended.as_ref().map_or_else(|| job.began.elapsed(), |ended| ended.after);
-    shown.elapsed_seconds = taken.as_secs();
-    if let Some(Ended { outcome: Err(failure), .. }) = &job.ended {
-        shown.failure = Some(failure.to_error());
-    }
-    let running = job.engine.as_ref().filter(|_| job.ended.is_none());
-    if let Some(status) = running.and_then(Engine::status) {
-        let milliseconds = u64::try_from(taken.as_millis()).unwrap_or(u64::MAX);
-        let dirty_sectors = match &job.subject {
-            Subject::Volume(_, served) => {
-                let info = status.volumes.iter().find(|info| info.id == served.id);
-                info.filter(|info| info.is_dirty_known()).map(|info| info.dirty_sectors)
-            }
-            Subject::Unserved(uuid) => {
-                let left = status.unserved.iter().find(|left| left.uuid == *uuid);
-                left.filter(|left| left.is_counted).map(|left| left.dirty_sectors)
-            }
-            Subject::Cache(_) => Some(status.dirty_sectors).filter(|_| status.is_counted),
-            Subject::Arrivals(_) => None,
-        };
-        if let Some(dirty_sectors) = dirty_sectors {
-            let dirty = (dirty_sectors * 512).saturating_sub(job.dirty_beside);
-            shown = shown.with_progress(dirty, milliseconds);
-        }
-        let told = blockers::of(&lock(shared).table, (job.verb, &job.subject), &status);
-        // What the loop has found is about this work alone.
-        shown.blocked_by = job.blocked.clone().or(told);
-    } else if running.is_some() {
-        shown.blocked_by = Some("its engine does not answer at present".to_owned());
-    } else if job.ended.is_none() {
-        shown.blocked_by = job.blocked;
-    }
-    Ok(shown)
 }
 
 impl Job {

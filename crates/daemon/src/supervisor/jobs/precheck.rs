@@ -1,13 +1,12 @@
 //! The thread of who asks for long work: whatever has to be looked at for that, files and devices, is looked at here, for a while, before the loop
 //! is asked, so that a device that hangs keeps nobody else waiting. The loop judges with what was seen, and refuses what is not true any more.
 
-use crate::supervisor::Event;
-use crate::supervisor::Shared;
 use crate::supervisor::devices::probe::Looks;
 use crate::supervisor::jobs::Asked;
 use crate::supervisor::jobs::import::Seen;
 use crate::supervisor::options::owner::{Among, resolve_cache};
 use crate::supervisor::table::{VolumeEntry, VolumeState};
+use crate::supervisor::{Event, Shared};
 use bcached_config::{Config, NO_CACHE, Released};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::{Begin, Job as Shown, State, Verb};

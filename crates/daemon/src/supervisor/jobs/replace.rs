@@ -6,12 +6,11 @@
 //! judged, and the device is made, on the thread of who asks: neither waits for the loop, nor does that for a device.
 
 use crate::engine_thread::Engine;
-use crate::supervisor::Event;
-use crate::supervisor::Shared;
-use crate::supervisor::jobs::lock;
+use crate::supervisor::jobs::api::lock;
 use crate::supervisor::options::owner::{Among, resolve_cache};
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
 use crate::supervisor::volumes::rejoin::Arrival;
+use crate::supervisor::{Event, Shared};
 use bcached_config::NO_CACHE;
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
@@ -130,7 +129,7 @@ fn judge_and_begin(
         Some((former, ..)) if is_there => {
             let running = lock(shared).jobs.replacing(*former);
             if let Some(number) = running {
-                return crate::supervisor::jobs::show(shared, number);
+                return crate::supervisor::jobs::api::show(shared, number);
             }
             let judged = judge(&found, former_engine(&found))?;
             shown.dirty_bytes_at_start = judged.dirty_bytes;

@@ -1,9 +1,8 @@
 //! Work ends when everybody can see what it has done, by every way to the volume: block devices are told on threads of their own.
 
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::{Job, Jobs};
 use crate::supervisor::table::VolumeState;
+use crate::supervisor::{Event, Supervisor};
 use bcached_control::jobs::Verb;
 use std::path::Path;
 use std::thread;

@@ -11,9 +11,8 @@
 //! more then.
 
 use crate::engine_thread::Engine;
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::table::{CacheEntry, CacheState, Table};
+use crate::supervisor::{Event, Supervisor};
 use bcached_control::failure::Failure;
 use bcached_format::CacheSuperblock;
 use bcached_offline::bucket_memory;

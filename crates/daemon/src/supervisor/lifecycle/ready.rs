@@ -1,9 +1,8 @@
 //! The daemon says that it is ready: to the log, on standard output, and to systemd.
 
-use crate::supervisor::Phase;
+use crate::supervisor::{Phase, Supervisor};
 
 use crate::log;
-use crate::supervisor::Supervisor;
 use bcached_config::WAIT_DEFAULT;
 use bcached_control::failure::Failure;
 use std::io::Write as _;

@@ -3,12 +3,10 @@
 use crate::control_server::Signal;
 use crate::engine_error;
 use crate::engine_thread::{Engine, News};
-use crate::supervisor::Event;
-use crate::supervisor::Phase;
-use crate::supervisor::Supervisor;
 use crate::supervisor::lifecycle::stop_request;
 use crate::supervisor::report::health;
 use crate::supervisor::table::{CacheState, Table};
+use crate::supervisor::{Event, Phase, Supervisor};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::stop::DirtyStays;
 use std::collections::BTreeMap;

@@ -4,13 +4,11 @@
 
 use crate::control_server::{AskStop, AskStopped, Signal};
 use crate::engine_thread::Engine;
-use crate::supervisor::Event;
-use crate::supervisor::Phase;
-use crate::supervisor::Shared;
 use crate::supervisor::fronts::Fronts;
 use crate::supervisor::handover::Course;
 use crate::supervisor::report::volume_names;
 use crate::supervisor::table::{CacheEntry, Table};
+use crate::supervisor::{Event, Phase, Shared};
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::stop::{DirtyStays, Stopping};
 use bcached_engine::VolumeInfo;

@@ -5,15 +5,13 @@
 //! read back as the next start would read it, from the files as they are now: what would stop that start is refused.
 
 use crate::control_server::AskChange;
-use crate::supervisor::Event;
-use crate::supervisor::Shared;
-use crate::supervisor::Supervisor;
 use crate::supervisor::jobs;
 use crate::supervisor::options::owner::{LABEL, Owner, View};
 use crate::supervisor::options::writeback_rate;
 use crate::supervisor::options::{Done, served_by};
 use crate::supervisor::table::{VolumeEntry, VolumeState};
 use crate::supervisor::volumes::label;
+use crate::supervisor::{Event, Shared, Supervisor};
 use bcached_config::options::layers::{Contradiction, Layers};
 use bcached_config::options::value::{Refused, Value};
 use bcached_config::options::{self, Definition, Place, Scope, shown};

@@ -2,10 +2,9 @@
 //! that is not kept.
 
 use crate::control_server::AskDifferences;
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::options::owner::{Owner, View};
 use crate::supervisor::table::{CacheEntry, VolumeEntry};
+use crate::supervisor::{Event, Supervisor};
 use bcached_config::options::Scope;
 use bcached_config::options::layers::{Configured, Layers};
 use bcached_config::options::value::Value;

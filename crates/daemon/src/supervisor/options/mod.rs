@@ -10,10 +10,8 @@ pub mod writeback_rate;
 
 use crate::control_server::AskOptions;
 use crate::engine_thread::{Engine, Keep};
-use crate::supervisor::Event;
-use crate::supervisor::Shared;
-use crate::supervisor::Supervisor;
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
+use crate::supervisor::{Event, Shared, Supervisor};
 use bcached_config::Config;
 use bcached_config::options::layers::Layers;
 use bcached_config::options::quiet_hours;

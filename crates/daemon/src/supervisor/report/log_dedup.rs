@@ -1,11 +1,10 @@
 //! What the log has been told of a cache, and of what is waited for, so that it hears of each thing once.
 
-use crate::supervisor::Phase;
-use crate::supervisor::Supervisor;
 use crate::supervisor::report;
 use crate::supervisor::report::health;
 use crate::supervisor::report::volume_names::{self, name_of};
 use crate::supervisor::table::{Table, VolumeEntry, VolumeState};
+use crate::supervisor::{Phase, Supervisor};
 use bcached_control::sizes::human;
 use bcached_control::status::Dirty;
 use bcached_engine::{GivenUp, Status, UnreadableNode, VolumeId, VolumeInfo, ZeroingInfo};

@@ -10,11 +10,10 @@ use crate::control_server::AskStatus;
 use crate::control_server::Work;
 use crate::engine_thread::Engine;
 use crate::log;
-use crate::supervisor::Phase;
-use crate::supervisor::Shared;
 use crate::supervisor::fronts::{Fronts, User};
 use crate::supervisor::jobs;
 use crate::supervisor::table::{CacheEntry, CacheState, VolumeEntry, VolumeState};
+use crate::supervisor::{Phase, Shared};
 use bcached_config::NO_CACHE;
 use bcached_control::hardware::Hardware;
 use bcached_control::status::{
@@ -99,7 +98,7 @@ fn look(shared: &Mutex<Shared>, fronts: Option<&Fronts>, started: Instant, work:
         released,
         volumes,
         clients: fronts.map_or_else(Vec::new, clients),
-        jobs: if fronts.is_some() { jobs::running(shared) } else { Vec::new() },
+        jobs: if fronts.is_some() { jobs::api::running(shared) } else { Vec::new() },
         log: Some(log_now()),
         warnings,
     }

@@ -1,12 +1,10 @@
 //! Volumes and caches that are on their way out: nothing brings them back before they have gone, and what has gone is kept.
 
 use crate::engine_thread::Stopped;
-use crate::supervisor::Event;
-use crate::supervisor::Start;
-use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::precheck::Looked;
 use crate::supervisor::jobs::{Job, Subject};
 use crate::supervisor::table::{CacheState, VolumeState};
+use crate::supervisor::{Event, Start, Supervisor};
 use bcached_config::{CommandLine, Config};
 use bcached_control::failure::Failure;
 use bcached_control::jobs::{Begin, Job as Shown, State, Verb};
@@ -49,7 +47,7 @@ fn a_release_that_ends_in_a_stop_is_kept() {
         .expect("open");
     supervisor.stop_engines().expect("in order");
     assert!(kept(folder.path()).contains("[cache.fast]\nserved = false"), "{}", kept(folder.path()));
-    let shown = crate::supervisor::jobs::show(&supervisor.shared, number).expect("it is known");
+    let shown = crate::supervisor::jobs::api::show(&supervisor.shared, number).expect("it is known");
     assert_eq!(shown.state, State::Done);
 }
 

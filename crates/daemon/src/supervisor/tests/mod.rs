@@ -8,12 +8,10 @@ mod pending_settings;
 
 use crate::control_server::{Control, Signal};
 use crate::engine_thread::{self, Engine};
-use crate::supervisor::Event;
-use crate::supervisor::Start;
-use crate::supervisor::Supervisor;
 use crate::supervisor::caches::Openings;
 use crate::supervisor::report;
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
+use crate::supervisor::{Event, Start, Supervisor};
 use bcached_config::options::layers::Configured;
 use bcached_config::{Cache, CommandLine, Config, FrontPlaces, Volume};
 use bcached_control::status::{Dirty, Progress, Volume as VolumeStatus, VolumeFacts};

@@ -2,11 +2,10 @@
 //! that comes too late changes nothing.
 
 use crate::engine_thread::News;
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::attach_detach::MoveTo;
 use crate::supervisor::table::{CacheEntry, CacheState, VolumeState};
 use crate::supervisor::tests::supervisor;
+use crate::supervisor::{Event, Supervisor};
 use bcached_config::NO_CACHE;
 use bcached_format::{BackingFormat, BackingSuperblock, CacheMode, SUPERBLOCK_SECTOR, Uuid};
 use bcached_offline::devices::open_backing;

@@ -5,10 +5,9 @@
 //! opens it next. So a cache that comes back is cold for them, and a volume whose cache only is late loses that warmth: it is waited
 //! for as long as for any device (`wait`). What is dirty somewhere waits for it, however long that takes.
 
-use crate::supervisor::Phase;
-use crate::supervisor::Supervisor;
 use crate::supervisor::jobs::attach_detach::{Planned, Work};
 use crate::supervisor::table::{CacheState, Table, VolumeEntry, VolumeState};
+use crate::supervisor::{Phase, Supervisor};
 use bcached_config::NO_CACHE;
 use bcached_control::failure::{Failure, Kind};
 use bcached_control::jobs::Verb;

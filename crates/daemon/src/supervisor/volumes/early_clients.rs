@@ -1,9 +1,8 @@
 //! Clients that come before their volumes: what the front ends are told of volumes that are not served. Such a client waits as long as a start
 //! waits for the volume (`wait`); when that is over, or the volume was refused, it hears why.
 
-use crate::supervisor::Phase;
-use crate::supervisor::Supervisor;
 use crate::supervisor::table::{CacheState, VolumeEntry, VolumeState};
+use crate::supervisor::{Phase, Supervisor};
 use bcached_config::{Flash, WAIT_DEFAULT};
 use bcached_port::Absent;
 use std::collections::BTreeMap;

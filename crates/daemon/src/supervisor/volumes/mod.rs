@@ -12,11 +12,10 @@ pub mod rejoin;
 
 use crate::engine_error;
 use crate::engine_thread::{Added, Adding, Engine, Way};
-use crate::supervisor::Event;
-use crate::supervisor::Supervisor;
 use crate::supervisor::devices::open_timeout::Unopened;
 use crate::supervisor::report::reasons;
 use crate::supervisor::table::{VolumeEntry, VolumeState};
+use crate::supervisor::{Event, Supervisor};
 use bcached_config::NO_CACHE;
 use bcached_config::options::quiet_hours;
 use bcached_control::failure::{Failure, Kind};

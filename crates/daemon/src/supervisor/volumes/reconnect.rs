@@ -6,12 +6,10 @@
 
 use crate::engine_error;
 use crate::engine_thread::NotTaken;
-use crate::supervisor::Event;
-use crate::supervisor::RETRY;
-use crate::supervisor::Supervisor;
 use crate::supervisor::devices::open_timeout::{Patience, Unopened};
 use crate::supervisor::options::Done;
 use crate::supervisor::table::{CacheEntry, VolumeEntry, VolumeState};
+use crate::supervisor::{Event, RETRY, Supervisor};
 use bcached_control::failure::{Failure, Kind};
 use bcached_engine::{DiskHealth, Error, Status, VolumeInfo};
 use bcached_offline::devices::{self, BackingDevice, Found};

@@ -37,7 +37,7 @@ impl Supervisor {
         let cache = self.cache_called_so(name)?;
         let running = self.shared().jobs.arriving(cache);
         if let Some(number) = running {
-            return crate::supervisor::jobs::show(&self.shared, number);
+            return crate::supervisor::jobs::api::show(&self.shared, number);
         }
         if self.shared().table.arrival_after_dead(cache) == Arrival::Done {
             return Ok(Shown { already: true, ..Shown::new(Verb::Replace, name.to_owned(), State::Done) });
