@@ -5,6 +5,7 @@
 mod bench;
 mod callgrind;
 mod coverage;
+mod documents;
 mod instructions;
 mod mutants;
 mod testing;
@@ -38,6 +39,8 @@ enum Command {
     Bench(bench::Args),
     /// Count the instructions of a request in the engine alone, and the memory of a cached block.
     Instructions(instructions::Args),
+    /// Check that invariants are cited, links lead somewhere, and lines of prose are short.
+    Documents,
     /// Print the share of the engine's lines that a hunt of the simulator reaches.
     Coverage(coverage::Args),
 }
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Mutants(args) => mutants::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Instructions(args) => instructions::run(&args),
+        Command::Documents => documents::run(origin()),
         Command::Coverage(args) => coverage::run(&args),
     };
     match result {

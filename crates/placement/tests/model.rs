@@ -1,0 +1,455 @@
+//! Placement against a model: devices that come and go, sets that open, fail and are damaged, caches
+//! that are replaced, processes that die. Random events ask for decisions, the model carries them out,
+//! and an oracle judges each of them and what becomes of every volume in the end.
+
+use bcached_env::rng::Rng;
+use bcached_format::{BackingState, Uuid};
+use bcached_placement::{
+    Before, Bypassed, Cache, Caches, Role, State, Superblock, Trouble, Verdict, Volume, Wanted, Why,
+};
+use std::time::Duration;
+
+const WAIT: Duration = Duration::from_secs(30);
+const NAMES: [&str; 2] = ["fast", "other"];
+
+/// A cache device.
+#[derive(Clone, Copy)]
+struct Ssd {
+    set: Uuid,
+    is_connected: bool,
+    condition: Condition,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Condition {
+    Good,
+    Damaged,
+    /// No bcache superblock is on it.
+    Blank,
+    /// Another program has it.
+    InUse,
+}
+
+/// A backing device, and the volume on it.
+struct Disk {
+    is_connected: bool,
+    superblock: Superblock,
+    /// The configuration's word.
+    wanted: Wanted<'static>,
+}
+
+/// A cache of the configuration, which persists.
+#[derive(Clone, Copy)]
+struct Configured {
+    name: &'static str,
+    ssd: usize,
+    former: Option<usize>,
+}
+
+/// What a process knows of a cache.
+struct Known {
+    name: &'static str,
+    role: Role<'static>,
+    ssd: usize,
+    state: State,
+    last_set: Option<Uuid>,
+}
+
+/// How far a volume has come in a process.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Served {
+    Waits,
+    On(usize),
+    Without,
+    Refused(Option<Why>),
+}
+
+struct Process {
+    caches: Vec<Known>,
+    volumes: Vec<(Served, Option<Duration>, Option<Uuid>)>,
+}
+
+struct World {
+    rng: Rng,
+    now: Duration,
+    is_strict: bool,
+    ssds: Vec<Ssd>,
+    disks: Vec<Disk>,
+    configured: Vec<Configured>,
+    process: Process,
+    /// When each volume was first refused its cache in this process, for the oracle.
+    lacking: Vec<Option<Duration>>,
+    /// What was reached, so that the test knows that it looked at something.
+    reached: [u64; 6],
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let set = |number: u8| Uuid([number; 16]);
+        let ssds =
+            (0..4).map(|number| Ssd { set: set(number + 1), is_connected: true, condition: Condition::Good });
+        let caches = 1 + usize::try_from(rng.below(2)).expect("small");
+        let configured =
+            (0..caches).map(|at| Configured { name: NAMES[at], ssd: at, former: None }).collect();
+        let mut world = Self {
+            now: Duration::ZERO,
+            is_strict: rng.one_in(10),
+            ssds: ssds.collect(),
+            disks: Vec::new(),
+            configured,
+            process: Process { caches: Vec::new(), volumes: Vec::new() },
+            lacking: Vec::new(),
+            reached: [0; 6],
+            rng,
+        };
+        for _ in 0..3 {
+            let wanted = world.any_wanted();
+            let state = world.pick([BackingState::None, BackingState::Clean, BackingState::Dirty]);
+            let set = set(1 + u8::try_from(world.rng.below(2)).expect("small"));
+            world.disks.push(Disk { is_connected: true, superblock: Superblock { state, set }, wanted });
+        }
+        world.restart();
+        world
+    }
+
+    fn pick<T: Copy, const N: usize>(&mut self, of: [T; N]) -> T {
+        of[usize::try_from(self.rng.below(N as u64)).expect("small")]
+    }
+
+    fn any_wanted(&mut self) -> Wanted<'static> {
+        self.pick([
+            Wanted::Any,
+            Wanted::Any,
+            Wanted::Named(NAMES[0]),
+            Wanted::Named(NAMES[1]),
+            Wanted::NoCache,
+        ])
+    }
+
+    /// A new process: nothing is known, the configuration and the devices are as they were.
+    fn restart(&mut self) {
+        let caches = self.configured.iter().flat_map(|cache| {
+            let known = |name, role, ssd| Known {
+                name,
+                role,
+                ssd,
+                state: State::Waiting(Trouble::Other),
+                last_set: None,
+            };
+            let former = cache.former.map(|ssd| known("former", Role::FormerOf(cache.name), ssd));
+            std::iter::once(known(cache.name, Role::Lasting, cache.ssd)).chain(former)
+        });
+        self.process.caches = caches.collect();
+        self.process.volumes = self.disks.iter().map(|_| (Served::Waits, None, None)).collect();
+        self.lacking = vec![None; self.disks.len()];
+    }
+
+    fn event(&mut self) {
+        match self.rng.below(24) {
+            0 | 9 | 10 => {
+                let at = usize::try_from(self.rng.below(4)).expect("small");
+                self.ssds[at].is_connected = !self.ssds[at].is_connected;
+                if !self.ssds[at].is_connected {
+                    self.engine_ends(at);
+                }
+            }
+            1 => {
+                let at = usize::try_from(self.rng.below(3)).expect("small");
+                self.disks[at].is_connected = !self.disks[at].is_connected;
+            }
+            2 => {
+                let at = usize::try_from(self.rng.below(4)).expect("small");
+                self.ssds[at].condition = self.pick([
+                    Condition::Good,
+                    Condition::Good,
+                    Condition::Damaged,
+                    Condition::Blank,
+                    Condition::InUse,
+                ]);
+                self.engine_ends(at);
+            }
+            3 | 11 => self.now += Duration::from_secs(self.rng.below(40)),
+            4 => self.restart(),
+            5 => {
+                let at = usize::try_from(self.rng.below(3)).expect("small");
+                // The configuration is read by the next process.
+                self.disks[at].wanted = self.any_wanted();
+                self.restart();
+            }
+            6 => self.replace(),
+            7 => self.clients_write(),
+            8 => self.write_back(),
+            _ => self.poll(),
+        }
+    }
+
+    /// The engine on that device ends, and its volumes with it.
+    fn engine_ends(&mut self, ssd: usize) {
+        for (index, cache) in self.process.caches.iter_mut().enumerate() {
+            if cache.ssd == ssd && matches!(cache.state, State::Open(_) | State::Opening(..)) {
+                cache.state = State::Waiting(Trouble::Missing);
+                for (served, ..) in &mut self.process.volumes {
+                    if *served == Served::On(index) {
+                        *served = Served::Waits;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A cache becomes another device; volumes leave the former one.
+    fn replace(&mut self) {
+        let at = usize::try_from(self.rng.below(self.configured.len() as u64)).expect("small");
+        let used: Vec<usize> =
+            self.configured.iter().flat_map(|cache| [Some(cache.ssd), cache.former]).flatten().collect();
+        let Some(free) = (0..4).find(|ssd| !used.contains(ssd)) else {
+            self.configured[at].former = None;
+            return self.restart();
+        };
+        let cache = &mut self.configured[at];
+        cache.former = if cache.former.is_none() { Some(cache.ssd) } else { None };
+        if cache.former.is_some() {
+            cache.ssd = free;
+        }
+        self.restart();
+    }
+
+    fn clients_write(&mut self) {
+        for (disk, (served, ..)) in self.disks.iter_mut().zip(&self.process.volumes) {
+            if matches!(served, Served::On(_)) && self.rng.one_in(2) {
+                disk.superblock.state = BackingState::Dirty;
+            }
+        }
+    }
+
+    fn write_back(&mut self) {
+        for (disk, (served, ..)) in self.disks.iter_mut().zip(&self.process.volumes) {
+            if matches!(served, Served::On(_)) && disk.superblock.state == BackingState::Dirty {
+                disk.superblock.state = BackingState::Clean;
+            }
+        }
+    }
+
+    /// The supervisor's loop: caches first, then volumes.
+    fn poll(&mut self) {
+        for index in 0..self.process.caches.len() {
+            let cache = &self.process.caches[index];
+            let ssd = self.ssds[cache.ssd];
+            let trouble = match (ssd.is_connected, ssd.condition) {
+                (false, _) => Some(Trouble::Missing),
+                (true, Condition::Good) => None,
+                (true, Condition::Damaged) => Some(Trouble::Damaged),
+                (true, Condition::Blank) => Some(Trouble::NotBcache),
+                (true, Condition::InUse) => Some(Trouble::Other),
+            };
+            let cache = &mut self.process.caches[index];
+            cache.state = match (cache.state, trouble) {
+                (State::Waiting(_), Some(Trouble::Damaged)) => {
+                    cache.last_set = Some(ssd.set);
+                    State::Failed(Trouble::Damaged)
+                }
+                (State::Waiting(_), Some(trouble @ (Trouble::Missing | Trouble::Other))) => {
+                    State::Waiting(trouble)
+                }
+                (State::Waiting(_), Some(trouble)) => State::Failed(trouble),
+                (State::Waiting(_), None) => {
+                    cache.last_set = Some(ssd.set);
+                    State::Opening(ssd.set, None)
+                }
+                (State::Opening(set, _), None) => {
+                    // A set has come: what was refused for want of it is looked at again.
+                    for (served, ..) in &mut self.process.volumes {
+                        if matches!(served, Served::Refused(_)) {
+                            *served = Served::Waits;
+                        }
+                    }
+                    State::Open(set)
+                }
+                (state, _) => state,
+            };
+        }
+        for index in 0..self.disks.len() {
+            self.decide(index);
+        }
+    }
+
+    fn views(&self) -> Vec<Cache<'static>> {
+        let view = |known: &Known| Cache {
+            name: Some(known.name),
+            role: known.role,
+            state: known.state,
+            last_set: known.last_set,
+        };
+        self.process.caches.iter().map(view).collect()
+    }
+
+    fn decide(&mut self, index: usize) {
+        let views = self.views();
+        let caches = Caches { all: &views, is_strict: self.is_strict };
+        let disk = &self.disks[index];
+        let (served, lacks_since, set) = self.process.volumes[index];
+        if served == Served::Without
+            && let Some(set) = set
+            && let Some(back) = caches.is_back(&Bypassed { wanted: disk.wanted, set })
+        {
+            assert!(matches!(views[back].state, State::Open(_)), "only an open set takes a volume back");
+            assert_ne!(disk.wanted, Wanted::NoCache);
+            self.process.volumes[index] = (Served::Waits, None, None);
+            self.reached[5] += 1;
+            return;
+        }
+        if served != Served::Waits || !disk.is_connected {
+            return;
+        }
+        let volume = Volume { wanted: disk.wanted, wait: WAIT, lacks_since };
+        match caches.before(&volume) {
+            Before::Look => {}
+            Before::Refuse(cache) => {
+                self.process.volumes[index].0 = Served::Refused(Some(Why::Failed(cache)));
+                return;
+            }
+            Before::Wait | Before::Nothing => return,
+        }
+        let decision = caches.decide(&volume, &disk.superblock, self.now);
+        self.judge(index, &caches, decision.verdict);
+        let disk = &mut self.disks[index];
+        let state = match decision.verdict {
+            Verdict::Serve { cache, adopts } => self.process.caches[cache].attach(disk, adopts, cache),
+            Verdict::Without(why) => {
+                if disk.superblock.state == BackingState::Clean {
+                    disk.superblock.state = BackingState::Stale;
+                }
+                self.process.volumes[index].2 = why.map(|_| disk.superblock.set);
+                Served::Without
+            }
+            Verdict::Wait(_) => Served::Waits,
+            Verdict::Refuse(why) => Served::Refused(Some(why)),
+        };
+        self.process.volumes[index].0 = state;
+        self.process.volumes[index].1 = decision.lacks_since;
+    }
+
+    /// What must be true of a decision, whatever led to it.
+    fn judge(&mut self, index: usize, caches: &Caches<'_>, verdict: Verdict) {
+        let disk = &self.disks[index];
+        let Superblock { state, set } = disk.superblock;
+        let is_held = matches!(state, BackingState::Clean | BackingState::Dirty);
+        let open = |cache: &Cache<'_>| cache.state == State::Open(set) && cache.role != Role::Bypass;
+        let names = |cache: &Cache<'_>| match disk.wanted {
+            Wanted::Any => true,
+            Wanted::NoCache => false,
+            Wanted::Named(wanted) => cache.name == Some(wanted) || cache.role == Role::FormerOf(wanted),
+        };
+        let its = caches.all.iter().find(|cache| open(cache) && names(cache));
+        match verdict {
+            Verdict::Serve { cache, adopts } => {
+                let serving = &caches.all[cache];
+                assert!(matches!(serving.state, State::Open(_)), "it serves");
+                assert!(!adopts || state == BackingState::Stale, "{state:?} belongs to a set");
+                // Or it comes from the former device of that cache.
+                let may_adopt =
+                    names(serving) || serving.state == State::Open(set) || caches.former_of(cache).is_some();
+                assert!(!adopts || may_adopt, "its section names another cache: {:?}", disk.wanted);
+                assert!(is_held || serving.role == Role::Lasting, "nothing goes to a device that is left");
+                if is_held && its.is_some() {
+                    assert_eq!(serving.state, State::Open(set), "its own set is open, and it may be there");
+                }
+                self.reached[usize::from(adopts)] += 1;
+            }
+            Verdict::Without(why) => {
+                // Served stale: invariant D37 begins here.
+                assert_ne!(state, BackingState::Dirty, "its newest data may be in its cache");
+                assert!(why.is_none() || !self.is_strict, "its devices are needed now");
+                assert!(why.is_none() || !is_held || its.is_none(), "its cache is open");
+                assert!(why.is_some() || state != BackingState::Clean || disk.wanted == Wanted::NoCache);
+                // What its set holds would be void.
+                assert!(state != BackingState::Clean || !caches.all.iter().any(open), "its set is open");
+                let is_damaged =
+                    |cache: usize| matches!(caches.all[cache].state, State::Failed(Trouble::Damaged));
+                if let Some(Why::Its(cache) | Why::Perhaps(cache) | Why::Failed(cache)) = why
+                    && !is_damaged(cache)
+                {
+                    let since = self.lacking[index].expect("it was waited for before");
+                    assert!(self.now - since >= WAIT, "it goes cold after {:?}", self.now - since);
+                }
+                self.reached[2 + usize::from(why.is_some())] += 1;
+            }
+            Verdict::Wait(Why::Its(_) | Why::Perhaps(_)) => {
+                self.lacking[index].get_or_insert(self.now);
+                self.reached[4] += 1;
+            }
+            Verdict::Wait(_) | Verdict::Refuse(_) => {}
+        }
+    }
+
+    /// Everything stays as it is, and time passes: what waits then waits for something that is named and
+    /// in trouble, and that it cannot do without.
+    fn settle(&mut self) {
+        for _ in 0..6 {
+            self.now += WAIT;
+            self.poll();
+        }
+        let views = self.views();
+        let caches = Caches { all: &views, is_strict: self.is_strict };
+        for (disk, (served, lacks_since, _)) in self.disks.iter().zip(&self.process.volumes) {
+            if *served != Served::Waits || !disk.is_connected {
+                continue;
+            }
+            let volume = Volume { wanted: disk.wanted, wait: WAIT, lacks_since: *lacks_since };
+            let verdict = caches.decide(&volume, &disk.superblock, self.now).verdict;
+            let Verdict::Wait(why) = verdict else {
+                panic!("it was asked, and has not been served: {verdict:?}")
+            };
+            let is_needed = self.is_strict || disk.superblock.state == BackingState::Dirty;
+            match why {
+                Why::Its(cache) | Why::Perhaps(cache) => match views[cache].state {
+                    State::Waiting(Trouble::Missing) => assert!(is_needed, "it can do without {cache}"),
+                    State::Waiting(_) => {}
+                    state => panic!("it waits for a cache that is {state:?}"),
+                },
+                Why::Former => {
+                    let is_away = |cache: &Cache<'_>| matches!(cache.state, State::Waiting(_));
+                    assert!(views.iter().any(is_away), "a device of its cache is away");
+                }
+                why => panic!("it waits for {why:?}: {:?}", disk.superblock),
+            }
+        }
+    }
+}
+
+impl Known {
+    /// An engine takes a device, or refuses it, as the engine does.
+    fn attach(&self, disk: &mut Disk, adopts: bool, index: usize) -> Served {
+        let State::Open(set) = self.state else { panic!("it is open") };
+        match disk.superblock.state {
+            BackingState::Clean | BackingState::Dirty if disk.superblock.set != set => Served::Refused(None),
+            BackingState::Stale if disk.superblock.set != set && !adopts => Served::Refused(None),
+            BackingState::Clean | BackingState::Dirty => Served::On(index),
+            BackingState::None | BackingState::Stale => {
+                disk.superblock = Superblock { state: BackingState::Clean, set };
+                Served::On(index)
+            }
+        }
+    }
+}
+
+#[test]
+fn no_decision_serves_old_data_or_waits_for_nothing() {
+    let mut reached = [0; 6];
+    for seed in 0..20_000 {
+        let run = std::panic::catch_unwind(|| {
+            let mut world = World::new(seed);
+            for _ in 0..160 {
+                world.event();
+            }
+            world.settle();
+            world.reached
+        });
+        let run = run.unwrap_or_else(|_| panic!("seed {seed}"));
+        for (all, one) in reached.iter_mut().zip(run) {
+            *all += one;
+        }
+    }
+    assert!(reached.iter().all(|times| *times > 500), "some decisions were hardly drawn: {reached:?}");
+}
